@@ -1,0 +1,92 @@
+"""What the engine adds to the matrix products and attention of a step under `none`.
+
+    python -m benchmarks.overhead [--model llada-100m] [--length 1024] [--dtype float32]
+
+Times whole engine steps against the bare products and attention of the same shapes, taking turns in one run.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from remask import LLM, EngineConfig, SamplingParams
+from remask.core.request import Request
+from remask.evals.machine import commit, machine
+
+
+def bare_step(llm: LLM, length: int, predicted: int) -> Callable[[], None]:
+    """The products and attention of one step over `length` rows, on inputs made beforehand."""
+    c, weights = llm.loaded.config, llm.loaded.weights
+    x = torch.randn(length, c.hidden, dtype=llm.model.dtype, device=llm.model.device)
+    wide = torch.randn(length, c.intermediate, dtype=llm.model.dtype, device=llm.model.device)
+    flat = torch.randn(length, c.heads * c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
+    q = torch.randn(1, c.heads, length, c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
+    kv = torch.randn(1, c.kv_heads, length, c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for layer in weights.layers:
+            F.linear(x, layer.qkv, layer.qkv_bias)
+            F.scaled_dot_product_attention(q, kv, kv, enable_gqa=c.heads != c.kv_heads)
+            F.linear(flat, layer.out)
+            F.linear(x, layer.gate_up)
+            F.linear(wide, layer.down)
+        F.linear(x[:predicted], weights.head)
+
+    return run
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llada-100m")
+    parser.add_argument("--length", type=int, default=1024, help="canvas length")
+    parser.add_argument("--response", type=int, default=64, help="masked positions, all of which are predicted")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--turns", type=int, default=15)
+    args = parser.parse_args()
+    engine_config = EngineConfig(max_num_seqs=1, max_model_len=args.length)
+    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=engine_config)
+    prompt = torch.randint(0, llm.loaded.config.vocab, (args.length - args.response,)).tolist()
+
+    params = SamplingParams(max_tokens=args.response, steps=args.response, ignore_eos=True)
+    bare = bare_step(llm, args.length, args.response)
+    engine = llm.engine
+    engine.add(Request("0", prompt, params), llm.policy("none"))
+    ratios, ours, theirs = [], [], []
+    for turn in range(args.turns + 2):
+        ours.append(timed(llm, lambda: engine.step()))
+        theirs.append(timed(llm, bare))
+        if turn >= 2:
+            ratios.append(ours[-1] / theirs[-1])
+    engine.cancel("0")
+    result = {
+        "machine": machine(llm),
+        "commit": commit(),
+        "model": args.model,
+        "length": args.length,
+        "engine_step_ms": 1e3 * statistics.median(ours[2:]),
+        "bare_step_ms": 1e3 * statistics.median(theirs[2:]),
+        "ratio": statistics.median(ratios),
+        "ratio_range": [min(ratios), max(ratios)],
+    }
+    print(json.dumps(result, indent=2))
+
+
+def timed(llm: LLM, call: Callable[[], object]) -> float:
+    """Seconds of one call, device work included."""
+    start = time.perf_counter()
+    call()
+    if llm.model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""The `remask` command."""
+
+from remask.cli.main import main
+
+__all__ = ["main"]

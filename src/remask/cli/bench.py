@@ -1,0 +1,100 @@
+"""`remask bench`: cache policies side by side on one workload, in one run."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remask.cli.options import add_model_options, json_object, open_llm
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.evals.bench import Contender, run_bench
+from remask.evals.report import table
+from remask.evals.workload import BUNDLED_SAMPLING, Workload, bundled_workload, is_bundled, random_workload
+from remask.llm import LLM
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("bench", help="compare cache policies side by side")
+    parser.add_argument("--caches", default="none,reuse,bicache", help="policies, separated by commas")
+    parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
+    parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
+    parser.add_argument("--without-prefix", action="store_true", help="also 'none' with the shared prefix taken away")
+    parser.add_argument("--requests", type=int, default=200, metavar="N")
+    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
+    parser.add_argument("--prefixes", type=int, default=4, help="different shared prefixes (default 4)")
+    parser.add_argument("--prefix-tokens", type=int, metavar="P", help="length of a random shared prefix (default 230)")
+    parser.add_argument("--prompt-tokens", type=int, metavar="Q", help="random tokens after it (default 10)")
+    parser.add_argument("--max-tokens", type=int, metavar="G", help="response length")
+    parser.add_argument("--sampling", metavar="JSON", help="further sampling parameters")
+    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
+    parser.add_argument("--seed", type=int, default=2024, help="of the workload")
+    parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print the table, write the JSON."""
+    for name in ("requests", "concurrency", "prefixes", "rounds"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
+    workload = _workload(llm, args)
+    report = run_bench(llm, workload, _contenders(llm, args, workload), args.rounds, llm.engine_config, not args.quiet)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(table(report))
+    return 0
+
+
+def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
+    own = json_object("--sampling", args.sampling)
+    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    if is_bundled(llm):
+        if args.prefix_tokens is not None or args.prompt_tokens is not None:
+            raise ConfigError(
+                "--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task"
+            )
+        sampling = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **lengths, **own})
+        return bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling)
+    # Random tokens carry no meaning, so an end token among them must not shorten the work.
+    sampling = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **lengths, **own})
+    prefix, prompt = args.prefix_tokens or 230, args.prompt_tokens or 10
+    return random_workload(llm, args.requests, args.prefixes, args.seed, sampling, prefix, prompt)
+
+
+def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[Contender]:
+    settings = json_object("--cache-config", args.cache_config)
+    names = [name.strip() for name in args.caches.split(",")]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
+    rows = [Contender("none", llm.policy("none"))]
+    rows += [Contender(name, llm.policy(name, settings.get(name))) for name in names if name != "none"]
+    for depth in _depths(args.depths, llm.loaded.config.layers):
+        own = {**settings.get("bicache", {}), "depth": depth}
+        rows.append(Contender(f"bicache depth={depth}", llm.policy("bicache", own)))
+    if args.without_prefix:
+        if not is_bundled(llm):
+            raise ConfigError(
+                "--without-prefix asks what a task is worth without its prefix; only 'bundled' has a task"
+            )
+        sampling = workload.tasks[0].request.params
+        bare = bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling, with_prefix=False)
+        rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))
+    return rows
+
+
+def _depths(text: str | None, layers: int) -> list[int]:
+    if text is None:
+        return []
+    if text == "all":
+        return list(range(layers + 1))
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--depths must be numbers of layers separated by commas, or 'all'; got {text!r}") from error

@@ -1,0 +1,185 @@
+"""`remask generate`: answer one prompt, or a file of them, each line under its own policy."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from remask.cli.options import add_engine_options, add_model_options, engine_config, json_object, open_llm
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.llm import LLM, Output, Work
+from remask.policies import CachePolicy
+from remask.prompts import encode
+
+KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config")
+PROMPTS = ("prompt", "messages", "prompt_token_ids")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("generate", help="answer a prompt, or a JSONL file of them")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
+    source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
+    parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
+    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
+    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
+    add_model_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """What a line leaves out."""
+
+    sampling: Mapping[str, Any]
+    cache: str
+    cache_config: Mapping[str, Any]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer everything; 0 where all lines were answered, 1 where some failed."""
+    defaults = _Defaults(
+        json_object("--sampling", args.sampling), args.cache, json_object("--cache-config", args.cache_config)
+    )
+    SamplingParams.from_mapping(defaults.sampling)
+    llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
+    if args.prompt is not None:
+        line = {"id": "0", "messages": [{"role": "user", "content": args.prompt}]}
+        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+            line = {"id": "0", "prompt": args.prompt}
+        return _answer_one(llm, _work(llm, line, "0", defaults), args)
+    with ExitStack() as files:
+        source = sys.stdin if args.input == "-" else files.enter_context(_open(args.input, "r"))
+        target = sys.stdout if args.output is None else files.enter_context(_open(args.output, "w"))
+        return _answer_lines(llm, source, target, defaults, args.trace)
+
+
+def _answer_one(llm: LLM, work: Work, args: argparse.Namespace) -> int:
+    output = next(iter(llm.run([work], trace=args.trace)))
+    if args.output is None and not args.trace:
+        print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
+    else:
+        with ExitStack() as files:
+            target = sys.stdout if args.output is None else files.enter_context(_open(args.output, "w"))
+            _write(target, _answer(output, output.id))
+    return 1 if output.error else 0
+
+
+def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults, trace: bool) -> int:
+    work: list[Work] = []
+    names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
+    failed = 0
+    for number, text in enumerate(source, start=1):
+        if not text.strip():
+            continue
+        name: object = None
+        try:
+            line = _parse(text)
+            name = line.get("id")
+            item = _work(llm, line, str(number), defaults)
+            llm.engine.check(item.request, item.policy)
+        except RemaskError as error:
+            failed += 1
+            _fail(target, name, number, str(error))
+            continue
+        work.append(item)
+        names[item.request.id] = name
+    for output in llm.run(work, trace=trace):
+        if output.error is None:
+            _write(target, _answer(output, names[output.id]))
+        else:
+            failed += 1
+            _fail(target, names[output.id], int(output.id), output.error)
+    return 1 if failed else 0
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON: {error}") from error
+    if not isinstance(line, dict):
+        raise ConfigError(f"a line must be a JSON object, got {type(line).__name__}")
+    return line
+
+
+def _work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: _Defaults) -> Work:
+    for key in line:
+        if key not in KEYS:
+            raise UnknownNameError("key", str(key), KEYS)
+    given = [key for key in PROMPTS if line.get(key) is not None]
+    if len(given) != 1:
+        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
+    tokens, shared = _tokens(llm, given[0], line[given[0]])
+    own = line.get("sampling")
+    if own is not None and not isinstance(own, dict):
+        raise ConfigError(f"sampling must be an object of sampling parameters, got {own!r}")
+    params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
+    prefix = line.get("prefix_length")
+    request = Request(request_id, tokens, params, shared if prefix is None else prefix)
+    return Work(request, _policy(llm, line, defaults))
+
+
+def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
+    if kind == "prompt_token_ids":
+        if not isinstance(value, list):
+            raise ConfigError(f"prompt_token_ids must be a list of token ids, got {value!r}")
+        return value, 0
+    if kind == "prompt" and not isinstance(value, str):
+        raise ConfigError(f"prompt must be a text, got {value!r}; token ids go into prompt_token_ids")
+    if kind == "messages" and not isinstance(value, list):
+        raise ConfigError(f"messages must be a list of {{role, content}}, got {value!r}")
+    return encode(value, llm.tokenizer)
+
+
+def _policy(llm: LLM, line: Mapping[str, Any], defaults: _Defaults) -> CachePolicy:
+    spec = line.get("cache")
+    settings = line.get("cache_config")
+    if spec is not None and not isinstance(spec, str):
+        raise ConfigError(f"cache must be the name of a policy, got {spec!r}")
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"cache_config must be an object of settings, got {settings!r}")
+    if spec is None:
+        return llm.policy(defaults.cache, settings if settings is not None else defaults.cache_config)
+    return llm.policy(spec, settings)
+
+
+def _answer(output: Output, name: object) -> dict[str, Any]:
+    usage = {key: value for key, value in asdict(output.usage).items() if value is not None}
+    answer = {
+        "id": name,
+        "token_ids": output.token_ids,
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "usage": usage,
+    }
+    if output.trace is not None:
+        answer["trace"] = [asdict(transfer) for transfer in output.trace]
+    return answer
+
+
+def _fail(target: TextIO, name: object, number: int, error: str) -> None:
+    print(f"remask generate: line {number}: {error}", file=sys.stderr)
+    _write(target, {"id": name, "error": error})
+
+
+def _write(target: TextIO, value: Mapping[str, Any]) -> None:
+    target.write(json.dumps(value) + "\n")
+    target.flush()
+
+
+def _open(path: str, mode: str) -> TextIO:
+    try:
+        return Path(path).open(mode, encoding="utf-8")  # type: ignore[return-value]
+    except OSError as error:
+        raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error

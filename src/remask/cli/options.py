@@ -1,0 +1,89 @@
+"""Options that several commands share, and how they become a model."""
+
+import argparse
+import json
+from typing import Any
+
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.store.eviction import EVICTIONS
+
+_DEFAULTS = EngineConfig()
+
+
+def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
+    """`--model`, `--dtype` and what else says which weights run where; `model` is the default, if there is one."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        default=model,
+        required=model is None,
+        help="folder or hub id of a checkpoint, 'bundled', or with --load-format dummy the name of a preset"
+        + (f" (default {model})" if model else ""),
+    )
+    group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
+    group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Limits of the engine."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
+    group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
+    group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
+    group.add_argument("--page-size", type=int, default=_DEFAULTS.page_size, help="token slots a page")
+    group.add_argument(
+        "--store-budget-tokens",
+        type=int,
+        default=_DEFAULTS.store_budget_tokens,
+        help="tokens the prefix store may hold",
+    )
+    group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="of stored prefixes")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's limits as given."""
+    return EngineConfig(
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=args.max_model_len,
+        max_row_layers=args.max_row_layers,
+        page_size=args.page_size,
+        store_budget_tokens=args.store_budget_tokens,
+        eviction=args.eviction,
+    )
+
+
+def open_llm(
+    args: argparse.Namespace,
+    cache: str = "none",
+    cache_config: dict[str, Any] | None = None,
+    engine: EngineConfig | None = None,
+) -> LLM:
+    """The model that the options name. Raises what `LLM` raises."""
+    return LLM(
+        args.model,
+        cache=cache,
+        cache_config=cache_config,
+        dtype=args.dtype,
+        device=args.device,
+        load_format=args.load_format,
+        depth_table=args.depth_table,
+        engine=engine,
+        progress=not args.quiet,
+    )
+
+
+def json_object(option: str, text: str | None) -> dict[str, Any]:
+    """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option} must be a JSON object such as '{{\"depth\": 6}}': {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} must be a JSON object, got {text!r}")
+    return value

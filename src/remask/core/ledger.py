@@ -1,0 +1,59 @@
+"""The ledger: replays plans on the host and refuses one that reads what was never written."""
+
+import numpy as np
+
+from remask.core.plan import Plan, PrefixHit
+from remask.errors import PlanError
+
+NEVER = -2
+LEASED = -1
+
+
+class Ledger:
+    """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows lent by the store.
+
+    One ledger belongs to one canvas. `apply` is called before a plan runs, so a bad plan never reaches the device.
+    """
+
+    def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
+        self.written = np.full((layers, length), NEVER, dtype=np.int32)
+        self.prefix = prefix
+        if prefix is not None:
+            self.written[: prefix.boundary, : prefix.length] = LEASED
+        self.step = -1
+
+    def apply(self, plan: Plan) -> None:
+        """Record `plan` as the next step.
+
+        Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
+        K/V that were never written, restores a row that has no boundary state, or predicts a row that is not live.
+        """
+        layers, length = self.written.shape
+        if plan.layers != layers:
+            raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
+        written = self.written.copy()
+        live = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
+        for span in plan.spans:
+            if span.rows.shape != (length,):
+                raise PlanError(f"rows of {span.rows.shape[0]} positions for a canvas of {length}")
+            self._check_restored(span.layers.start, span.rows & ~live)
+            rows = span.rows if span.frozen is None else span.rows & ~span.frozen
+            part = written[span.layers.start : span.layers.stop]
+            if (part[:, rows] == LEASED).any():
+                raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
+            part[:, rows] = self.step + 1
+            if (part == NEVER).any():
+                layer, position = np.argwhere(part == NEVER)[0]
+                raise PlanError(
+                    f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
+                )
+            live = span.rows
+        self.written = written
+        self.step += 1
+
+    def _check_restored(self, layer: int, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+        if not rows.any():
+            return
+        last = int(np.flatnonzero(rows)[-1])
+        if self.prefix is None or layer != self.prefix.boundary or last >= self.prefix.length:
+            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent")

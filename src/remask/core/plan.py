@@ -1,0 +1,120 @@
+"""Plans: what a denoising step computes, as data.
+
+A policy is a pure function from a `View` to a `Plan`; the one transformer executes any plan. Both sides of that seam
+hold host arrays only, so planning never waits for the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import PlanError
+
+Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One run of layers over one set of rows."""
+
+    layers: range
+    rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
+    frozen: Mask | None = None  # live, but their K/V are not written: leased pages are read-only
+    save: Mask | None = None  # rows whose input hidden state at layers.start is kept
+
+    @property
+    def cost(self) -> int:
+        """Row-layers computed."""
+        return int(self.rows.sum()) * len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
+
+    `commit`, where given, restricts the positions that the sampler may transfer in this step; an empty mask makes the
+    pass fill caches only.
+    """
+
+    spans: tuple[Span, ...]
+    predict: Mask
+    commit: Mask | None = None
+
+    def __post_init__(self) -> None:
+        at = 0
+        for span in self.spans:
+            if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
+                raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self.spans]}")
+            at = span.layers.stop
+
+    @property
+    def layers(self) -> int:
+        """Number of layers covered."""
+        return self.spans[-1].layers.stop
+
+    @property
+    def cost(self) -> int:
+        """Row-layers: the scheduler's budget, the profiler's x-axis, the usage report."""
+        return sum(span.cost for span in self.spans)
+
+    def cut(self, at: int) -> "Plan":
+        """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
+        if not 0 <= at <= self.layers:
+            raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
+        spans: list[Span] = []
+        for span in self.spans:
+            if span.layers.start < at < span.layers.stop:
+                spans.append(replace(span, layers=range(span.layers.start, at)))
+                # The rows pass through the new boundary, so what was to be saved was saved at the old one.
+                spans.append(replace(span, layers=range(at, span.layers.stop), save=None))
+            else:
+                spans.append(span)
+        return replace(self, spans=tuple(spans))
+
+    def map(self, f: Callable[[Span], Span]) -> "Plan":
+        """The plan whose spans are `f` of this plan's spans."""
+        return replace(self, spans=tuple(f(span) for span in self.spans))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the prefix store lent a request: the first `length` positions, read in layers 0 .. boundary - 1.
+
+    The hidden state leaving layer `boundary - 1` is lent too, for the layers above to restart from.
+    """
+
+    length: int
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a policy may see of a request: ints and host arrays, never tensors. Policies must not write to it."""
+
+    layers: int
+    step: int  # denoising steps of this request so far
+    block_step: int  # the same within the current block
+    block: range  # positions denoised together now
+    prompt: int  # positions 0 .. prompt - 1 were given
+    noisy: Mask  # not final yet
+    prefix: PrefixHit | None
+
+    @property
+    def length(self) -> int:
+        """Canvas length T."""
+        return len(self.noisy)
+
+    @property
+    def everything(self) -> Mask:
+        """A fresh mask of all positions."""
+        return np.ones(self.length, dtype=np.bool_)
+
+    @property
+    def candidates(self) -> Mask:
+        """The noisy positions of the current block."""
+        mask = np.zeros(self.length, dtype=np.bool_)
+        mask[self.block.start : self.block.stop] = self.noisy[self.block.start : self.block.stop]
+        return mask

@@ -1,0 +1,62 @@
+"""A request as the engine takes it, and what comes back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from remask.core.sampling import SamplingParams
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to answer. `prefix_length` leading tokens may be shared with other requests; 0 shares nothing."""
+
+    id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prefix_length: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Work done for one request.
+
+    `forwards` counts forward passes without the prefix-only pass; a guided pair counts as one. `row_layers` sums rows
+    times layers computed in them, both branches of a guided pair included. `cached_tokens` were read from the prefix
+    store. `prefix_depth` is the number of leading layers that read them; `prefix_note` says why none did where some
+    were wanted.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    steps: int = 0
+    forwards: int = 0
+    row_layers: int = 0
+    prefix_depth: int = 0
+    prefix_note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Positions on the canvas that became final at the end of `step`, in ascending order."""
+
+    step: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished request. `token_ids` end with the first honoured stop token, or are `max_tokens` long."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    trace: tuple[Transfer, ...]
+    first_settled_s: float | None  # seconds from arrival until the first response token was final
+    elapsed_s: float  # seconds from arrival until the end
+    error: str | None = None

@@ -1,0 +1,156 @@
+"""Sampling parameters: how one request is denoised, checked as they are made."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from remask.errors import ConfigError, UnknownNameError
+
+REMASKING = (
+    "low_confidence",
+    "random",
+    "entropy",
+    "topk_margin",
+    "maskgit_plus",
+    "origin",
+    "order",
+    "confidence_threshold",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is denoised. `None` leaves a choice to the model family.
+
+    Every value is checked here, so that a bad one fails before anything is computed.
+
+    Attributes:
+        max_tokens: response positions on the canvas.
+        steps: denoising steps in total, shared evenly among the blocks; default one per token.
+        block_length: positions denoised together, left to right (semi-autoregressive); default the whole response.
+        remasking: which candidates stay masked: by `low_confidence` (largest probability first), `random`, `entropy`,
+            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, or `confidence_threshold`
+            (Fast-dLLM's rule for Dream). Default `low_confidence` for LLaDA, `entropy` for Dream.
+        eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
+        threshold: transfer every candidate at least this confident (and always the best one).
+        factor: Fast-dLLM's factor rule in place of a threshold.
+        temperature: 0 is greedy.
+        top_k: keep the k most probable tokens; None keeps all.
+        top_p: keep the smallest set of tokens of this total probability; None keeps all.
+        cfg_scale: classifier-free guidance; 0 is off.
+        seed: makes the request reproducible whatever else is in the batch; None draws one.
+        stop: texts that end the response; they are not part of it.
+        stop_token_ids: tokens that end the response; kept in `token_ids`.
+        ignore_eos: treat the model's own end tokens as ordinary ones. `stop_token_ids` still stop.
+        order: for `remasking="order"`: per block, its positions on the canvas in decoding order.
+    """
+
+    max_tokens: int = 128
+    steps: int | None = None
+    block_length: int | None = None
+    remasking: str | None = None
+    eps: float | None = None
+    threshold: float | None = None
+    factor: float | None = None
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    cfg_scale: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    order: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "steps", "block_length", "top_k"):
+            _whole(name, getattr(self, name), low=1)
+        _whole("seed", self.seed, low=0)
+        _real("temperature", self.temperature, low=0.0)
+        _real("cfg_scale", self.cfg_scale, low=0.0)
+        _real("threshold", self.threshold, low=0.0, high=1.0)
+        _real("factor", self.factor, low=0.0)
+        _real("top_p", self.top_p, low=0.0, high=1.0, above=True)
+        _real("eps", self.eps, low=0.0, high=1.0, above=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
+        if self.remasking is not None and self.remasking not in REMASKING:
+            raise UnknownNameError("remasking", str(self.remasking), REMASKING)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ConfigError(f"stop must hold non-empty texts, got {list(self.stop)!r}")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, low=0)
+        self._check_blocks()
+        self._check_rules()
+
+    @property
+    def block(self) -> int:
+        """Positions per block, with the default filled in."""
+        return self.block_length or self.max_tokens
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.max_tokens // self.block
+
+    @property
+    def steps_per_block(self) -> int:
+        """Scheduled steps of each block."""
+        return (self.steps or self.max_tokens) // self.blocks
+
+    def _check_blocks(self) -> None:
+        if self.max_tokens % self.block:
+            raise ConfigError(
+                f"max_tokens={self.max_tokens} is not a multiple of block_length={self.block}; "
+                f"use max_tokens={-(-self.max_tokens // self.block) * self.block} or another block_length"
+            )
+        if self.steps is not None and self.steps % self.blocks:
+            raise ConfigError(
+                f"steps={self.steps} cannot be shared evenly among {self.blocks} blocks "
+                f"(max_tokens / block_length); use a multiple of {self.blocks}"
+            )
+
+    def _check_rules(self) -> None:
+        if self.threshold is not None and self.factor is not None:
+            raise ConfigError("threshold and factor are two rules for the same choice; set one of them")
+        if self.remasking == "confidence_threshold" and self.threshold is None:
+            raise ConfigError("remasking 'confidence_threshold' needs threshold, a probability from 0 to 1")
+        if (self.order is not None) != (self.remasking == "order"):
+            raise ConfigError("order and remasking='order' go together: one list of canvas positions per block")
+        if self.order is not None and len(self.order) != self.blocks:
+            raise ConfigError(f"order must hold one list per block: {self.blocks} blocks, got {len(self.order)} lists")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":
+        """Parameters from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"sampling must be an object of sampling parameters, got {type(values).__name__}")
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError("sampling parameter", str(name), known)
+        for name in ("stop_token_ids", "order"):
+            if values.get(name) is not None and not isinstance(values[name], list | tuple):
+                raise ConfigError(f"{name} must be a list, got {values[name]!r}")
+        if not isinstance(values.get("stop", ()), str | list | tuple):
+            raise ConfigError(f"stop must be a text or a list of texts, got {values['stop']!r}")
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def _whole(name: str, value: object, low: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
+
+
+def _real(name: str, value: object, low: float, high: float = math.inf, above: bool = False) -> None:
+    if value is None:
+        return
+    bad_kind = isinstance(value, bool) or not isinstance(value, int | float)
+    if bad_kind or not math.isfinite(value) or not low <= value <= high or (above and value == low):  # type: ignore[operator, arg-type]
+        bounds = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else " up")
+        raise ConfigError(f"{name} must be {bounds}, got {value!r}")

@@ -1,0 +1,1 @@
+"""The engine: requests in, plans packed into passes, results out."""

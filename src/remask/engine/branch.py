@@ -1,0 +1,102 @@
+"""One canvas on the device: its K/V slots per layer, its ledger and its step clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Plan, PrefixHit, Span
+from remask.errors import PlanError
+from remask.models.stage import Run
+from remask.store.pages import Extent
+from remask.store.prefix import Entry, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where the K/V of a canvas live in a range of layers: a leased prefix, then slots of the canvas' own."""
+
+    layers: range
+    slots: NDArray[np.int64]  # [T]
+    common: tuple[Run, ...]  # the leased prefix, read in place; empty without one
+    own: NDArray[np.int64]  # slots of the positions after it
+
+
+@dataclass(slots=True)
+class Branch:
+    """A canvas that passes can be packed for. A guided request has two, all others one.
+
+    `states` is where `Span.save` puts hidden states, [layers - 1, T, D], index l holding what leaves layer l;
+    `restored` is where rows restart from, in the same layout.
+    """
+
+    canvas: Canvas
+    ledger: Ledger
+    tables: tuple[Table, ...]
+    lease: Lease | None = None
+    restored: Tensor | None = None
+    states: Tensor | None = None
+    shift: int = 0
+
+    @property
+    def sharing(self) -> int:
+        """Equal for branches that read the same leased prefix; 0 without one."""
+        return 0 if self.lease is None else id(self.lease.entry)
+
+    def admit(self, plan: Plan) -> None:
+        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
+        live = plan.spans[-1].rows
+        rows = predicting_rows(plan.predict, self.shift)
+        if not live[rows].all():
+            raise PlanError(f"position {rows[~live[rows]][0]} should predict, but is not live in the last layer")
+        self.ledger.apply(plan)
+
+
+def predicting_rows(predict: NDArray[np.bool_], shift: int) -> NDArray[np.int64]:
+    """The rows whose logits belong to the positions in `predict`, in their order: position p is read at p - shift."""
+    return np.maximum(np.flatnonzero(predict) - shift, 0)
+
+
+def leased_tables(lease: Lease, own: Sequence[Extent]) -> tuple[Table, ...]:
+    """Tables of a canvas that leases its prefix; `own` are the shallow extent of the rest and the deep one of all."""
+    shared, rest = lease.entry.extent.slots(), own[0].slots()
+    shallow = Table(range(lease.boundary), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+    return (shallow, *(plain_table(extent) for extent in own[1:]))
+
+
+def plain_table(extent: Extent) -> Table:
+    """The table of an extent that holds a whole canvas."""
+    slots = extent.slots()
+    return Table(extent.layers, slots, (), slots)
+
+
+def runs(slots: NDArray[np.int64]) -> list[Run]:
+    """`slots` as runs of consecutive ones."""
+    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    edges = [0, *cuts.tolist(), len(slots)]
+    return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
+
+
+def prefix_branch(entry: Entry, layers: int, mask_id: int) -> tuple[Branch, Plan]:
+    """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
+    canvas = Canvas(entry.tokens, 0, mask_id)
+    rows = np.ones(len(canvas), dtype=np.bool_)
+    spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
+    branch = Branch(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)
+    return branch, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
+
+
+def leased_prefix(lease: Lease | None) -> PrefixHit | None:
+    """What a policy sees of a lease."""
+    return None if lease is None else PrefixHit(len(lease.entry), lease.boundary)
+
+
+def new_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, tokens: int) -> Tensor:
+    """Room for the hidden states leaving all layers but the last, [layers - 1, tokens, hidden]."""
+    return torch.empty((layers - 1, tokens, hidden), dtype=dtype, device=device)

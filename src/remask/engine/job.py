@@ -1,0 +1,188 @@
+"""A request in the engine: its canvases, its decoding state, and what it has cost so far."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.plan import Plan, View
+from remask.core.request import FinishReason, Request, Result, Transfer, Usage
+from remask.engine.branch import Branch, leased_prefix
+from remask.errors import PlanError
+from remask.policies.base import CachePolicy
+from remask.sampling.masked import MaskedDecoder
+from remask.sampling.rules import Rule
+from remask.sampling.score import RowGroup, step_seed
+from remask.store.pages import Extent
+from remask.store.prefix import Lease
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One running request. `branches` is the conditional canvas and, under guidance, the unconditional one."""
+
+    request: Request
+    policy: CachePolicy
+    rule: Rule
+    seed: int
+    stops: frozenset[int]
+    layers: int
+    arrived: float
+    decode: Decode | None
+    usage: Usage
+    branches: tuple[Branch, ...] = ()
+    owned: list[Extent] = field(default_factory=list)
+    lease: Lease | None = None
+    decoder: MaskedDecoder | None = None
+    trace: list[Transfer] = field(default_factory=list)
+    first_settled: float | None = None
+    _plans: tuple[Plan, ...] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the prefix-only pass that it waits for, if any, has run."""
+        return self.lease is None or self.lease.entry.ready
+
+    @property
+    def branches_needed(self) -> int:
+        """Canvases that run for it: two under classifier-free guidance."""
+        return 2 if self.request.params.cfg_scale > 0 else 1
+
+    def start(self, branches: tuple[Branch, ...], lease: Lease | None) -> None:
+        """The canvases are placed in memory; decoding begins with the next step."""
+        self.branches, self.lease = branches, lease
+        # Without a lease a policy for shared prefixes is its inner policy, and has nothing to renew.
+        idle = self.policy.idle_passes and lease is not None
+        self.decoder = MaskedDecoder(self.request.params, self.rule, branches[0].canvas, self.seed, idle)
+
+    def plans(self) -> tuple[Plan, ...]:
+        """What the next step computes, one plan a branch. Planned once per step, however often it has to wait."""
+        if self._plans is None:
+            self._plans = tuple(self.policy.plan(self._view(branch)) for branch in self.branches)
+        return self._plans
+
+    @property
+    def cost(self) -> int:
+        """Row-layers of the next step."""
+        return sum(plan.cost for plan in self.plans())
+
+    def admit(self) -> None:
+        """Enter the next step into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
+        for branch, plan in zip(self.branches, self.plans(), strict=True):
+            branch.admit(plan)
+
+    def rows(self, at: int) -> RowGroup | None:
+        """How its logits are read, when they begin at row `at` of the step's; None where it predicts nothing."""
+        assert self.decoder is not None
+        count = int(self.plans()[0].predict.sum())
+        if count == 0:
+            return None
+        params = self.request.params
+        return RowGroup(
+            rows=slice(at, at + count),
+            measure=self.rule.measure,
+            filtered=self.rule.filtered,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=step_seed(self.seed, self.decoder.step),
+            guide=slice(at + count, at + 2 * count) if len(self.branches) == 2 else None,
+            cfg_scale=params.cfg_scale,
+        )
+
+    def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
+        """End the step: transfer what the sampler chooses among the predicted positions; None where it is nothing."""
+        assert self.decoder is not None
+        plan = self.plans()[0]
+        positions = np.flatnonzero(plan.predict)
+        if plan.commit is not None:
+            kept = plan.commit[positions]
+            positions, tokens, confidence = positions[kept], tokens[kept], confidence[kept]
+        chosen = self.decoder.choose(positions, confidence)
+        transfer = None
+        if len(chosen):
+            values = tokens[np.searchsorted(positions, chosen)]
+            for branch in self.branches:
+                branch.canvas.transfer(chosen, values)
+            transfer = Transfer(self.decoder.step, tuple(chosen.tolist()), tuple(values.tolist()))
+            self.trace.append(transfer)
+            if self.first_settled is None and self.branches[0].canvas.settled_lead:
+                self.first_settled = time.perf_counter()
+        self.usage.forwards += 1
+        self.usage.row_layers += self.cost
+        self._plans = None
+        self.decoder.advance()
+        self.usage.steps = self.decoder.step
+        return transfer
+
+    def ending(self) -> FinishReason | None:
+        """Why the response is complete, or None. Settled tokens never change, so a settled stop ends it at once."""
+        assert self.decoder is not None
+        if self._stop_at() is not None:
+            return "stop"
+        return "length" if self.decoder.finished else None
+
+    def result(self, reason: FinishReason, error: str | None = None) -> Result:
+        """What the request came to. A cancelled or failed one has no tokens: a part of a canvas is not a response."""
+        tokens: tuple[int, ...] = ()
+        if reason in ("stop", "length"):
+            end = self._stop_at()
+            tokens = tuple(self.branches[0].canvas.response[:end].tolist())
+        self.usage.completion_tokens = len(tokens)
+        first = None if self.first_settled is None else self.first_settled - self.arrived
+        return Result(
+            self.request.id,
+            tokens,
+            reason,
+            self.usage,
+            tuple(self.trace),
+            first,
+            time.perf_counter() - self.arrived,
+            error,
+        )
+
+    def _view(self, branch: Branch) -> View:
+        assert self.decoder is not None
+        return View(
+            layers=self.layers,
+            step=self.decoder.step,
+            block_step=self.decoder.block_step,
+            block=self.decoder.block,
+            prompt=branch.canvas.prompt,
+            noisy=branch.canvas.noisy,
+            prefix=leased_prefix(branch.lease),
+        )
+
+    def _stop_at(self) -> int | None:
+        """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
+        canvas = self.branches[0].canvas
+        settled = canvas.response[: canvas.settled_lead].tolist()
+        end = next((index + 1 for index, token in enumerate(settled) if token in self.stops), None)
+        if self.decode is not None and self.request.params.stop:
+            lead = settled[:end]
+            if self._stopped(lead):
+                # The shortest lead that contains a stop text; texts of leads grow with them.
+                low, high = 1, len(lead)
+                while low < high:
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if self._stopped(lead[:middle]) else (middle + 1, high)
+                end = low
+        return end
+
+    def _stopped(self, tokens: Sequence[int]) -> bool:
+        assert self.decode is not None
+        text = self.decode(tokens)
+        return any(stop in text for stop in self.request.params.stop)
+
+
+def check_planned(job: Job) -> str | None:
+    """Admit the job's next step; the defect's text where its policy planned what cannot be run."""
+    try:
+        job.admit()
+    except PlanError as error:
+        return str(error)
+    return None

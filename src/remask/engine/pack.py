@@ -1,0 +1,185 @@
+"""Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.plan import Plan, Span
+from remask.engine.branch import Branch, Table, predicting_rows, runs
+from remask.errors import PlanError
+from remask.models.stage import Cascade, Direct, Restore, Save, Segments, Stage, StepBatch
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One canvas in one stage."""
+
+    branch: Branch
+    span: Span
+    table: Table
+    positions: Index
+    rows: slice  # among the stage's flat rows
+
+
+def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device) -> StepBatch:
+    """One forward pass over `items`, whose rows follow one another in the order given.
+
+    Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
+    come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
+    """
+    edges = sorted(
+        {span.layers.stop for _, plan in items for span in plan.spans}
+        | {table.layers.stop for branch, _ in items for table in branch.tables}
+    )
+    stages: list[Stage] = []
+    before: list[_Part] = []
+    for start, stop in zip([0, *edges], edges, strict=False):
+        parts = _parts(items, start)
+        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device))
+        before = parts
+    tokens = np.concatenate([part.branch.canvas.tokens[part.positions] for part in _parts(items, 0)])
+    predict = [
+        part.rows.start + np.searchsorted(part.positions, predicting_rows(plan.predict, branch.shift))
+        for part, (branch, plan) in zip(before, items, strict=True)
+    ]
+    return StepBatch(
+        tokens=_send(tokens, device),
+        stages=tuple(stages),
+        predict=_send(np.concatenate(predict), device),
+        row_layers=sum(plan.cost for _, plan in items),
+    )
+
+
+def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[_Part]:
+    parts = []
+    at = 0
+    for branch, plan in items:
+        span = next(span for span in plan.spans if layer in span.layers)
+        table = next(table for table in branch.tables if layer in table.layers)
+        positions = np.flatnonzero(span.rows)
+        parts.append(_Part(branch, span, table, positions, slice(at, at + len(positions))))
+        at += len(positions)
+    return parts
+
+
+def _stage(
+    layers: range, parts: list[_Part], before: list[_Part], previous: Stage | None, device: torch.device
+) -> Stage:
+    same = previous is not None and all(
+        np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
+    )
+    written, slots = _writes(parts)
+    return Stage(
+        layers=layers,
+        positions=previous.positions
+        if same and previous is not None
+        else _send(np.concatenate([part.positions for part in parts]), device),
+        slots=_send(slots, device),
+        written=None if written is None else _send(written, device),
+        carry=None if same or previous is None else _carry(parts, before, device),
+        segments=_segments(parts, device),
+        restore=() if same or previous is None else _restores(layers.start, parts, before),
+        save=_saves(layers.start, parts),
+    )
+
+
+def _writes(parts: list[_Part]) -> tuple[Index | None, Index]:
+    """Rows whose K/V are written (None: all), and their slots."""
+    rows, slots, frozen = [], [], False
+    for part in parts:
+        keep = np.ones(len(part.positions), dtype=np.bool_)
+        if part.span.frozen is not None:
+            keep = ~part.span.frozen[part.positions]
+            frozen = frozen or not keep.all()
+        rows.append(part.rows.start + np.flatnonzero(keep))
+        slots.append(part.table.slots[part.positions[keep]])
+    return np.concatenate(rows) if frozen else None, np.concatenate(slots)
+
+
+def _carry(parts: list[_Part], before: list[_Part], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    source, target = [], []
+    for part, old in zip(parts, before, strict=True):
+        _, here, there = np.intersect1d(part.positions, old.positions, assume_unique=True, return_indices=True)
+        source.append(old.rows.start + there)
+        target.append(part.rows.start + here)
+    rows = np.concatenate(target)
+    complete = len(rows) == parts[-1].rows.stop
+    return _send(np.concatenate(source), device), None if complete else _send(rows, device)
+
+
+def _restores(layer: int, parts: list[_Part], before: list[_Part]) -> tuple[Restore, ...]:
+    restores = []
+    for part, old in zip(parts, before, strict=True):
+        joining = np.setdiff1d(part.positions, old.positions, assume_unique=True)
+        if not len(joining):
+            continue
+        first, last = int(joining[0]), int(joining[-1]) + 1
+        row = part.rows.start + int(np.searchsorted(part.positions, first))
+        if part.branch.restored is None or last - first != len(joining):
+            raise PlanError(f"rows that join at layer {layer} must be one run of positions with stored states")
+        restores.append(Restore(slice(row, row + last - first), part.branch.restored[layer - 1, first:last]))
+    return tuple(restores)
+
+
+def _saves(layer: int, parts: list[_Part]) -> tuple[Save, ...]:
+    saves = []
+    for part in parts:
+        if part.span.save is None or part.span.layers.start != layer:
+            continue
+        if part.branch.states is None or not part.span.save[part.positions].all():
+            raise PlanError(f"layer {layer}: states are kept of all live rows, on a canvas that has room for them")
+        saves.append(Save(part.rows, part.branch.states[layer - 1, part.positions[0] : part.positions[-1] + 1]))
+    return tuple(saves)
+
+
+def _segments(parts: list[_Part], device: torch.device) -> Segments:
+    segments: list[Direct | Cascade] = []
+    group: list[_Part] = []
+    for part in [part for part in parts if len(part.positions)]:
+        if group and (not part.table.common or part.branch.sharing != group[0].branch.sharing):
+            segments.append(_cascade(group, device))
+            group = []
+        if part.table.common:
+            group.append(part)
+        else:
+            in_place = runs(part.table.own)
+            keys = in_place[0] if len(in_place) == 1 else _send(part.table.own, device)
+            segments.append(Direct(part.rows, keys))
+    if group:
+        segments.append(_cascade(group, device))
+    return tuple(segments)
+
+
+def _cascade(group: list[_Part], device: torch.device) -> Cascade:
+    counts = [len(part.positions) for part in group]
+    widths = [len(part.table.own) for part in group]
+    starts = [part.rows.start - group[0].rows.start for part in group]
+    own = np.stack(
+        [
+            np.pad(part.table.own, (0, max(widths) - width), mode="edge")
+            for part, width in zip(group, widths, strict=True)
+        ]
+    )
+    hidden = np.arange(max(widths)) >= np.asarray(widths)[:, None]
+    ragged = len(set(counts)) > 1
+    column = np.arange(max(counts))
+    queries = np.stack([start + np.minimum(column, count - 1) for start, count in zip(starts, counts, strict=True)])
+    back = np.concatenate([index * max(counts) + np.arange(count) for index, count in enumerate(counts)])
+    return Cascade(
+        rows=slice(group[0].rows.start, group[-1].rows.stop),
+        common=group[0].table.common,
+        own=_send(own, device),
+        queries=_send(queries, device) if ragged else None,
+        hidden=torch.from_numpy(hidden).to(device, non_blocking=True) if len(set(widths)) > 1 else None,
+        back=_send(back, device) if ragged else None,
+    )
+
+
+def _send(index: Index, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(device, non_blocking=True)

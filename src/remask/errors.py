@@ -1,0 +1,41 @@
+"""The error tree: everything that remask raises on purpose derives from `RemaskError`.
+
+Messages name the field, the value, what is allowed and the way out.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RemaskError(Exception):
+    """Base of all errors raised by remask on purpose."""
+
+
+class ConfigError(RemaskError, ValueError):
+    """A setting, an option or a request field has a value that cannot be used."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that stands for nothing; the message suggests the nearest and lists what exists."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")
+
+
+class CheckpointError(RemaskError):
+    """A checkpoint folder or file is missing, truncated, or does not fit the model."""
+
+
+class PlanError(RemaskError):
+    """A plan reads what was never written, or contradicts itself: a defect of a policy, never of a user."""
+
+
+class IntegrityError(RemaskError):
+    """Pages, leases or slots are not conserved: a defect of the engine, never of a user."""
+
+
+class TableError(RemaskError):
+    """A depth table file cannot be read, or belongs to another model."""

@@ -1,0 +1,188 @@
+"""The transit task: questions that only the shared system prompt can answer.
+
+A system prompt describes one loop line as a table of rows ``x > y ;`` in random order: stop ``x`` is followed by stop
+``y``. A rider asks ``from x go 3 , where am i ?`` and the reference response walks the line before it answers::
+
+    system     you guide riders on one loop line . each stop has one next stop . table : elm > oak ; ash > elm ; ...
+    user       from ash go 2 , where am i ?
+    assistant  ash > elm > oak ## oak
+
+The loop is drawn afresh for every system prompt, so a model that cannot read the table can only guess: with ``n`` rows
+the chance of a right guess is at most about ``1 / (n - 1)``. Many riders ask about one line, which makes the task a
+natural workload for caching a prefix across requests.
+
+Every text is made of words separated by single spaces, so that a word-level tokenizer reproduces it exactly. All draws
+come from a `random.Random`, so a seed fixes a workload.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from remask.errors import ConfigError
+
+# fmt: off
+STOPS: Final[tuple[str, ...]] = (
+    "abbey", "acorn", "alder", "amber", "anchor", "apple", "arch", "ash", "aspen", "attic", "badger", "bakery",
+    "bamboo", "barley", "basin", "beacon", "beech", "birch", "bluff", "bridge", "brook", "cabin", "canal",
+    "canyon", "castle", "cedar", "chapel", "cherry", "cliff", "clover", "cobalt", "coral", "cotton", "crane",
+    "creek", "crown", "dairy", "delta", "depot", "dune", "eagle", "elm", "falcon", "fern", "ferry", "field",
+    "forge", "fox", "garden", "glen", "grove", "harbor", "hazel", "heron", "hill", "holly", "island", "ivy",
+    "jade", "juniper", "lagoon", "larch", "lark", "laurel", "lemon", "lily", "lotus", "maple", "market",
+    "meadow", "mill", "mint", "moss", "oak", "olive", "orchard", "otter", "palm", "park", "pearl", "pier",
+    "pine", "plaza", "pond", "poplar", "quarry", "raven", "reef", "ridge", "river", "rose", "saddle",
+)
+# fmt: on
+"""The stop names that lines are drawn from."""
+
+RULES: Final = "you guide riders on one loop line . each stop has one next stop . table :"
+"""The words that open every system prompt."""
+
+SEPARATOR: Final = "##"
+"""What stands before the final answer in a response."""
+
+DEFAULT_ROWS: Final = 56
+"""Rows of a table unless the caller says otherwise; the system prompt then has some 250 tokens."""
+
+MAX_HOPS: Final = 3
+"""The longest ride that a question asks about."""
+
+Message = dict[str, str]
+"""One chat message with the keys ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransitPrompt:
+    """A system prompt: one loop line, given as its table of rows ``(stop, next stop)`` in the order of the text."""
+
+    rows: tuple[tuple[str, str], ...]
+
+    @property
+    def next_stop(self) -> Mapping[str, str]:
+        """The map from each stop to the one after it."""
+        return dict(self.rows)
+
+    @property
+    def text(self) -> str:
+        """The content of the system message."""
+        return f"{RULES} {format_rows(self.rows)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransitQuestion:
+    """A rider at the stop `start` who asks where `hops` hops lead."""
+
+    start: str
+    hops: int
+
+    @property
+    def text(self) -> str:
+        """The content of the user message."""
+        return f"from {self.start} go {self.hops} , where am i ?"
+
+
+@dataclass(frozen=True, slots=True)
+class TransitRequest:
+    """One request of a workload: a question about the line number `prompt_index`, with its only right answer."""
+
+    prompt_index: int
+    prompt: TransitPrompt
+    question: TransitQuestion
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat messages to send; everything before the last one is shared by all requests about this line."""
+        return messages(self.prompt, self.question)
+
+    @property
+    def answer(self) -> str:
+        """The stop that must follow the last ``##`` of the response."""
+        return route(self.prompt, self.question)[-1]
+
+    @property
+    def reference(self) -> str:
+        """The response that the model is trained to give."""
+        return reference_response(self.prompt, self.question)
+
+
+def format_rows(rows: Sequence[tuple[str, str]]) -> str:
+    """Returns the rows as text, ``x > y ;`` each."""
+    return " ".join(f"{stop} > {after} ;" for stop, after in rows)
+
+
+def draw_prompt(rng: random.Random, rows: int = DEFAULT_ROWS) -> TransitPrompt:
+    """Draws a line of `rows` stops (a random loop over a random choice of names) and shuffles its table.
+
+    A loop of more than `MAX_HOPS` stops never returns to the start within one question, so every answer differs from
+    the stop that the question names.
+    """
+    if not MAX_HOPS < rows <= len(STOPS):
+        raise ConfigError(f"rows is {rows}; a line has {MAX_HOPS + 1} to {len(STOPS)} stops.")
+    loop = rng.sample(STOPS, rows)
+    table = list(zip(loop, loop[1:] + loop[:1], strict=True))
+    rng.shuffle(table)
+    return TransitPrompt(tuple(table))
+
+
+def draw_question(rng: random.Random, prompt: TransitPrompt, hops: int | None = None) -> TransitQuestion:
+    """Draws a stop of the line to start from, and a number of hops from 1 to `MAX_HOPS` unless `hops` is given."""
+    if hops is not None and not 1 <= hops <= MAX_HOPS:
+        raise ConfigError(f"hops is {hops}; a question asks for 1 to {MAX_HOPS} hops.")
+    start, _ = rng.choice(prompt.rows)
+    return TransitQuestion(start, rng.randint(1, MAX_HOPS) if hops is None else hops)
+
+
+def messages(prompt: TransitPrompt, question: TransitQuestion) -> list[Message]:
+    """Returns the chat messages of one request: the shared system prompt, then the question."""
+    return [{"role": "system", "content": prompt.text}, {"role": "user", "content": question.text}]
+
+
+def route(prompt: TransitPrompt, question: TransitQuestion) -> list[str]:
+    """Returns the stops of the ride, from the start to the answer."""
+    next_stop = prompt.next_stop
+    if question.start not in next_stop:
+        raise ConfigError(f"start is {question.start!r}, which is no stop of this line.")
+    stops = [question.start]
+    for _ in range(question.hops):
+        stops.append(next_stop[stops[-1]])
+    return stops
+
+
+def reference_response(prompt: TransitPrompt, question: TransitQuestion) -> str:
+    """Returns the right response in full: the ride, then the answer after ``##``."""
+    stops = route(prompt, question)
+    return f"{' > '.join(stops)} {SEPARATOR} {stops[-1]}"
+
+
+def is_correct(text: str, answer: str) -> bool:
+    """Tells whether what follows the last ``##`` of `text` is exactly `answer`, white space at both ends aside.
+
+    The match is strict: other case, further words or punctuation, or no ``##`` at all make a response wrong.
+    """
+    _, separator, tail = text.rpartition(SEPARATOR)
+    return bool(separator) and tail.strip() == answer
+
+
+def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:
+    """Draws `requests` questions over `prompts` different lines, in shuffled order.
+
+    Lines and numbers of hops are dealt out evenly (every count differs from the others by at most one), so that
+    a small workload is no easier or harder than a large one by chance of the draw. The same arguments always give the
+    same list.
+    """
+    if requests < 1:
+        raise ConfigError(f"requests is {requests}; a workload has at least 1.")
+    if not 1 <= prompts <= requests:
+        raise ConfigError(f"prompts is {prompts}; it lies between 1 and the number of requests, {requests}.")
+    rng = random.Random(seed)
+    lines = [draw_prompt(rng, rows) for _ in range(prompts)]
+    # Hops are shuffled apart from the lines: both cycle through the requests and would otherwise be tied together.
+    hops = [1 + number % MAX_HOPS for number in range(requests)]
+    rng.shuffle(hops)
+    workload = []
+    for number, ride in enumerate(hops):
+        index = number % prompts
+        workload.append(TransitRequest(index, lines[index], draw_question(rng, lines[index], ride)))
+    rng.shuffle(workload)
+    return workload

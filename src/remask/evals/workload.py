@@ -1,0 +1,87 @@
+"""Workloads: what a benchmark asks of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.evals.transit import is_correct, make_workload
+from remask.llm import LLM
+from remask.models.source import BUNDLED
+
+BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request of a workload, and its only right answer where the workload has answers."""
+
+    request: Request
+    answer: str | None = None
+
+    def correct(self, text: str | None) -> bool | None:
+        """Whether `text` gives the answer; None where there is none to give."""
+        return None if self.answer is None or text is None else is_correct(text, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests over a few shared prefixes. `name` and `seed` say how to draw the same again."""
+
+    name: str
+    seed: int
+    tasks: tuple[Task, ...]
+    prefixes: int
+
+    @property
+    def prefix_ratio(self) -> float:
+        """Mean share of the canvas that the shared prefix takes."""
+        lengths = [
+            task.request.prefix_length / (len(task.request.prompt_token_ids) + task.request.params.max_tokens)
+            for task in self.tasks
+        ]
+        return float(np.mean(lengths))
+
+
+def bundled_workload(
+    llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, *, with_prefix: bool = True
+) -> Workload:
+    """Held-out questions of the bundled model's task; without the prefix, the questions alone."""
+    if llm.tokenizer is None:
+        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
+    tasks = []
+    for index, item in enumerate(make_workload(requests, min(prefixes, requests), seed)):
+        messages = item.messages if with_prefix else item.messages[-1:]
+        request = Request(
+            str(index), llm.tokenizer.apply_chat(messages), sampling, llm.tokenizer.shared_prefix(messages)
+        )
+        tasks.append(Task(request, item.answer))
+    return Workload("transit" if with_prefix else "transit without its prefix", seed, tuple(tasks), prefixes)
+
+
+def random_workload(
+    llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, prefix_tokens: int, prompt_tokens: int
+) -> Workload:
+    """Random token ids: `prefix_tokens` shared by many requests, then `prompt_tokens` of each one's own. No answers."""
+    rng = np.random.default_rng(seed)
+    vocabulary = llm.loaded.config.vocab
+    shared = [rng.integers(0, vocabulary, prefix_tokens).tolist() for _ in range(prefixes)]
+    tasks = []
+    for index in range(requests):
+        prompt = shared[index % prefixes] + rng.integers(0, vocabulary, prompt_tokens).tolist()
+        tasks.append(Task(Request(str(index), prompt, sampling, prefix_tokens)))
+    return Workload("random tokens", seed, tuple(tasks), prefixes)
+
+
+def is_bundled(llm: LLM) -> bool:
+    """Whether the bundled model is loaded, for which there is a task with answers."""
+    return llm.loaded.name == BUNDLED
+
+
+def token_agreement(these: Sequence[int], those: Sequence[int]) -> float:
+    """Share of positions at which two responses hold the same token; a missing position differs."""
+    length = max(len(these), len(those))
+    return sum(a == b for a, b in zip(these, those, strict=False)) / length if length else 1.0

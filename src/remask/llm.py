@@ -1,0 +1,207 @@
+"""`LLM`: a model, its engine and its depth table behind one object."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from remask.config import resolve_device, resolve_dtype
+from remask.core.depth import DepthLookup
+from remask.core.request import FinishReason, Request, Result, Transfer, Usage
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.loaded import LoadedModel, load_model
+from remask.models.tokenizer import Tokenizer
+from remask.models.transformer import Transformer
+from remask.policies import CachePolicy, parse
+from remask.profiling.table import DepthTable, find_table
+from remask.prompts import Prompt, as_prompts, encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One answered prompt. `text` is None where the model has no tokenizer, `trace` where it was not asked for."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    usage: Usage
+    trace: tuple[Transfer, ...] | None
+    first_settled_s: float | None
+    elapsed_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request and the policy that it runs under."""
+
+    request: Request
+    policy: CachePolicy
+
+
+class LLM:
+    """Generates with one diffusion language model.
+
+    Args:
+        model: a local folder in the Hugging Face layout, a hub id, `bundled`, or with `load_format="dummy"` a preset.
+        cache: cache policy, or a composition such as `bicache+block-dual`; each call of `generate` may name another.
+        cache_config: settings of the policy.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: `auto`, `cpu`, `cuda`, ...
+        load_format: `auto` reads a checkpoint, `dummy` makes random weights of a preset's shape.
+        depth_table: a file written by `remask profile`; without one a shipped table is used, or the model is profiled
+            when BiCache first asks for a depth.
+        engine: limits of the engine.
+        progress: show progress bars on stderr while loading and profiling.
+
+    Raises `ConfigError` on settings and `CheckpointError` on model files that cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        cache: str = "none",
+        cache_config: Mapping[str, Any] | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        load_format: str = "auto",
+        depth_table: str | Path | None = None,
+        engine: EngineConfig | None = None,
+        progress: bool = False,
+    ) -> None:
+        if load_format not in ("auto", "dummy"):
+            raise UnknownNameError("load_format", load_format, ("auto", "dummy"))
+        self.progress = progress
+        self._table_path = depth_table
+        self._table: DepthTable | None = None
+        place = resolve_device(device)
+        kind, why = resolve_dtype(dtype, place)
+        self.loaded: LoadedModel = load_model(model, kind, place, dummy=load_format == "dummy", progress=progress)
+        self.model = Transformer(self.loaded.config, self.loaded.weights)
+        self.engine_config = engine or EngineConfig()
+        self.engine = self.new_engine()
+        self.cache, self.cache_config = cache, dict(cache_config or {})
+        self.policy(cache, self.cache_config, lambda: DepthLookup({}))  # an unknown name fails now, not at first use
+        log.info(
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d cache=%s%s %s "
+            "max_model_len=%d pool=%.2f GB",
+            model,
+            self.loaded.config.family,
+            self.loaded.config.parameters,
+            str(kind).removeprefix("torch."),
+            why,
+            place,
+            torch.get_num_threads(),
+            cache,
+            self.cache_config or "",
+            self.engine_config,
+            self.engine.max_model_len,
+            self.engine.pool.nbytes / 1e9,
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model folder's tokenizer, if it has one."""
+        return self.loaded.tokenizer
+
+    @property
+    def depth_table(self) -> DepthTable:
+        """The depth table of this model: the given file, a shipped one, or the result of profiling it now."""
+        if self._table is None:
+            self._table = find_table(self, self._table_path)
+        return self._table
+
+    def new_engine(self, config: EngineConfig | None = None) -> Engine:
+        """An engine of its own memory and store over the same weights."""
+        decode = self.tokenizer.decode if self.tokenizer is not None else None
+        return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
+
+    def policy(
+        self, spec: str, settings: Mapping[str, Any] | None = None, table: Callable[[], DepthLookup] | None = None
+    ) -> CachePolicy:
+        """The cache policy that `spec` names; a depth table is looked up, or profiled, only where one is needed."""
+        return parse(spec, settings, table or (lambda: self.depth_table.lookup))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prefix_length: int | None = None,
+        cache: str | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        trace: bool = False,
+    ) -> list[Output]:
+        """Answer prompts, batched together, in their order.
+
+        A prompt is text, token ids, or chat messages. `prefix_length` leading tokens are shared with other requests;
+        by default everything before the last user turn with messages, and nothing with text or token ids. Raises
+        `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
+        """
+        items = as_prompts(prompts)
+        each = [params or SamplingParams()] * len(items) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(items):
+            raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
+        policy = self.policy(cache or self.cache, cache_config if cache or cache_config else self.cache_config)
+        work = []
+        for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
+            tokens, shared = encode(prompt, self.tokenizer)
+            length = shared if prefix_length is None else prefix_length
+            work.append(Work(Request(str(index), tokens, own, length), policy))
+        outputs = {output.id: output for output in self.run(work, trace=trace)}
+        return [outputs[item.request.id] for item in work]
+
+    def run(
+        self, work: Sequence[Work], *, trace: bool = False, engine: Engine | None = None, progress: bool | None = None
+    ) -> Iterator[Output]:
+        """Run requests to their ends, each under its own policy, and yield outputs as they finish.
+
+        Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
+        cancels what is left.
+        """
+        engine = engine or self.engine
+        shown = self.progress if progress is None else progress
+        requests = {item.request.id: item.request for item in work}
+        try:
+            for item in work:
+                engine.add(item.request, item.policy)
+            with tqdm(total=len(work), desc="requests", unit="req", disable=not shown) as bar:
+                while engine.busy:
+                    for event in engine.step():
+                        if event.result is not None:
+                            bar.update()
+                            yield self._output(requests[event.id], event.result, trace)
+        finally:
+            for name in requests:
+                engine.cancel(name)
+            while engine.busy:
+                engine.step()
+
+    def _output(self, request: Request, result: Result, trace: bool) -> Output:
+        text = None
+        if self.tokenizer is not None:
+            text = self.tokenizer.decode(result.token_ids)
+            for stop in request.params.stop:
+                text = text.split(stop, 1)[0]
+        return Output(
+            id=result.id,
+            token_ids=result.token_ids,
+            text=text,
+            finish_reason=result.finish_reason,
+            usage=result.usage,
+            trace=result.trace if trace else None,
+            first_settled_s=result.first_settled_s,
+            elapsed_s=result.elapsed_s,
+            error=result.error,
+        )

@@ -1,0 +1,72 @@
+"""Attention over runs of K/V slots. No dense masks: what a row may see is said by segments."""
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.models.stage import Cascade, Direct, Segments
+
+
+class Attention(Protocol):
+    """Attends rows to slots as `segments` say. Neither changes its inputs nor keeps them."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+        """`q` [N, heads, Dh], `k` and `v` [slots, kv_heads, Dh] of one layer; returns [N, heads * Dh]."""
+        ...
+
+
+class SdpaAttention:
+    """Attention by PyTorch operations, on any device.
+
+    A canvas whose K/V stand in one run goes to `scaled_dot_product_attention` as it is, in place. Rows that read a
+    common run and slots of their own take the scores of both under one softmax, so the common run is read once for all
+    of them and is never copied.
+    """
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+        """See `Attention`."""
+        out = torch.empty_like(q)
+        for segment in segments:
+            if isinstance(segment, Direct):
+                out[segment.rows] = _direct(q[segment.rows], k, v, segment)
+            else:
+                out[segment.rows] = _cascade(q[segment.rows], k, v, segment)
+        return out.flatten(1)
+
+
+def _direct(q: Tensor, k: Tensor, v: Tensor, segment: Direct) -> Tensor:
+    rows, heads, dim = q.shape
+    keys, values = k[segment.keys], v[segment.keys]
+    groups = keys.shape[1]
+    # Everything is visible, so the query heads that share a key head are only more rows of it.
+    grouped = q.view(rows, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(1, groups, -1, dim)
+    out = F.scaled_dot_product_attention(grouped, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+    return out.view(groups, heads // groups, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim)
+
+
+def _cascade(q: Tensor, k: Tensor, v: Tensor, segment: Cascade) -> Tensor:
+    heads, dim = q.shape[1:]
+    groups, members = k.shape[1], segment.own.shape[0]
+    if segment.queries is not None:
+        q = q[segment.queries.flatten()]
+    # [kv heads, members, query heads of the kv head * rows, Dh]
+    q = q.view(members, -1, groups, heads // groups, dim).permute(2, 0, 3, 1, 4).reshape(groups, members, -1, dim)
+    q = q * (1 / math.sqrt(dim))
+    flat = q.flatten(1, 2)
+    own_k = k[segment.own].permute(2, 0, 3, 1)  # [kv heads, members, Dh, M]
+    own_v = v[segment.own].permute(2, 0, 1, 3)  # [kv heads, members, M, Dh]
+    own = q @ own_k
+    if segment.hidden is not None:
+        own = own.masked_fill(segment.hidden[:, None, :], -math.inf)
+    widths = [run.stop - run.start for run in segment.common]
+    common = [(flat @ k[run].permute(1, 2, 0)).view(*q.shape[:3], -1) for run in segment.common]
+    weights = torch.cat([*common, own], dim=-1).softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+    *parts, last = torch.split(weights, [*widths, own.shape[-1]], dim=-1)
+    out = last @ own_v
+    for run, part in zip(segment.common, parts, strict=True):
+        out += (part.flatten(1, 2) @ v[run].transpose(0, 1)).view_as(out)
+    out = out.view(groups, members, heads // groups, -1, dim).permute(1, 3, 0, 2, 4).reshape(-1, heads, dim)
+    return out if segment.back is None else out[segment.back]

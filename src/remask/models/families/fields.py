@@ -1,0 +1,89 @@
+"""Typed access to the keys of a checkpoint's configuration: what is absent or unfit is named, with what would fit."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from remask.errors import CheckpointError
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, default=repr)
+
+
+class Fields:
+    """The keys of one JSON object. `null` counts as absent, as it does for the authors' classes."""
+
+    def __init__(self, where: str, raw: Mapping[str, Any]) -> None:
+        self._where = where
+        self._raw = raw
+
+    def unfit(self, key: str, supported: str) -> CheckpointError:
+        """The error for a key whose value cannot be used; `supported` says what can."""
+        if self._raw.get(key) is None:
+            return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
+        return CheckpointError(f"{self._where}: {key!r} is {_shown(self._raw[key])}; supported: {supported}.")
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`; `default` where the key is absent, an error where there is none."""
+        value = self._raw.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.unfit(key, f"an integer of at least {least}")
+        return value
+
+    def number(self, key: str) -> float:
+        """A positive, finite number."""
+        value = self._raw.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.unfit(key, "a positive, finite number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false; `default` where the key is absent, an error where there is none."""
+        value = self._raw.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, bool):
+            raise self.unfit(key, "true or false")
+        return value
+
+    def only(self, key: str, supported: object, *, optional: bool = False) -> None:
+        """Refuses every value of `key` but one, for switches of which the transformer knows one position.
+
+        `optional` keys may be absent: their absence means the supported value.
+        """
+        value = self._raw.get(key)
+        if not (value == supported or (value is None and optional)):
+            raise self.unfit(key, f"{_shown(supported)} (the transformer has no other form of it)")
+
+    def token(self, key: str, vocab: int) -> int:
+        """A token id of a vocabulary of `vocab` ids."""
+        value = self.integer(key, least=0)
+        if value >= vocab:
+            raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size")
+        return value
+
+    def tokens(self, key: str, vocab: int) -> tuple[int, ...]:
+        """Token ids given as one id, a list of them, or not at all."""
+        value = self._raw.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
+            raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size, or a list of them")
+        return tuple(ids)
+
+    def head_dim(self, hidden: str, heads: str) -> int:
+        """Width of a head from the keys of the hidden size and the number of heads: whole, and even for RoPE."""
+        width, rest = divmod(self.integer(hidden), self.integer(heads))
+        if rest or width % 2:
+            raise self.unfit(heads, f"a divisor of {hidden!r} = {self.integer(hidden)} that leaves an even head width")
+        return width
+
+    def kv_heads(self, key: str, heads: int) -> int:
+        """Number of key and value heads, which divides `heads`; as many as `heads` where the key is absent."""
+        value = self.integer(key, heads)
+        if heads % value:
+            raise self.unfit(key, f"a divisor of the {heads} attention heads")
+        return value

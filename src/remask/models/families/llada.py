@@ -1,0 +1,92 @@
+"""LLaDA: 8B base and instruct, 1.5."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from remask.models.config import ModelConfig
+from remask.models.families.family import Family, Names
+from remask.models.families.fields import Fields
+
+# The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
+MASK, END_OF_TURN = 126336, 126348
+
+_OFF = (
+    "include_qkv_bias",
+    "bias_for_layer_norm",
+    "alibi",
+    "attention_layer_norm",
+    "input_emb_norm",
+    "scale_logits",
+)
+
+
+def _config(raw: Mapping[str, Any]) -> ModelConfig:
+    fields = Fields("config.json (llada)", raw)
+    # The authors' defaults for these are other forms than the published checkpoints use, so absence is no answer.
+    for key, value in (
+        ("block_type", "llama"),
+        ("layer_norm_type", "rms"),
+        ("activation_type", "silu"),
+        ("rope", True),
+    ):
+        fields.only(key, value)
+    fields.only("include_bias", False)
+    for key in _OFF:
+        fields.only(key, False, optional=True)
+    fields.only("layer_norm_with_affine", True, optional=True)
+    fields.only("block_group_size", 1, optional=True)
+    # Grouped and single key heads are told by `n_kv_heads`, which the published checkpoints always give.
+    if raw.get("multi_query_attention"):
+        fields.only("n_kv_heads", 1)
+    for key in ("clip_qkv", "rope_scaling"):
+        fields.only(key, None, optional=True)
+
+    hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
+    # Rows of the embedding, of which there may be more than the vocabulary has words.
+    words = fields.integer("vocab_size")
+    vocab = fields.integer("embedding_size", words)
+    if vocab < words:
+        raise fields.unfit("embedding_size", f"null or at least 'vocab_size' = {words}")
+    mask = fields.token("mask_token_id", vocab)
+    stops = fields.tokens("eos_token_id", vocab)
+    if mask == MASK and vocab > END_OF_TURN:
+        stops += (END_OF_TURN,)
+    return ModelConfig(
+        family="llada",
+        layers=fields.integer("n_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.kv_heads("n_kv_heads", heads),
+        head_dim=fields.head_dim("d_model", "n_heads"),
+        intermediate=fields.integer("mlp_hidden_size"),
+        vocab=vocab,
+        max_length=fields.integer("max_sequence_length"),
+        rope_theta=fields.number("rope_theta"),
+        norm_eps=fields.number("rms_norm_eps"),
+        mask_id=mask,
+        stop_ids=tuple(dict.fromkeys(stops)),
+        tied=fields.flag("weight_tying"),
+    )
+
+
+LLADA = Family(
+    name="llada",
+    model_types=("llada",),
+    architectures=("LLaDAModelLM",),
+    names=Names(
+        embed="model.transformer.wte",
+        norm="model.transformer.ln_f",
+        head="model.transformer.ff_out",
+        layer="model.transformer.blocks.{}.",
+        attn_norm="attn_norm",
+        q="q_proj",
+        k="k_proj",
+        v="v_proj",
+        out="attn_out",
+        ffn_norm="ff_norm",
+        gate="ff_proj",
+        up="up_proj",
+        down="ff_out",
+    ),
+    config=_config,
+)

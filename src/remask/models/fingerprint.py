@@ -1,0 +1,66 @@
+"""Identity of a model: what a stored prefix or a depth table was computed with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from remask.errors import CheckpointError
+from remask.models.checkpoint import weight_files
+from remask.models.config import ModelConfig
+
+_CHUNKS, _CHUNK = 256, 4096
+
+
+def fingerprint(config: ModelConfig, source: Path | int) -> str:
+    """Sixteen hexadecimal digits (xxhash64) that stand for one model, whatever its dtype and device.
+
+    `source` is a checkpoint folder, or the seed of dummy weights. Of a folder are hashed: the bytes of `config.json`;
+    and of each weight file its name, its size, its header (names, shapes, types and offsets) and a sample of its
+    data, 256 chunks of 4 KiB spread evenly from the first byte to the last (files of up to 1 MiB entirely). The
+    folder's place does not count. The sample tells fine-tunes apart, which differ nearly everywhere; an edit of a few
+    bytes in a large file can go unseen. Of dummy weights are hashed the configuration and the seed.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    digest = xxhash.xxh64()
+    for part in _dummy(config, source) if isinstance(source, int) else _folder(source):
+        # The length first, so that no two sequences of parts run together into the same bytes.
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return str(digest.hexdigest())
+
+
+def _dummy(config: ModelConfig, seed: int) -> Iterator[bytes]:
+    yield b"dummy"
+    yield repr(config).encode()
+    yield str(seed).encode()
+
+
+def _folder(folder: Path) -> Iterator[bytes]:
+    yield b"checkpoint"
+    try:
+        yield (folder / "config.json").read_bytes()
+        for file in weight_files(folder):
+            yield from _file(file)
+    except OSError as error:
+        raise CheckpointError(f"The model in {folder} cannot be identified: {error}.") from error
+
+
+def _file(path: Path) -> Iterator[bytes]:
+    size = path.stat().st_size
+    yield path.name.encode()
+    yield str(size).encode()
+    with path.open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+        if header > size:
+            raise CheckpointError(f"{path} is truncated: its header alone has {header} bytes, the file {size}.")
+        yield file.read(header - 8)
+        if size - header <= _CHUNKS * _CHUNK:
+            yield file.read()
+            return
+        last = size - header - _CHUNK
+        for chunk in range(_CHUNKS):
+            file.seek(header + last * chunk // (_CHUNKS - 1))
+            yield file.read(_CHUNK)

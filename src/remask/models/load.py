@@ -1,0 +1,108 @@
+"""Checkpoint to `Weights`: checked by the headers first, then read one tensor at a time."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from remask.errors import CheckpointError
+from remask.models.checkpoint import Entry, entries, unreadable
+from remask.models.config import ModelConfig
+from remask.models.families import Family, Slot, family_of
+from remask.models.families.fields import Fields
+from remask.models.files import read_json
+from remask.models.weights import Weights, empty_weights
+
+# Bytes per element of the types that convert to any floating type without a scale.
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_LISTED = 20
+
+
+def read_config(folder: Path) -> tuple[Family, ModelConfig]:
+    """The family and the shape that `config.json` describes, with the stop ids of `generation_config.json` added.
+
+    Raises:
+        CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
+        UnknownNameError: the model is of no supported family.
+    """
+    raw = read_json(folder / "config.json")
+    family = family_of(raw)
+    try:
+        config = family.config(raw)
+        generation = folder / "generation_config.json"
+        if generation.is_file():
+            more = Fields(generation.name, read_json(generation)).tokens("eos_token_id", config.vocab)
+            config = replace(config, stop_ids=tuple(dict.fromkeys(config.stop_ids + more)))
+    except CheckpointError as error:
+        raise CheckpointError(f"The model in {folder} cannot be loaded. {error}") from error
+    return family, config
+
+
+def load_weights(
+    folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool = True
+) -> Weights:
+    """The weights of the checkpoint in `folder`, on `device` and converted to `dtype`.
+
+    Each tensor is copied from its file straight into its place, so the most that is held beside the result is one
+    tensor. `progress` shows a bar on stderr.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert (all are
+            listed, found before any weight is read); or a file is truncated, corrupt or unreadable.
+    """
+    stored = entries(folder)
+    slots = family.tensors(config)
+    _check(folder, family, config, slots, stored)
+    weights = empty_weights(config, dtype, device)
+    slots.sort(key=lambda slot: stored[slot.name].file)
+    total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
+    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
+        for slot in slots:
+            entry = stored[slot.name]
+            try:
+                # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the
+                # whole checkpoint would count as a second copy.
+                with safe_open(entry.file, framework="pt") as file:
+                    slot.target(weights).copy_(file.get_tensor(slot.name))
+            except (SafetensorError, OSError) as error:
+                raise unreadable(entry.file, error) from error
+            bar.update(_BYTES[entry.dtype] * prod(slot.shape))
+    return weights
+
+
+def _check(folder: Path, family: Family, config: ModelConfig, slots: Sequence[Slot], stored: dict[str, Entry]) -> None:
+    """Raises one error that lists everything in which the checkpoint and the configuration differ."""
+    wanted = {slot.name: slot for slot in slots}
+    # Writers that do not know of tying store the embedding twice.
+    ignored = {family.head} if config.tied else set()
+    common = [(slot, stored[slot.name]) for slot in slots if slot.name in stored]
+    problems = {
+        "missing": [f"{name} {list(slot.shape)}" for name, slot in wanted.items() if name not in stored],
+        "unexpected": [
+            f"{name} {list(entry.shape)}" for name, entry in stored.items() if name not in wanted.keys() | ignored
+        ],
+        "misshapen": [
+            f"{slot.name} is {list(entry.shape)}, config.json asks for {list(slot.shape)}"
+            for slot, entry in common
+            if entry.shape != slot.shape
+        ],
+        f"of a type other than {', '.join(_BYTES)}": [
+            f"{slot.name} is {entry.dtype}" for slot, entry in common if entry.dtype not in _BYTES
+        ],
+    }
+    found = {kind: names for kind, names in problems.items() if names}
+    if found:
+        raise CheckpointError(
+            f"The tensors in {folder} are not those of the {family.name} model that its config.json describes.\n"
+            + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
+            + "\nUse the config.json that belongs to these weights."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _LISTED
+    return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,43 @@
+"""A model ready to run: shape, weights, tokenizer and identity."""
+
+from dataclasses import dataclass
+
+import torch
+
+from remask.models.config import ModelConfig
+from remask.models.dummy import dummy_weights
+from remask.models.fingerprint import fingerprint
+from remask.models.load import load_weights, read_config
+from remask.models.presets import preset
+from remask.models.source import resolve
+from remask.models.tokenizer import Tokenizer, load_tokenizer
+from remask.models.weights import Weights
+
+DUMMY_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a model folder, or a preset, holds."""
+
+    name: str
+    config: ModelConfig
+    weights: Weights
+    tokenizer: Tokenizer | None
+    fingerprint: str
+
+
+def load_model(name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool) -> LoadedModel:
+    """Load a checkpoint, or draw random weights at the shape of the preset `name` where `dummy` is set.
+
+    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture.
+    """
+    if dummy:
+        config = preset(name)
+        weights = dummy_weights(config, dtype, device, DUMMY_SEED)
+        return LoadedModel(name, config, weights, None, fingerprint(config, DUMMY_SEED))
+    folder = resolve(name)
+    family, config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    weights = load_weights(folder, family, config, dtype, device, progress)
+    return LoadedModel(name, config, weights, tokenizer, fingerprint(config, folder))

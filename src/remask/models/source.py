@@ -1,0 +1,65 @@
+"""Where a model is: the bundled one, a local folder, or a repository of the Hugging Face hub."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from remask.errors import CheckpointError
+from remask.models.presets import PRESETS
+
+BUNDLED = "bundled"
+
+# What a model needs, and nothing that could be executed: no Python files, no pickles.
+_PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def resolve(model: str) -> Path:
+    """The folder of `model`: `bundled`, the path of a folder, or a hub id, which is downloaded or found in its cache.
+
+    Raises:
+        CheckpointError: the folder does not exist, or the hub does not answer or does not know the id.
+    """
+    if model == BUNDLED:
+        return _bundled()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"The model {model!r} is a file. Give the folder that holds it and its config.json.")
+    if model in PRESETS:
+        raise CheckpointError(
+            f"The model {model!r} is a preset: a shape without weights. Pass --load-format dummy to run it with random "
+            "weights, or give a folder or a hub id."
+        )
+    if not _HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
+            f"Give a folder, a hub id, or {BUNDLED!r}."
+        )
+    return _download(model)
+
+
+def _bundled() -> Path:
+    folder = Path(str(files("remask"))) / BUNDLED
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"The bundled model is not in this installation (no {folder / 'config.json'}). Install remask again, or "
+            f"give a folder or a hub id; a folder of your own called {BUNDLED!r} is ./{BUNDLED}."
+        )
+    return folder
+
+
+def _download(model: str) -> Path:
+    try:
+        return Path(snapshot_download(model, allow_patterns=_PATTERNS))
+    # The hub's client raises errors of its own, of the operating system, and of an HTTP library that differs between
+    # its versions. To whoever asked for the model they all mean that it is not to be had.
+    except Exception as error:
+        raise CheckpointError(
+            f"The model {model!r} is neither a local folder nor to be had from the hub: {error}\n"
+            "Check the name and the network, log in with `hf auth login` if access to it is restricted, or download "
+            "it elsewhere and give its folder."
+        ) from error

@@ -1,0 +1,76 @@
+"""A packed step: what the transformer executes. Index tensors and slices only; no policy is known by name here."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from torch import Tensor
+
+Run: TypeAlias = slice  # consecutive slots of the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Rows of one canvas that attend to one set of slots: a run that is read in place, or scattered slots."""
+
+    rows: slice
+    keys: Run | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cascade:
+    """Rows of several canvases that attend to common runs, and each canvas to slots of its own.
+
+    The common runs are read once for all rows. `own` holds G canvases' slots, padded to M; `queries` the G canvases'
+    rows relative to `rows.start`, padded to N. Padding repeats an entry, `hidden` marks padded slots. `back` undoes the
+    padding of the rows. Where all canvases have as many rows and slots, nothing is padded and these three are None.
+    """
+
+    rows: slice
+    common: tuple[Run, ...]
+    own: Tensor  # int64 [G, M]
+    queries: Tensor | None  # int64 [G, N]
+    hidden: Tensor | None  # bool [G, M]
+    back: Tensor | None  # int64 [rows], into the G * N padded rows
+
+
+Segments: TypeAlias = tuple[Direct | Cascade, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Rows of a stage that start from a state kept elsewhere, read in place."""
+
+    rows: slice
+    states: Tensor  # [rows, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Rows of a stage whose input hidden state is copied out, into `states`."""
+
+    rows: slice
+    states: Tensor  # [rows, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One run of layers over one flat set of N rows, those of all canvases of the step one after the other."""
+
+    layers: range
+    positions: Tensor  # int64 [N], on their canvases: for RoPE
+    slots: Tensor  # int64 [W]: where the written rows' K/V live, in each of `layers`
+    written: Tensor | None  # int64 [W]: rows whose K/V are written; None: all N
+    carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows go on
+    segments: Segments
+    restore: tuple[Restore, ...] = ()
+    save: tuple[Save, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One forward pass over any number of canvases."""
+
+    tokens: Tensor  # int64 [N0]: rows of the first stage
+    stages: tuple[Stage, ...]
+    predict: Tensor  # int64 [M]: rows of the last stage whose logits are wanted
+    row_layers: int = field(default=0)

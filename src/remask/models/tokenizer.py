@@ -1,0 +1,152 @@
+"""Text to token ids and back, chat templates, and the prefix that a conversation shares with its like."""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from remask.errors import CheckpointError, ConfigError
+
+ROLES = ("system", "user", "assistant", "tool")
+
+_WHOLE, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
+_FILES = (
+    _WHOLE,
+    _VOCAB,
+    _MERGES,
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint. `special_ids` are the ids that `decode` leaves out by default."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        added = backend.added_tokens_decoder.items()
+        self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; names of special tokens in it become those tokens.
+
+        Raises:
+            ConfigError: the text holds lone surrogates, which no tokenizer can read.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, with its spaces as they are."""
+        text: str = self._backend.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation rendered by the checkpoint's chat template.
+
+        `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
+        `add_generation_prompt` opens the assistant's turn at the end.
+
+        Raises:
+            ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation.
+        """
+        _check(messages)
+        if not self._backend.chat_template:
+            raise ConfigError(
+                "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
+                "token ids, or put a template into the model's folder as chat_template.jinja."
+            )
+        try:
+            text = self._backend.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(f"The model's chat template refuses these messages: {error}") from error
+        # The template writes out the special tokens itself.
+        return self._encode(text, add_special_tokens=False)
+
+    def shared_prefix(self, messages: Messages) -> int:
+        """How many leading tokens of `apply_chat(messages)` come from what stands before the last user turn.
+
+        That is the longest token prefix common to the whole conversation and to its messages before that turn. It is
+        0 where nothing stands before it, where there is no user turn, and where the template refuses a conversation
+        that ends there.
+
+        Raises:
+            ConfigError: as `apply_chat`, for the whole conversation.
+        """
+        whole = self.apply_chat(messages)
+        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        if not users or users[-1] == 0:
+            return 0
+        try:
+            before = self.apply_chat(messages[: users[-1]], add_generation_prompt=False)
+        except ConfigError:
+            return 0
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False)))
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return ids
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a checkpoint folder; None if it has no tokenizer files at all.
+
+    Two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2 tokenizer.
+    Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
+    folder is never run, whatever `auto_map` and `tokenizer_class` ask for.
+
+    Raises:
+        CheckpointError: the files are incomplete or malformed.
+    """
+    held = [name for name in _FILES if (folder / name).is_file()]
+    if not held:
+        return None
+    # Each class is named here, because `AutoTokenizer` asks `auto_map` for it and stops where that names remote code.
+    if _WHOLE in held:
+        layout: Any = PreTrainedTokenizerFast
+    elif _VOCAB in held and _MERGES in held:
+        layout = Qwen2Tokenizer
+    else:
+        raise CheckpointError(
+            f"{folder} has a tokenizer's {', '.join(held)}, but neither {_WHOLE} nor {_VOCAB} with {_MERGES}, one of "
+            "which it takes to load it. The download is incomplete, or the tokenizer is of another kind: save it as "
+            f"{_WHOLE}."
+        )
+    try:
+        return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+    # Malformed files surface as anything from KeyError to the bare Exception of the tokenizers' native code.
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
+            "Download its files again."
+        ) from error
+
+
+def _check(messages: Messages) -> None:
+    """Raises ConfigError for the first message that is not one."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            f"'messages' is {messages!r}; it must be a non-empty list of objects of 'role' and 'content'."
+        )
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ConfigError(f"messages[{place}] is {message!r}; it must be an object of 'role' and 'content'.")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise ConfigError(f"messages[{place}]: 'role' is {role!r}; it must be one of {', '.join(ROLES)}.")
+        if not isinstance(content, str):
+            raise ConfigError(f"messages[{place}]: 'content' is {content!r}; it must be text.")

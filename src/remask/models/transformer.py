@@ -1,0 +1,102 @@
+"""The one transformer. It executes any step batch and knows no cache policy and no model by name."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.models.attention import Attention, SdpaAttention
+from remask.models.config import ModelConfig
+from remask.models.pool import Pool
+from remask.models.stage import Stage, StepBatch
+from remask.models.weights import LayerWeights, Weights
+
+
+class Transformer:
+    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, grouped K/V heads, no causal mask."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, attention: Attention | None = None) -> None:
+        self.config, self.weights = config, weights
+        self.attention = attention or SdpaAttention()
+        self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type, which is that of K/V and of boundary states."""
+        return self.weights.embed.dtype
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
+        """Run all stages; K/V are written to `pool`, states to where the stages' saves say.
+
+        Returns the final norm's output at the predicted rows, [M, D]. Nothing waits for the device.
+        """
+        h = F.embedding(batch.tokens, self.weights.embed)
+        for stage in batch.stages:
+            h = _enter(stage, h)
+            cos, sin = self.cos[stage.positions], self.sin[stage.positions]
+            for layer in stage.layers:
+                h = self._layer(h, self.weights.layers[layer], stage, pool.k[layer], pool.v[layer], cos, sin)
+        return F.rms_norm(h[batch.predict], (self.config.hidden,), self.weights.norm, self.config.norm_eps)
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits, float32 [M, V], of final hidden states [M, D]."""
+        return F.linear(hidden, self.weights.head).float()
+
+    def _layer(
+        self, h: Tensor, w: LayerWeights, stage: Stage, pool_k: Tensor, pool_v: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        c = self.config
+        x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
+        heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        rotated = _rotate(heads[:, : c.heads + c.kv_heads], cos, sin)
+        q, k, v = rotated[:, : c.heads], rotated[:, c.heads :], heads[:, c.heads + c.kv_heads :]
+        if stage.written is not None:
+            k, v = k[stage.written], v[stage.written]
+        pool_k.index_copy_(0, stage.slots, k)
+        pool_v.index_copy_(0, stage.slots, v)
+        h = h + F.linear(self.attention(q, pool_k, pool_v, stage.segments), w.out)
+        gate, up = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up).chunk(2, dim=-1)
+        return h + F.linear(F.silu(gate).mul_(up), w.down)
+
+
+def _enter(stage: Stage, h: Tensor) -> Tensor:
+    """The stage's rows: carried from the stage before, or restored. States that the stage keeps are copied out."""
+    if stage.carry is not None:
+        source, target = stage.carry
+        carried = h[source]
+        if target is None:
+            h = carried
+        else:
+            h = h.new_empty((len(stage.positions), h.shape[1]))
+            h[target] = carried
+    for restore in stage.restore:
+        h[restore.rows] = restore.states
+    for save in stage.save:
+        save.states.copy_(h[save.rows])
+    return h
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, Dh / 2]; channel j is paired with channel j + Dh / 2."""
+    out = torch.empty_like(x)
+    first, second = x.chunk(2, dim=-1)
+    out_first, out_second = out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin)
+    return out
+
+
+def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of all positions, [max_length, 1, Dh / 2], computed in float32."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**half)
+    angles = torch.arange(config.max_length, dtype=torch.float32, device=device)[:, None] * frequencies
+    return angles.cos()[:, None].to(dtype), angles.sin()[:, None].to(dtype)

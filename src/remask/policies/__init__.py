@@ -1,0 +1,9 @@
+"""Cache policies: pure functions from a host-side `View` to a `Plan`, one file a method."""
+
+from remask.policies.base import CachePolicy
+from remask.policies.bicache import BiCache
+from remask.policies.dense import Dense
+from remask.policies.registry import parse, policy_names
+from remask.policies.reuse import Reuse
+
+__all__ = ["BiCache", "CachePolicy", "Dense", "Reuse", "parse", "policy_names"]

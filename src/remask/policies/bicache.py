@@ -1,0 +1,79 @@
+"""`bicache`: reuse of a shared prefix in shallow layers, restart of deep layers from a stored boundary state."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from remask.core.depth import DepthLookup
+from remask.core.plan import Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy
+from remask.policies.dense import Dense
+
+BOUNDARIES = ("stored", "recomputed")
+
+
+@dataclass(frozen=True, slots=True)
+class BiCache:
+    """BiCache (arXiv 2606.07571, section 5) over any inner policy.
+
+    Below the boundary the prefix's K/V come from the store and its rows are never computed. Above it the prefix rows
+    rejoin every `refresh_interval` steps, restarting from the stored boundary state, and stay out in between.
+    Without a shared prefix, or at depth 0, this is the inner policy.
+
+    Attributes:
+        inner: the policy for everything but the prefix.
+        depth: number of shallow layers, or a table that gives it from the prefix ratio.
+        refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
+        boundary_state: "stored" restarts the deep layers from the prefix-only pass (the paper). "recomputed" also runs
+            the prefix rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers
+            start from states which have seen the suffix; it costs the whole canvas on those steps.
+    """
+
+    inner: CachePolicy = field(default_factory=Dense)
+    depth: int | DepthLookup = 0
+    refresh_interval: int | None = 16
+    boundary_state: Literal["stored", "recomputed"] = "stored"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, BiCache):
+            raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
+        if isinstance(self.depth, int) and self.depth < 0:
+            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {self.depth}")
+
+    @property
+    def idle_passes(self) -> bool:
+        """A pass that transfers nothing may be a refresh."""
+        return True
+
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:
+        """Depth b, from the table or as given. Raises `ConfigError` where a given depth exceeds the model's layers."""
+        if isinstance(self.depth, DepthLookup):
+            return min(self.depth.depth(prefix, canvas), layers)
+        if self.depth > layers:
+            raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
+        return self.depth
+
+    def refreshes(self, step: int) -> bool:
+        """Whether the prefix rows rejoin the deep layers in this step."""
+        return step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
+
+    def plan(self, view: View) -> Plan:
+        """The inner plan, cut at the boundary, with the prefix rows taken out below and put in above on refreshes."""
+        plan = self.inner.plan(view)
+        if view.prefix is None:
+            return plan
+        prefix = np.arange(view.length) < view.prefix.length
+        boundary, refresh = view.prefix.boundary, self.refreshes(view.step)
+        recompute = refresh and self.boundary_state == "recomputed"
+
+        def place(span: Span) -> Span:
+            if span.layers.start >= boundary:
+                return replace(span, rows=span.rows | prefix if refresh else span.rows & ~prefix)
+            # At boundary = layers nothing deep reads a recomputed state, so the pass would be wasted.
+            if recompute and boundary < view.layers:
+                return replace(span, rows=span.rows | prefix, frozen=prefix)
+            return replace(span, rows=span.rows & ~prefix)
+
+        return plan.cut(boundary).map(place)

@@ -1,0 +1,32 @@
+"""The shapes in which a prompt may be given, and what the engine takes of each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from remask.errors import ConfigError
+from remask.models.tokenizer import Tokenizer
+
+Message: TypeAlias = Mapping[str, str]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list. A list of ints is one prompt, and so is a list of messages."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[list[int], int]:
+    """Token ids, and how many leading ones are shared by default: with messages, all before the last user turn.
+
+    Raises `ConfigError` where text is given and the model folder has no tokenizer.
+    """
+    if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+        return [int(item) for item in prompt], 0  # type: ignore[arg-type]
+    if tokenizer is None:
+        raise ConfigError("this model folder has no tokenizer, so prompts must be token ids (prompt_token_ids)")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt), 0
+    messages: list[Any] = list(prompt)
+    return tokenizer.apply_chat(messages), tokenizer.shared_prefix(messages)

@@ -1,0 +1,1 @@
+"""Samplers: which candidates become final in a step, and as which tokens."""

@@ -1,0 +1,151 @@
+"""Denoising of one masked canvas: blocks, steps, and which candidates are transferred."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.canvas import Canvas
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.sampling import select
+from remask.sampling.rules import Rule
+from remask.sampling.schedule import TimeSchedule, even_counts
+
+Positions = NDArray[np.int64]
+
+
+class MaskedDecoder:
+    """One request's place in its decoding. It reads the canvas and never writes to it.
+
+    `idle_passes` False skips scheduled steps that transfer nothing; they are counted as steps, but no pass is run.
+    """
+
+    def __init__(self, params: SamplingParams, rule: Rule, canvas: Canvas, seed: int, idle_passes: bool) -> None:
+        self.params, self.rule, self.canvas, self.seed = params, rule, canvas, seed
+        self.idle_passes = idle_passes
+        self.step = 0
+        self.block_step = 0
+        self.block_index = 0
+        self._dynamic = rule.remasking != "confidence_threshold" and (
+            params.threshold is not None or params.factor is not None
+        )
+        self._times = TimeSchedule(params.steps_per_block, rule.eps) if rule.eps is not None else None
+        self._orders = self._checked_orders()
+        self._begin_block()
+        self._skip_idle()
+
+    @property
+    def finished(self) -> bool:
+        """Every block is done."""
+        return self.block_index == self.params.blocks
+
+    @property
+    def block(self) -> range:
+        """Canvas positions of the current block."""
+        start = self.canvas.prompt + self.block_index * self.params.block
+        return range(start, start + self.params.block)
+
+    def choose(self, candidates: Positions, confidence: select.Confidence) -> Positions:
+        """Positions to transfer now, ascending. `candidates` are noisy positions of the block, `confidence` theirs."""
+        if not len(candidates):
+            return candidates
+        return candidates[self._choose(candidates, confidence)]
+
+    def advance(self) -> None:
+        """The step is over and its transfers are on the canvas."""
+        self._advance()
+        self._skip_idle()
+
+    def _advance(self) -> None:
+        self.step += 1
+        self.block_step += 1
+        if self._block_over():
+            self.block_index += 1
+            if not self.finished:
+                self._begin_block()
+
+    def _begin_block(self) -> None:
+        self.block_step = 0
+        masks = self._masks()
+        self._counts = even_counts(masks, self.params.steps_per_block)
+        self._left_over = 0
+        self._budget = masks // self.params.steps_per_block
+        self._last_step = self.params.steps_per_block
+        if self.rule.remasking == "confidence_threshold" and masks % self.params.steps_per_block:
+            raise ConfigError(
+                f"remasking 'confidence_threshold' shares {masks} masks evenly among "
+                f"{self.params.steps_per_block} steps: use a number of steps that divides them"
+            )
+
+    def _masks(self) -> int:
+        return int(self.canvas.noisy[self.block.start : self.block.stop].sum())
+
+    def _block_over(self) -> bool:
+        if self._dynamic or self.rule.remasking == "confidence_threshold":
+            return self._masks() == 0
+        return self.block_step == self.params.steps_per_block
+
+    def _skip_idle(self) -> None:
+        while not self.idle_passes and not self.finished and self._idle():
+            self._advance()
+
+    def _idle(self) -> bool:
+        """Whether this step is known to transfer nothing before it is run."""
+        if self._dynamic or self.rule.remasking in ("confidence_threshold", "origin"):
+            return False
+        return self._scheduled() == 0
+
+    def _scheduled(self) -> int:
+        if self._times is not None:
+            return self._times.count(self.block_step, self._masks())
+        return int(self._counts[self.block_step])
+
+    def _choose(self, candidates: Positions, confidence: select.Confidence) -> select.Chosen:
+        if self.rule.remasking == "confidence_threshold":
+            return self._within_budget(confidence)
+        if self.params.threshold is not None:
+            return select.above(confidence, self.params.threshold)
+        if self.params.factor is not None:
+            return select.by_factor(confidence, self.params.factor)
+        if self.rule.remasking == "order":
+            order = self._orders[self.block_index]
+            noisy = order[self.canvas.noisy[order]]
+            return np.flatnonzero(np.isin(candidates, noisy[: self._scheduled()]))
+        if self.rule.remasking == "random":
+            return select.top(self._draw(len(candidates)), self._scheduled())
+        if self.rule.remasking == "origin":
+            assert self._times is not None
+            return np.flatnonzero(self._draw(len(candidates)) < self._times.share(self.block_step))
+        return select.top(confidence, self._scheduled())
+
+    def _within_budget(self, confidence: select.Confidence) -> select.Chosen:
+        """Fast-dLLM's rule for Dream: each pass looks at its share of the masks and at what earlier passes left over.
+
+        Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
+        """
+        assert self.params.threshold is not None
+        considered = min(self._budget + self._left_over, len(confidence))
+        chosen = select.within_budget(confidence, self.params.threshold, considered)
+        self._left_over = considered - len(chosen)
+        if self.block_step + 1 == self._last_step and self._left_over:
+            self._last_step += 1
+            self._budget = 0
+        return chosen
+
+    def _draw(self, count: int) -> NDArray[np.float32]:
+        """Uniform numbers that depend on the request's seed and step alone."""
+        return np.random.default_rng([self.seed, self.step]).random(count, dtype=np.float32)
+
+    def _checked_orders(self) -> Sequence[Positions]:
+        if self.params.order is None:
+            return ()
+        orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
+        for index, order in enumerate(orders):
+            start = self.canvas.prompt + index * self.params.block
+            if sorted(order.tolist()) != list(range(start, start + self.params.block)):
+                raise ConfigError(
+                    f"order: list {index} must hold each canvas position from {start} to "
+                    f"{start + self.params.block - 1} once, got {order.tolist()}"
+                )
+        return orders

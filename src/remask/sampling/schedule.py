@@ -1,0 +1,40 @@
+"""How many positions are transferred in each step of a block."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def even_counts(masks: int, steps: int) -> NDArray[np.int64]:
+    """LLaDA's schedule: `masks` shared evenly among `steps`, the first steps taking the remainder."""
+    counts = np.full(steps, masks // steps, dtype=np.int64)
+    counts[: masks % steps] += 1
+    return counts
+
+
+class TimeSchedule:
+    """Dream's schedule: times fall linearly from 1 to `eps`; a step transfers the share by which time falls in it.
+
+    All arithmetic is float32, as in the original: it decides how products round down.
+    """
+
+    def __init__(self, steps: int, eps: float) -> None:
+        self.times: NDArray[np.float32] = _linspace(1.0, eps, steps + 1)
+
+    def share(self, step: int) -> np.float32:
+        """Share of the masked positions that `step` transfers; everything in the last step."""
+        if step >= len(self.times) - 2:
+            return np.float32(1)
+        return np.float32(1 - self.times[step + 1] / self.times[step])
+
+    def count(self, step: int, masks: int) -> int:
+        """Positions that `step` transfers when `masks` are masked, rounded down."""
+        return int(np.float32(masks) * self.share(step))
+
+
+def _linspace(start: float, stop: float, points: int) -> NDArray[np.float32]:
+    """A linspace in PyTorch's order of operations: from the start in its first half, from the stop in its second."""
+    step = (np.float32(stop) - np.float32(start)) / np.float32(points - 1)
+    index = np.arange(points, dtype=np.float32)
+    forward = np.float32(start) + step * index
+    backward = np.float32(stop) - step * (np.float32(points - 1) - index)
+    return np.where(np.arange(points) < points // 2, forward, backward).astype(np.float32)

@@ -1,0 +1,46 @@
+"""Which candidates to transfer, given their confidences: pure functions on the host.
+
+Every function returns indices into `confidence`, in ascending order. Equal confidences are taken from the left.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Confidence = NDArray[np.float32]
+Chosen = NDArray[np.int64]
+
+
+def top(confidence: Confidence, count: int) -> Chosen:
+    """The `count` most confident."""
+    return np.sort(_ranked(confidence)[:count])
+
+
+def above(confidence: Confidence, threshold: float) -> Chosen:
+    """The most confident one, and every one that is at least `threshold` (Fast-dLLM section 3.3)."""
+    ranked = _ranked(confidence)
+    return np.sort(ranked[: max(1, int((confidence >= threshold).sum()))])
+
+
+def by_factor(confidence: Confidence, factor: float) -> Chosen:
+    """Fast-dLLM's factor rule: rank n >= 2 is accepted while its confidence is >= 1 - factor / (n + 1).
+
+    A first failure at the very last rank does not stop the rule, as in the original: two remaining candidates always
+    go together.
+    """
+    ranked = _ranked(confidence)
+    ranks = np.arange(1, len(ranked) + 1)
+    accepted = confidence[ranked] >= 1 - factor / (ranks + 1)
+    accepted[0] = True
+    accepted[-1] = True
+    lead = len(ranked) if accepted.all() else int(accepted.argmin())
+    return np.sort(ranked[:lead])
+
+
+def within_budget(confidence: Confidence, threshold: float, considered: int) -> Chosen:
+    """Of the `considered` most confident, the best and every one that is at least `threshold` (Fast-dLLM for Dream)."""
+    ranked = _ranked(confidence)[:considered]
+    return np.sort(ranked[(confidence[ranked] >= threshold) | (np.arange(len(ranked)) == 0)])
+
+
+def _ranked(confidence: Confidence) -> Chosen:
+    return np.argsort(-confidence, kind="stable")

@@ -1,0 +1,1 @@
+"""Page accounting and the store of shared prefixes."""

@@ -1,0 +1,37 @@
+"""Which entry leaves the store first."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Literal, TypeAlias, get_args
+
+from remask.errors import UnknownNameError
+
+Eviction: TypeAlias = Literal["fifo", "lru"]
+EVICTIONS: tuple[str, ...] = get_args(Eviction)
+
+
+class EvictionOrder:
+    """Keys in the order in which they would be evicted: "fifo" by insertion (BiCache appendix C), "lru" by last use."""
+
+    def __init__(self, rule: Eviction) -> None:
+        if rule not in EVICTIONS:
+            raise UnknownNameError("eviction", str(rule), EVICTIONS)
+        self.rule = rule
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[int]:
+        """Keys, the next to be evicted first."""
+        return iter(self._keys)
+
+    def add(self, key: int) -> None:
+        """A new key, last in line."""
+        self._keys[key] = None
+
+    def used(self, key: int) -> None:
+        """`key` was read: under "lru" it goes to the end of the line, under "fifo" it keeps its place."""
+        if self.rule == "lru":
+            self._keys.move_to_end(key)
+
+    def remove(self, key: int) -> None:
+        """Forget `key`."""
+        del self._keys[key]

@@ -1,0 +1,90 @@
+"""Refcounted pages of K/V slots, counted per layer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import IntegrityError
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Slots for `tokens` consecutive positions: the same page numbers in every layer of `layers`."""
+
+    layers: range
+    pages: NDArray[np.int64]
+    page_size: int
+    tokens: int
+
+    def slots(self) -> NDArray[np.int64]:
+        """Slot of each position, int64 [tokens]."""
+        offsets = np.arange(self.tokens)
+        slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
+        return slots
+
+    def below(self, layer: int) -> "Extent":
+        """The part of this extent in layers under `layer`."""
+        return Extent(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
+
+
+class PageAllocator:
+    """Reference counts of all pages in all layers. It hands out page numbers and touches no tensor.
+
+    Pages are counted per layer because a request that reads a shared prefix in shallow layers needs pages of its own
+    for it in the deep ones only.
+    """
+
+    def __init__(self, layers: int, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.references = np.zeros((layers, pages), dtype=np.int32)
+
+    @property
+    def used(self) -> int:
+        """Pages in use, summed over layers."""
+        return int((self.references > 0).sum())
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` consecutive positions take in one layer."""
+        return -(-tokens // self.page_size)
+
+    def allocate(self, tokens: int, layers: range) -> Extent | None:
+        """Claim pages for `tokens` positions in each of `layers`, each with one reference; None where too few are free.
+
+        The first run of consecutive pages that is long enough is preferred, as attention reads a run in place; without
+        one, scattered pages are taken.
+        """
+        need = self.pages_for(tokens)
+        free = (self.references[layers.start : layers.stop] == 0).all(axis=0)
+        if free.sum() < need:
+            return None
+        pages = _first_run(free, need)
+        self.references[layers.start : layers.stop, pages] = 1
+        return Extent(layers, pages, self.page_size, tokens)
+
+    def retain(self, extent: Extent) -> None:
+        """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""
+        part = self.references[extent.layers.start : extent.layers.stop]
+        if (part[:, extent.pages] < 1).any():
+            raise IntegrityError(f"retained pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
+        part[:, extent.pages] += 1
+
+    def release(self, extent: Extent) -> None:
+        """Drop a reference from every page of `extent`; pages without any are free.
+
+        Raises `IntegrityError`, and changes nothing, where one is free already.
+        """
+        part = self.references[extent.layers.start : extent.layers.stop]
+        if (part[:, extent.pages] < 1).any():
+            raise IntegrityError(f"released pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
+        part[:, extent.pages] -= 1
+
+
+def _first_run(free: NDArray[np.bool_], need: int) -> NDArray[np.int64]:
+    """The first `need` consecutive free pages, or the first `need` free ones where no run is long enough."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], free, [False]]).astype(np.int8)))
+    starts, ends = edges[::2], edges[1::2]
+    fits = np.flatnonzero(ends - starts >= need)
+    if len(fits):
+        return np.arange(starts[fits[0]], starts[fits[0]] + need)
+    return np.flatnonzero(free)[:need]

@@ -1,0 +1,70 @@
+"""The golden runs through `remask generate`: token ids, order of transfers, forwards and row-layers."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from remask.policies import policy_names
+from tests import goldens
+
+SUPPORTED = [
+    run
+    for file in goldens.run_files()
+    for run in goldens.runs(file)
+    if run["method"] != "fast_dllm_dual_without_bicache_engine"
+    and set(goldens.request_line(run, "0")["cache"].split("+")) <= set(policy_names())
+]
+
+
+def generate(tmp_path: Path, model: str, lines: Iterable[dict[str, Any]], *options: str) -> dict[str, dict[str, Any]]:
+    """Answers of one `remask generate` call, by id."""
+    source, target = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    folder = str(goldens.model_dir(model))
+    files = ["--input", str(source), "--output", str(target)]
+    common = ["--dtype", "float32", "--device", "cpu", "--trace", "--max-model-len", "512"]
+    assert main(["--quiet", "generate", "--model", folder, *files, *common, *options]) == 0
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    return {answer["id"]: answer for answer in answers}
+
+
+def check(run: dict[str, Any], answer: dict[str, Any], layers: int) -> None:
+    """Everything that binds for one golden run."""
+    exempt = goldens.exempt(run)
+    if "tokens" not in exempt:
+        assert answer["token_ids"] == run["output_ids"]
+        trace = [(event["positions"], event["token_ids"]) for event in answer["trace"]]
+        assert trace == [(positions, tokens) for _, positions, tokens in goldens.transfers(run)]
+    forwards = goldens.expected_forwards(run)
+    if forwards is not None:
+        assert answer["usage"]["forwards"] == forwards
+    if "row_layers" not in exempt:
+        assert answer["usage"]["row_layers"] == goldens.row_layers(run, layers)
+
+
+LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4}
+
+
+@pytest.mark.parametrize("model", goldens.MODELS)
+def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str) -> None:
+    """Lines of all policies stand in one file, so they run batched together."""
+    runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
+    assert runs
+    answers = generate(tmp_path, model, (goldens.request_line(run, name) for name, run in runs.items()))
+    assert set(answers) == set(runs)
+    for name, run in runs.items():
+        check(run, answers[name], LAYERS[model])
+
+
+@pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"]])
+def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
+    """One at a time, or a few at a time under a tight budget and odd pages."""
+    runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == "llada"}
+    names = sorted(runs)[::9]
+    answers = generate(tmp_path, "llada", (goldens.request_line(runs[name], name) for name in names), *options)
+    for name in names:
+        check(runs[name], answers[name], LAYERS["llada"])

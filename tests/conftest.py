@@ -1,0 +1,29 @@
+"""What every test runs under: one thread, fixed seeds, and property tests that give the same answer each time."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "remask",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("remask")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a fixed seed."""
+    return np.random.default_rng(0)

@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remask.core.ledger import LEASED, NEVER, Ledger
+from remask.core.plan import Mask, Plan, PrefixHit, Span
+from remask.errors import PlanError
+
+
+def rows(length: int, *positions: int) -> Mask:
+    out = np.zeros(length, dtype=np.bool_)
+    out[list(positions)] = True
+    return out
+
+
+def one(layers: int, live: Mask, frozen: Mask | None = None) -> Plan:
+    return Plan((Span(range(layers), live, frozen),), predict=np.zeros_like(live))
+
+
+def test_it_knows_when_each_row_was_written() -> None:
+    ledger = Ledger(2, 3, None)
+    ledger.apply(one(2, rows(3, 0, 1, 2)))
+    ledger.apply(one(2, rows(3, 2)))
+    ledger.apply(Plan((Span(range(1), rows(3, 1, 2)), Span(range(1, 2), rows(3, 1))), predict=rows(3)))
+    assert ledger.step == 2
+    assert ledger.written.tolist() == [[0, 2, 2], [0, 2, 1]]
+
+
+def test_the_first_pass_must_write_all_that_it_attends_to() -> None:
+    with pytest.raises(PlanError, match="layer 0 attends to position 1, whose K/V were never written"):
+        Ledger(2, 3, None).apply(one(2, rows(3, 0, 2)))
+
+
+def test_leased_rows_may_be_read_and_left_out() -> None:
+    ledger = Ledger(2, 3, PrefixHit(2, 2))
+    ledger.apply(one(2, rows(3, 2)))
+    assert ledger.written.tolist() == [[LEASED, LEASED, 0]] * 2
+
+
+def test_leased_rows_are_read_only() -> None:
+    ledger = Ledger(2, 3, PrefixHit(2, 1))
+    with pytest.raises(PlanError, match="leased rows are read-only"):
+        ledger.apply(one(2, rows(3, 0, 1, 2)))
+    assert ledger.step == -1
+    assert (ledger.written[1] == NEVER).all()
+
+
+def test_frozen_leased_rows_may_be_computed() -> None:
+    ledger = Ledger(2, 3, PrefixHit(2, 1))
+    plan = Plan(
+        (Span(range(1), rows(3, 0, 1, 2), frozen=rows(3, 0, 1)), Span(range(1, 2), rows(3, 0, 1, 2))), predict=rows(3)
+    )
+    ledger.apply(plan)
+    assert ledger.written.tolist() == [[LEASED, LEASED, 0], [0, 0, 0]]
+
+
+def test_frozen_rows_that_were_never_written_are_not_there_to_be_read() -> None:
+    with pytest.raises(PlanError, match="never written"):
+        Ledger(1, 2, None).apply(one(1, rows(2, 0, 1), frozen=rows(2, 0)))
+
+
+def test_rows_join_at_the_boundary_only() -> None:
+    def join(at: int, position: int) -> Plan:
+        lower, upper = rows(4, 2, 3), rows(4, 2, 3, position)
+        return Plan((Span(range(at), lower), Span(range(at, 4), upper)), predict=rows(4))
+
+    ledger = Ledger(4, 4, PrefixHit(2, 2))
+    ledger.written[2:, :2] = 0  # as after a refresh
+    with pytest.raises(PlanError, match="position 1 joins at layer 1, where no boundary state is lent"):
+        ledger.apply(join(1, 1))
+    ledger.apply(join(2, 1))
+    plain = Ledger(4, 4, None)
+    plain.apply(one(4, rows(4, 0, 1, 2, 3)))
+    with pytest.raises(PlanError, match="position 0 joins at layer 2"):
+        plain.apply(join(2, 0))
+
+
+def test_rows_behind_the_prefix_have_no_boundary_state() -> None:
+    ledger = Ledger(2, 4, PrefixHit(2, 1))
+    ledger.written[:, 2:] = 0
+    plan = Plan((Span(range(1), rows(4, 3)), Span(range(1, 2), rows(4, 0, 1, 2, 3))), predict=rows(4))
+    with pytest.raises(PlanError, match="position 2 joins"):
+        ledger.apply(plan)
+
+
+@pytest.mark.parametrize(("layers", "length"), [(3, 4), (1, 4), (2, 5), (2, 3)])
+def test_plans_of_another_shape_are_refused(layers: int, length: int) -> None:
+    with pytest.raises(PlanError):
+        Ledger(2, 4, None).apply(one(layers, np.ones(length, dtype=np.bool_)))
+
+
+def refused(written: list[list[int]], prefix: PrefixHit | None, plan: Plan) -> bool:
+    """The rules of `Ledger.apply`, one row and one layer at a time."""
+    length = len(written[0])
+    state = [list(row) for row in written]
+    live = set(range(length))
+    for span in plan.spans:
+        here = {p for p in range(length) if span.rows[p]}
+        for p in here - live:
+            if prefix is None or span.layers.start != prefix.boundary or p >= prefix.length:
+                return True
+        for layer in span.layers:
+            for p in here:
+                if span.frozen is not None and span.frozen[p]:
+                    continue
+                if state[layer][p] == LEASED:
+                    return True
+                state[layer][p] = 99
+            if NEVER in state[layer]:
+                return True
+        live = here
+    return False
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, int, PrefixHit | None, list[Plan]]:
+    layers, length = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    prefix = None
+    if draw(st.booleans()):
+        prefix = PrefixHit(draw(st.integers(1, length)), draw(st.integers(1, layers)))
+    # Mostly live rows, or nearly every plan would be refused at once.
+    bits = st.lists(st.sampled_from([True, True, False]), min_size=length, max_size=length)
+    masks = bits.map(lambda values: np.array(values, dtype=np.bool_))
+    history = []
+    for _ in range(draw(st.integers(1, 5))):
+        cut = draw(st.integers(0, layers))
+        parts = [part for part in (range(cut), range(cut, layers)) if len(part)]
+        spans = tuple(Span(part, draw(masks), frozen=draw(st.none() | masks)) for part in parts)
+        history.append(Plan(spans, predict=np.zeros(length, dtype=np.bool_)))
+    full = Plan((Span(range(layers), np.ones(length, dtype=np.bool_)),), predict=np.zeros(length, dtype=np.bool_))
+    return layers, length, prefix, [full, *history] if prefix is None and draw(st.booleans()) else history
+
+
+@settings(max_examples=400)
+@given(histories())
+def test_it_refuses_what_the_rules_refuse_and_then_records_nothing(
+    history: tuple[int, int, PrefixHit | None, list[Plan]],
+) -> None:
+    layers, length, prefix, plans = history
+    ledger = Ledger(layers, length, prefix)
+    for plan in plans:
+        before, step = ledger.written.copy(), ledger.step
+        if refused(before.tolist(), prefix, plan):
+            with pytest.raises(PlanError):
+                ledger.apply(plan)
+            assert np.array_equal(ledger.written, before)
+            assert ledger.step == step
+            continue
+        ledger.apply(plan)
+        assert ledger.step == step + 1
+        for span in plan.spans:
+            wrote = span.rows if span.frozen is None else span.rows & ~span.frozen
+            for layer in span.layers:
+                expected = np.where(wrote, ledger.step, before[layer])
+                assert ledger.written[layer].tolist() == expected.tolist()

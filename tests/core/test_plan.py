@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.plan import Mask, Plan, PrefixHit, Span, View
+from remask.errors import PlanError
+
+LENGTH = 6
+
+
+def mask(*positions: int) -> Mask:
+    out = np.zeros(LENGTH, dtype=np.bool_)
+    out[list(positions)] = True
+    return out
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    widths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    rows = st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH).map(lambda bits: np.array(bits, dtype=np.bool_))
+    spans, at = [], 0
+    for width in widths:
+        optional = st.none() | rows
+        spans.append(Span(range(at, at + width), draw(rows), frozen=draw(optional), save=draw(optional)))
+        at += width
+    return Plan(tuple(spans), predict=draw(rows), commit=draw(st.none() | rows))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [range(1, 3)],
+        [range(2), range(3, 4)],
+        [range(2), range(1, 4)],
+        [range(2), range(2)],
+        [range(0, 4, 2)],
+        [range(2), range(2, 2)],
+        [range(0)],
+        [range(3, 0, -1)],
+    ],
+    ids=repr,
+)
+def test_spans_must_cover_the_layers_in_order(layers: list[range]) -> None:
+    with pytest.raises(PlanError, match="cover the layers in order"):
+        Plan(tuple(Span(part, mask(0)) for part in layers), predict=mask())
+
+
+def test_a_plan_without_spans_is_refused() -> None:
+    with pytest.raises(PlanError):
+        Plan((), predict=mask())
+
+
+def test_cost_counts_live_rows_times_layers() -> None:
+    plan = Plan((Span(range(3), mask(0, 1, 5)), Span(range(3, 7), mask(2))), predict=mask(2))
+    assert plan.cost == 3 * 3 + 1 * 4
+    assert plan.layers == 7
+
+
+def test_frozen_rows_are_computed_and_so_cost() -> None:
+    assert Span(range(2), mask(0, 1, 2), frozen=mask(0, 1)).cost == 6
+
+
+@given(plans(), st.data())
+def test_cut_changes_nothing_but_the_boundary(plan: Plan, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, plan.layers))
+    cut = plan.cut(at)
+    assert cut.cost == plan.cost
+    assert cut.layers == plan.layers
+    assert cut.predict is plan.predict
+    assert cut.commit is plan.commit
+    assert at in (0, plan.layers) or at in [span.layers.start for span in cut.spans]
+    for layer in range(plan.layers):
+        old = next(span for span in plan.spans if layer in span.layers)
+        new = next(span for span in cut.spans if layer in span.layers)
+        assert new.rows is old.rows
+        assert new.frozen is old.frozen
+        # What is saved is saved once, where it was.
+        kept_old = old.save if old.layers.start == layer else None
+        kept_new = new.save if new.layers.start == layer else None
+        assert kept_new is kept_old
+    starts = {span.layers.start for span in plan.spans}
+    assert {span.layers.start for span in cut.spans} == starts | ({at} - {plan.layers})
+
+
+@pytest.mark.parametrize("at", [-1, 5, 100])
+def test_cut_outside_the_layers_is_refused(at: int) -> None:
+    with pytest.raises(PlanError, match=f"cannot cut a plan of 4 layers at {at}"):
+        Plan((Span(range(4), mask(0)),), predict=mask()).cut(at)
+
+
+def test_map_applies_to_every_span_and_checks_the_result() -> None:
+    plan = Plan((Span(range(2), mask(0)), Span(range(2, 4), mask(1))), predict=mask())
+    widened = plan.map(lambda span: Span(span.layers, span.rows | mask(5)))
+    assert [span.rows.tolist() for span in widened.spans] == [mask(0, 5).tolist(), mask(1, 5).tolist()]
+    with pytest.raises(PlanError):
+        plan.map(lambda span: Span(range(span.layers.start, span.layers.stop + 1), span.rows))
+
+
+def test_a_view_names_the_noisy_positions_of_its_block() -> None:
+    noisy = mask(2, 3, 5)
+    view = View(layers=2, step=0, block_step=0, block=range(2, 4), prompt=2, noisy=noisy, prefix=PrefixHit(1, 1))
+    assert view.length == LENGTH
+    assert view.candidates.tolist() == mask(2, 3).tolist()
+    assert view.everything.all()
+    view.everything[:] = False
+    view.candidates[:] = True
+    assert view.everything.all()
+    assert noisy.tolist() == mask(2, 3, 5).tolist()

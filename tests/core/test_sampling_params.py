@@ -1,0 +1,170 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.sampling import REMASKING, SamplingParams
+from remask.errors import ConfigError, UnknownNameError
+
+NAN, INF = math.nan, math.inf
+
+BAD: dict[str, list[Any]] = {
+    "max_tokens": [0, -1, 1.0, 2.5, "4", True, NAN, INF, [4], None],
+    "steps": [0, -4, 4.0, "4", True, NAN, {}],
+    "block_length": [0, -8, 8.0, "8", False, NAN],
+    "top_k": [0, -1, 1.5, "3", True, NAN],
+    "seed": [-1, 1.0, "1", True, NAN],
+    "temperature": [-0.1, NAN, INF, -INF, "1", True, [1.0], None],
+    "cfg_scale": [-1, NAN, INF, "1", False, None],
+    "threshold": [-0.1, 1.1, NAN, INF, "0.9", True],
+    "factor": [-1, NAN, INF, "1", True],
+    "top_p": [0, 0.0, -0.5, 1.01, NAN, INF, "0.9", True],
+    "eps": [0, -1e-3, 1.5, NAN, INF, "0.1", True],
+    "ignore_eos": [0, 1, "yes", None],
+    "remasking": ["", "low-confidence", "LOW_CONFIDENCE", 3],
+    "stop": [[""], ["a", ""], "", [1], ["a", None], 5, None],
+    "stop_token_ids": [[-1], [1.0], ["1"], [True], 5, None],
+    "order": [[[1], [2]], [], 5],
+}
+CASES = [pytest.param(name, value, id=f"{name}={value!r}") for name, values in BAD.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), CASES)
+def test_every_bad_value_is_named(name: str, value: Any) -> None:
+    extra: dict[str, Any] = {"remasking": "order"} if name == "order" else {}
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**{name: value}, **extra)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [case for case in CASES if case.values[1] is not None])
+def test_every_bad_value_is_named_from_a_mapping_too(name: str, value: Any) -> None:
+    extra: dict[str, Any] = {"remasking": "order"} if name == "order" else {}
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams.from_mapping({name: value, **extra})
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["temperature", "cfg_scale", "threshold", "factor", "top_p", "eps"])
+def test_whole_numbers_beyond_a_float_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SamplingParams.from_mapping({name: 10**400})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_tokens": 1},
+        {"temperature": 0},
+        {"temperature": 2},
+        {"threshold": 0},
+        {"threshold": 1},
+        {"factor": 0},
+        {"top_p": 1},
+        {"top_k": 1},
+        {"eps": 1e-3},
+        {"seed": 0},
+        {"seed": 2**63},
+        {"stop": "ab"},
+        {"stop": ["ab", "c"]},
+        {"stop_token_ids": [0, 5]},
+        {"ignore_eos": True},
+        {"cfg_scale": 1.5},
+        {"max_tokens": 8, "steps": 64, "block_length": 4},
+    ],
+    ids=repr,
+)
+def test_good_values_stay_as_they_are(values: dict[str, Any]) -> None:
+    params = SamplingParams.from_mapping(values)
+    for name, value in values.items():
+        assert getattr(params, name) == ((value,) if name == "stop" and isinstance(value, str) else value)
+
+
+def test_one_stop_text_may_be_given_alone() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature'\?"):
+        SamplingParams.from_mapping({"temprature": 1})
+    with pytest.raises(UnknownNameError, match="Available: block_length, cfg_scale"):
+        SamplingParams.from_mapping({"zzz": 1})
+
+
+def test_an_unknown_remasking_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"Unknown remasking 'entrpy'. Did you mean 'entropy'\?") as caught:
+        SamplingParams(remasking="entrpy")
+    assert all(name in str(caught.value) for name in REMASKING)
+
+
+@pytest.mark.parametrize("values", [[], "steps", None, 5, [("steps", 4)]], ids=repr)
+def test_only_mappings_make_parameters(values: Any) -> None:
+    with pytest.raises(ConfigError, match="must be an object"):
+        SamplingParams.from_mapping(values)
+
+
+def test_null_means_the_default() -> None:
+    nothing = dict.fromkeys(["max_tokens", "steps", "temperature", "stop", "ignore_eos", "stop_token_ids"])
+    assert SamplingParams.from_mapping(nothing) == SamplingParams()
+
+
+def test_max_tokens_must_be_whole_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"max_tokens=10 is not a multiple of block_length=4; use max_tokens=12"):
+        SamplingParams(max_tokens=10, block_length=4)
+    with pytest.raises(ConfigError, match="use max_tokens=8"):
+        SamplingParams(max_tokens=4, block_length=8)
+
+
+def test_steps_must_be_shared_evenly_among_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"steps=6 cannot be shared evenly among 4 blocks .* a multiple of 4"):
+        SamplingParams(max_tokens=16, block_length=4, steps=6)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.none() | st.integers(1, 80))
+def test_blocks_and_steps(max_tokens: int, block: int, steps: int | None) -> None:
+    fits = max_tokens % block == 0 and (steps is None or steps % (max_tokens // block) == 0)
+    if not fits:
+        with pytest.raises(ConfigError):
+            SamplingParams(max_tokens=max_tokens, block_length=block, steps=steps)
+        return
+    params = SamplingParams(max_tokens=max_tokens, block_length=block, steps=steps)
+    assert params.block == block
+    assert params.blocks * params.block == max_tokens
+    assert params.steps_per_block * params.blocks == (steps or max_tokens)
+
+
+def test_one_block_is_the_default() -> None:
+    params = SamplingParams(max_tokens=12, steps=5)
+    assert (params.block, params.blocks, params.steps_per_block) == (12, 1, 5)
+
+
+def test_threshold_and_factor_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="threshold and factor are two rules"):
+        SamplingParams(threshold=0.9, factor=1.0)
+
+
+def test_confidence_threshold_needs_its_threshold() -> None:
+    with pytest.raises(ConfigError, match="needs threshold"):
+        SamplingParams(remasking="confidence_threshold")
+
+
+def test_order_and_its_rule_go_together() -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        SamplingParams(max_tokens=2, order=[[3, 4]])
+    with pytest.raises(ConfigError, match="go together"):
+        SamplingParams(max_tokens=2, remasking="order")
+    with pytest.raises(ConfigError, match="2 blocks, got 1 lists"):
+        SamplingParams(max_tokens=4, block_length=2, remasking="order", order=[[3, 4]])
+
+
+@pytest.mark.parametrize("name", ["order", "stop_token_ids"])
+def test_lists_from_a_mapping_are_lists(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a list"):
+        SamplingParams.from_mapping({name: "12", "remasking": "order"})
+
+
+def test_parameters_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        SamplingParams().steps = 3  # type: ignore[misc]

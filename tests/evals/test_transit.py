@@ -1,0 +1,150 @@
+"""The transit task: seeds fix it, answers follow the table, and only an exact answer counts."""
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from remask.errors import ConfigError
+from remask.evals import transit
+
+
+def walk(table_text: str, start: str, hops: int) -> str:
+    """Follows the table by reading the text of the system prompt, as a rider would."""
+    table = dict(row.strip().split(" > ") for row in table_text.split("table :")[1].split(";") if row.strip())
+    for _ in range(hops):
+        start = table[start]
+    return start
+
+
+def test_stop_names_are_distinct_single_words() -> None:
+    assert len(set(transit.STOPS)) == len(transit.STOPS)
+    assert all(name.isalpha() and name.islower() for name in transit.STOPS)
+    assert not set(transit.STOPS) & set(transit.RULES.split())
+
+
+@pytest.mark.parametrize("rows", [transit.MAX_HOPS + 1, 40, transit.DEFAULT_ROWS, len(transit.STOPS)])
+def test_prompt_is_one_loop(rows: int) -> None:
+    prompt = transit.draw_prompt(random.Random(3), rows)
+    assert len(prompt.rows) == rows
+    stop = prompt.rows[0][0]
+    seen = []
+    for _ in range(rows):
+        seen.append(stop)
+        stop = prompt.next_stop[stop]
+    assert len(set(seen)) == rows
+    assert stop == seen[0]
+
+
+def test_rows_are_shuffled() -> None:
+    rows = transit.draw_prompt(random.Random(0)).rows
+    consecutive = sum(first[1] == second[0] for first, second in itertools.pairwise(rows))
+    assert consecutive < len(rows) // 4
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_answer_follows_the_text_of_the_prompt(hops: int) -> None:
+    rng = random.Random(hops)
+    for _ in range(50):
+        prompt = transit.draw_prompt(rng, rng.choice([4, 24, 56]))
+        question = transit.draw_question(rng, prompt, hops)
+        system, user = transit.messages(prompt, question)
+        assert (system["role"], user["role"]) == ("system", "user")
+        _, start, _, asked, *_ = user["content"].split()
+        answer = walk(system["content"], start, int(asked))
+        response = transit.reference_response(prompt, question)
+        assert transit.is_correct(response, answer)
+        assert len(response.split()) == 2 * hops + 3
+        assert answer != start
+
+
+def test_answer_depends_on_the_prompt() -> None:
+    rng = random.Random(0)
+    answers = set()
+    for _ in range(30):
+        prompt = transit.draw_prompt(rng, len(transit.STOPS))
+        answers.add(transit.route(prompt, transit.TransitQuestion("oak", 1))[-1])
+    assert len(answers) > 15
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("elm > oak ## oak", True),
+        ("## oak", True),
+        ("##oak", True),
+        ("elm > oak ## \t oak \n", True),
+        ("elm > ash ## ash ## oak", True),
+        ("elm > oak ## oak ## ash", False),
+        ("elm > oak ## oak ##", False),
+        ("### oak", True),
+        ("## # oak", False),
+        ("elm > oak # oak", False),
+        ("elm > oak", False),
+        ("oak", False),
+        ("", False),
+        ("##", False),
+        ("## Oak", False),
+        ("## OAK", False),
+        ("## oak .", False),
+        ("## oak oak", False),
+        ("## oaken", False),
+        ("## o ak", False),
+    ],
+)
+def test_strict_match(text: str, right: bool) -> None:
+    assert transit.is_correct(text, "oak") is right
+
+
+def test_workload_is_fixed_by_its_arguments() -> None:
+    first = transit.make_workload(40, 5, seed=1)
+    assert first == transit.make_workload(40, 5, seed=1)
+    assert first != transit.make_workload(40, 5, seed=2)
+
+
+@pytest.mark.parametrize(("requests", "prompts"), [(1, 1), (7, 3), (5, 2), (200, 8), (10, 10)])
+def test_workload_deals_lines_and_hops_evenly(requests: int, prompts: int) -> None:
+    workload = transit.make_workload(requests, prompts, seed=4, rows=12)
+    assert len(workload) == requests
+    lines = Counter(request.prompt_index for request in workload)
+    hops = Counter(request.question.hops for request in workload)
+    assert set(lines) == set(range(prompts))
+    assert max(lines.values()) - min(lines.values()) <= 1
+    assert max(hops.values()) - min(hops.values()) <= 1
+    assert len({request.prompt for request in workload}) == prompts
+    for request in workload:
+        assert request.prompt == next(r.prompt for r in workload if r.prompt_index == request.prompt_index)
+        assert transit.is_correct(request.reference, request.answer)
+        assert request.messages[-1]["content"] == request.question.text
+
+
+def test_workload_is_shuffled() -> None:
+    order = [request.prompt_index for request in transit.make_workload(60, 3, seed=0)]
+    assert order != sorted(order)
+    assert order != [number % 3 for number in range(60)]
+
+
+@pytest.mark.parametrize("rows", [-1, 0, transit.MAX_HOPS, len(transit.STOPS) + 1])
+def test_impossible_number_of_rows(rows: int) -> None:
+    with pytest.raises(ConfigError, match=f"rows is {rows}"):
+        transit.draw_prompt(random.Random(0), rows)
+
+
+@pytest.mark.parametrize("hops", [0, -1, transit.MAX_HOPS + 1])
+def test_impossible_number_of_hops(hops: int) -> None:
+    prompt = transit.draw_prompt(random.Random(0))
+    with pytest.raises(ConfigError, match=f"hops is {hops}"):
+        transit.draw_question(random.Random(0), prompt, hops)
+
+
+def test_unknown_start() -> None:
+    prompt = transit.draw_prompt(random.Random(0))
+    with pytest.raises(ConfigError, match="nowhere"):
+        transit.route(prompt, transit.TransitQuestion("nowhere", 1))
+
+
+@pytest.mark.parametrize(("requests", "prompts"), [(0, 1), (3, 0), (3, 4), (-1, 1)])
+def test_impossible_workload(requests: int, prompts: int) -> None:
+    with pytest.raises(ConfigError):
+        transit.make_workload(requests, prompts, seed=0)

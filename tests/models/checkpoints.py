@@ -1,0 +1,124 @@
+"""Tiny checkpoint folders in the layouts of the hub, written by the tests that need them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 2, 16, 4, 2, 24, 40
+KV_ROWS = HIDDEN // HEADS * KV
+
+LLADA: dict[str, Any] = {
+    "model_type": "llada",
+    "architectures": ["LLaDAModelLM"],
+    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"},
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "rope": True,
+    "include_bias": False,
+    "weight_tying": False,
+    "d_model": HIDDEN,
+    "n_heads": HEADS,
+    "n_kv_heads": KV,
+    "n_layers": LAYERS,
+    "mlp_hidden_size": INNER,
+    "vocab_size": VOCAB,
+    "embedding_size": VOCAB,
+    "max_sequence_length": 64,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-05,
+    "mask_token_id": 39,
+    "eos_token_id": 38,
+}
+
+DREAM: dict[str, Any] = {
+    "model_type": "Dream",
+    "architectures": ["DreamModel"],
+    "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": INNER,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-06,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "mask_token_id": 39,
+    "eos_token_id": 38,
+}
+
+_LLADA_LAYER = {
+    "attn_norm.weight": (HIDDEN,),
+    "q_proj.weight": (HIDDEN, HIDDEN),
+    "k_proj.weight": (KV_ROWS, HIDDEN),
+    "v_proj.weight": (KV_ROWS, HIDDEN),
+    "attn_out.weight": (HIDDEN, HIDDEN),
+    "ff_norm.weight": (HIDDEN,),
+    "ff_proj.weight": (INNER, HIDDEN),
+    "up_proj.weight": (INNER, HIDDEN),
+    "ff_out.weight": (HIDDEN, INNER),
+}
+
+_DREAM_LAYER = {
+    "input_layernorm.weight": (HIDDEN,),
+    "self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+    "self_attn.q_proj.bias": (HIDDEN,),
+    "self_attn.k_proj.weight": (KV_ROWS, HIDDEN),
+    "self_attn.k_proj.bias": (KV_ROWS,),
+    "self_attn.v_proj.weight": (KV_ROWS, HIDDEN),
+    "self_attn.v_proj.bias": (KV_ROWS,),
+    "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+    "post_attention_layernorm.weight": (HIDDEN,),
+    "mlp.gate_proj.weight": (INNER, HIDDEN),
+    "mlp.up_proj.weight": (INNER, HIDDEN),
+    "mlp.down_proj.weight": (HIDDEN, INNER),
+}
+
+
+def llada_tensors(*, tied: bool = False) -> dict[str, Tensor]:
+    """Random float32 tensors under LLaDA's names."""
+    shapes = {"model.transformer.wte.weight": (VOCAB, HIDDEN), "model.transformer.ln_f.weight": (HIDDEN,)}
+    if not tied:
+        shapes["model.transformer.ff_out.weight"] = (VOCAB, HIDDEN)
+    return _random(shapes, "model.transformer.blocks.{}.", _LLADA_LAYER)
+
+
+def dream_tensors() -> dict[str, Tensor]:
+    """Random float32 tensors under Dream's names."""
+    shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes["lm_head.weight"] = (VOCAB, HIDDEN)
+    return _random(shapes, "model.layers.{}.", _DREAM_LAYER)
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, shards: int = 1) -> Path:
+    """Writes a checkpoint of one file, or of `shards` files with an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    placed: dict[str, str] = {}
+    names = list(tensors)
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        held = {name: tensors[name] for name in names[shard::shards]}
+        save_file(held, folder / file)
+        placed |= dict.fromkeys(held, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": placed}))
+    return folder
+
+
+def _random(shapes: dict[str, tuple[int, ...]], prefix: str, layer: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    every = shapes | {prefix.format(number) + name: shape for number in range(LAYERS) for name, shape in layer.items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in every.items()}

@@ -1,0 +1,179 @@
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from remask.errors import CheckpointError, UnknownNameError
+from remask.models.config import ModelConfig
+from remask.models.families import DREAM as DREAM_FAMILY
+from remask.models.families import FAMILIES, Family, family_of
+from remask.models.families import LLADA as LLADA_FAMILY
+from remask.models.presets import preset
+from remask.models.weights import empty_weights
+from tests.models.checkpoints import DREAM, LLADA
+
+LLADA_8B = LLADA | {
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "n_layers": 32,
+    "mlp_hidden_size": 12288,
+    "vocab_size": 126464,
+    "embedding_size": 126464,
+    "max_sequence_length": 4096,
+    "mask_token_id": 126336,
+    "eos_token_id": 126081,
+}
+
+DREAM_7B = DREAM | {
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "sliding_window": 131072,
+    "mask_token_id": 151666,
+    "eos_token_id": 151643,
+}
+
+
+def test_published_configurations_map_to_their_presets() -> None:
+    assert LLADA_FAMILY.config(LLADA_8B) == preset("llada-8b") == preset("llada-1.5")
+    assert DREAM_FAMILY.config(DREAM_7B) == preset("dream-7b") == preset("diffucoder-7b")
+
+
+def test_every_key_of_a_small_configuration_arrives() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"weight_tying": True}) == ModelConfig(
+        family="llada", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=500000.0, norm_eps=1e-5, mask_id=39, stop_ids=(38,), qkv_bias=False, tied=True, shift=0,
+    )  # fmt: skip
+    assert DREAM_FAMILY.config(DREAM) == ModelConfig(
+        family="dream", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), qkv_bias=True, tied=False, shift=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", [LLADA, DREAM])
+def test_the_turn_end_stops_only_in_the_published_vocabulary(raw: dict[str, Any]) -> None:
+    assert family_of(raw).config(raw).stop_ids == (38,)
+    assert family_of(raw).config(raw | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
+    assert family_of(raw).config(raw | {"eos_token_id": None}).stop_ids == ()
+
+
+def test_the_embedding_may_have_more_rows_than_words() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"embedding_size": 64}).vocab == 64
+    assert LLADA_FAMILY.config(LLADA | {"embedding_size": None}).vocab == 40
+    with pytest.raises(CheckpointError, match=r"'embedding_size' is 39.*at least 'vocab_size' = 40"):
+        LLADA_FAMILY.config(LLADA | {"embedding_size": 39})
+
+
+def test_absent_key_heads_are_as_many_as_heads() -> None:
+    assert LLADA_FAMILY.config(LLADA | {"n_kv_heads": None}).kv_heads == 4
+    assert LLADA_FAMILY.config(LLADA | {"n_kv_heads": 1, "multi_query_attention": True}).kv_heads == 1
+    with pytest.raises(CheckpointError, match="'n_kv_heads' is 2"):
+        LLADA_FAMILY.config(LLADA | {"multi_query_attention": True})
+    without = {key: value for key, value in DREAM.items() if key != "num_key_value_heads"}
+    assert DREAM_FAMILY.config(without).kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("raw", "key", "value"),
+    [
+        (LLADA, "alibi", True),
+        (LLADA, "layer_norm_type", "default"),
+        (LLADA, "block_type", "sequential"),
+        (LLADA, "activation_type", "swiglu"),
+        (LLADA, "rope", False),
+        (LLADA, "include_bias", True),
+        (LLADA, "include_qkv_bias", True),
+        (LLADA, "bias_for_layer_norm", True),
+        (LLADA, "attention_layer_norm", True),
+        (LLADA, "scale_logits", True),
+        (LLADA, "input_emb_norm", True),
+        (LLADA, "layer_norm_with_affine", False),
+        (LLADA, "block_group_size", 2),
+        (LLADA, "clip_qkv", 8.0),
+        (LLADA, "rope_scaling", {"type": "linear", "factor": 2}),
+        (LLADA, "n_heads", 3),
+        (LLADA, "n_kv_heads", 3),
+        (LLADA, "n_layers", 0),
+        (LLADA, "n_layers", True),
+        (LLADA, "n_layers", "2"),
+        (LLADA, "rope_theta", float("nan")),
+        (LLADA, "rms_norm_eps", -1.0),
+        (LLADA, "mask_token_id", 40),
+        (LLADA, "eos_token_id", [1, 40]),
+        (LLADA, "eos_token_id", "</s>"),
+        (LLADA, "weight_tying", "no"),
+        (DREAM, "hidden_act", "gelu"),
+        (DREAM, "use_sliding_window", True),
+        (DREAM, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        (DREAM, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
+        (DREAM, "num_attention_heads", 16),
+        (DREAM, "mask_token_id", -1),
+    ],
+)
+def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[str, Any], key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        family_of(raw).config(raw | {key: value})
+    message = str(caught.value)
+    assert f"{key!r} is {json.dumps(value)}" in message
+    assert "supported: " in message
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [(LLADA, key) for key in LLADA if key not in ("model_type", "architectures", "auto_map", "embedding_size")]
+    + [(DREAM, key) for key in DREAM],
+)
+def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any], key: str) -> None:
+    family = family_of(raw)
+    without = {other: value for other, value in raw.items() if other != key}
+    optional = {"model_type", "architectures", "auto_map", "eos_token_id", "n_kv_heads", "num_key_value_heads"}
+    optional |= {"hidden_act", "rope_scaling", "sliding_window", "use_sliding_window", "tie_word_embeddings"}
+    if key in optional:
+        assert family.config(without).layers == 2
+    else:
+        with pytest.raises(CheckpointError, match=f"the key '{key}' is missing; supported: "):
+            family.config(without)
+
+
+def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
+    moved = {key: value for key, value in DREAM.items() if key != "rope_theta"}
+    nested = {"rope_type": "default", "rope_theta": 1e6}
+    assert DREAM_FAMILY.config(moved | {"rope_parameters": nested}).rope_theta == 1e6
+    with pytest.raises(CheckpointError, match="rope_parameters.*'rope_theta' is missing"):
+        DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
+
+
+def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
+    assert family_of({"model_type": "dream"}) is DREAM_FAMILY
+    assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
+    with pytest.raises(UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, llada"):
+        family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
+    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, LLaDAModelLM"):
+        family_of({"architectures": ["BertModel"]})
+    for raw in ({}, {"model_type": 3}, {"architectures": []}):
+        with pytest.raises(CheckpointError, match="Supported model types: llada, Dream"):
+            family_of(raw)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("tied", [False, True])
+def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> None:
+
+    raw = LLADA | {"weight_tying": tied} if family is LLADA_FAMILY else DREAM | {"tie_word_embeddings": tied}
+    config = family.config(raw)
+    weights = empty_weights(config, torch.float32, torch.device("cpu"))
+    for tensor in weights.tensors():
+        tensor.zero_()
+    slots = family.tensors(config)
+    for slot in slots:
+        assert slot.target(weights).shape == slot.shape
+        slot.target(weights).add_(1)
+    assert all(bool((tensor == 1).all()) for tensor in weights.tensors())
+    assert len({slot.name for slot in slots}) == len(slots)
+    assert sum(slot.target(weights).numel() for slot in slots) == config.parameters

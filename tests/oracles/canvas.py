@@ -1,0 +1,69 @@
+"""The canvas of one request while it is decoded, and what a decoder returns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A finished decode. Pass numbers are 0-based and count forward passes, also those that transfer nothing."""
+
+    output_ids: list[int]
+    transfers: list[tuple[int, list[int], list[int]]]  # (pass, positions ascending, tokens)
+    rows: list[list[int]]  # computed rows per pass and layer
+    picks: list[tuple[int, int, list[int]]] = field(default_factory=list)  # dLLM-Cache: (pass, layer, response offsets)
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes, the prefix-only pass not counted."""
+        return len(self.rows)
+
+    @property
+    def row_layers(self) -> int:
+        """Computed rows summed over layers and passes."""
+        return sum(map(sum, self.rows))
+
+
+class Canvas:
+    """Prompt and response tokens, which of them are still noisy, and the record of what happened."""
+
+    def __init__(self, prompt: Sequence[int], max_tokens: int, mask_id: int) -> None:
+        self.prompt_length = len(prompt)
+        self.length = len(prompt) + max_tokens
+        self.tokens = torch.tensor([*prompt, *[mask_id] * max_tokens])
+        self.noisy = torch.arange(self.length) >= len(prompt)
+        self.rows: list[list[int]] = []
+        self.transfers: list[tuple[int, list[int], list[int]]] = []
+        self.picks: list[tuple[int, int, list[int]]] = []
+
+    @property
+    def known(self) -> Tensor:
+        """Positions whose token is final."""
+        return ~self.noisy
+
+    def span(self, start: int, stop: int) -> Tensor:
+        """The mask of positions start..stop-1."""
+        positions = torch.arange(self.length)
+        return (positions >= start) & (positions < stop)
+
+    def ran(self, rows: list[int]) -> None:
+        """Notes a forward pass that computed `rows` rows in each layer."""
+        self.rows.append(rows)
+
+    def transfer(self, positions: Sequence[int], logits: Tensor) -> None:
+        """Makes `positions` final with the argmax of the latest pass' `logits` [length, vocabulary]."""
+        chosen = sorted(positions)
+        if not chosen:
+            return
+        if logits[chosen].isnan().any():
+            raise ValueError(f"the latest pass has no logits for some of {chosen}")
+        self.tokens[chosen] = logits[chosen].argmax(-1)
+        self.noisy[chosen] = False
+        self.transfers.append((len(self.rows) - 1, chosen, self.tokens[chosen].tolist()))
+
+    def result(self) -> Decode:
+        """The decode that led here."""
+        return Decode(self.tokens[self.prompt_length :].tolist(), self.transfers, self.rows, self.picks)

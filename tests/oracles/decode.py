@@ -1,0 +1,118 @@
+"""The oracle's front door: decodes what one line of `remask generate --input` asks for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.oracles import bicache, blocks, dkv, dllm
+from tests.oracles.bicache import Boundary
+from tests.oracles.canvas import Canvas, Decode
+from tests.oracles.dense import DenseModel
+from tests.oracles.sampling import (
+    BlockSampler,
+    DreamSampler,
+    DreamThreshold,
+    Factor,
+    Fixed,
+    Ordered,
+    Rule,
+    Sampler,
+    Threshold,
+)
+
+Line = Mapping[str, Any]
+
+
+def decode(model: DenseModel, line: Line, boundary: Boundary = "stored") -> Decode:
+    """Decodes a request line at temperature 0; stop ids are not honoured, so the output is `max_tokens` long.
+
+    `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
+    """
+    sampling, config = line["sampling"], line.get("cache_config", {})
+    canvas = Canvas(line["prompt_token_ids"], sampling["max_tokens"], model.mask_id)
+    if model.dream:
+        _decode_dream(model, canvas, line, sampling, config, boundary)
+    else:
+        _decode_llada(model, canvas, line, sampling, config, boundary)
+    return canvas.result()
+
+
+def _decode_llada(
+    model: DenseModel, canvas: Canvas, line: Line, sampling: Line, config: Line, boundary: Boundary
+) -> None:
+    # Fast-dLLM leaves a complete block at once; caches whose clocks count steps run the schedule out. Without a cache a
+    # pass over a complete block changes nothing.
+    run_out = line["cache"] not in ("none", "block-prefix", "block-dual")
+    sampler = BlockSampler(canvas, sampling.get("block_length", sampling["max_tokens"]), _rule(sampling), run_out)
+    cfg_scale = sampling.get("cfg_scale", 0.0)
+    match line["cache"]:
+        case "none":
+            blocks.none(model, canvas, sampler, cfg_scale)
+        case "block-prefix" | "block-dual" as cache:
+            blocks.block_cache(model, canvas, sampler, cache == "block-dual")
+        case "bicache+block-dual":
+            depth, interval = config["depth"], config.get("refresh_interval", 16)
+            fill = config.get("fill_pass", "transfer")
+            bicache.bicache_block_dual(model, canvas, sampler, line["prefix_length"], depth, interval, fill, boundary)
+        case "dkv-decode":
+            dkv.llada_decode(model, canvas, sampler, config["refresh_interval"])
+        case "dkv-greedy":
+            dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"])
+        case "dllm-cache" if cfg_scale:
+            dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config), cfg_scale, config["cfg_interval"])
+        case _:
+            _decode_either(model, canvas, sampler, line, config, boundary)
+
+
+def _decode_dream(
+    model: DenseModel, canvas: Canvas, line: Line, sampling: Line, config: Line, boundary: Boundary
+) -> None:
+    cache, block_length = line["cache"], sampling.get("block_length", sampling["max_tokens"])
+    if cache in ("block-prefix", "block-dual"):
+        threshold = sampling["threshold"] if sampling["remasking"] == "confidence_threshold" else None
+        steps = sampling.get("steps")
+        blocks.dream_block_cache(model, canvas, block_length, cache == "block-dual", threshold, steps)
+        return
+    steps = sampling.get("steps", sampling["max_tokens"])
+    sampler: Sampler
+    if sampling["remasking"] == "confidence_threshold":
+        sampler = DreamThreshold(canvas, sampling["threshold"], steps)
+    else:
+        sampler = DreamSampler(canvas, sampling["remasking"], steps, sampling.get("eps", 1e-3))
+    match cache:
+        case "none":
+            blocks.none(model, canvas, sampler)
+        case "dkv-decode" | "dkv-pd":
+            shift = config.get("shift", "un")
+            dkv.dream_decode(model, canvas, sampler, config["refresh_interval"], shift, prefill=cache == "dkv-pd")
+        case "dkv-prefill":
+            dkv.dream_prefill(model, canvas, sampler)
+        case _:
+            _decode_either(model, canvas, sampler, line, config, boundary)
+
+
+def _decode_either(
+    model: DenseModel, canvas: Canvas, sampler: Sampler, line: Line, config: Line, boundary: Boundary
+) -> None:
+    match line["cache"]:
+        case "reuse":
+            bicache.reuse(model, canvas, sampler, line["prefix_length"])
+        case "bicache":
+            interval = config.get("refresh_interval", 16)
+            bicache.bicache(model, canvas, sampler, line["prefix_length"], config["depth"], interval, boundary)
+        case "dllm-cache":
+            dllm.dllm_cache(model, canvas, sampler, _intervals(config))
+        case cache:
+            raise ValueError(f"no oracle for cache {cache!r}")
+
+
+def _rule(sampling: Line) -> Rule:
+    if "threshold" in sampling:
+        return Threshold(sampling["threshold"])
+    if "factor" in sampling:
+        return Factor(sampling["factor"])
+    steps = sampling.get("steps", sampling["max_tokens"])
+    return Ordered(steps, sampling["order"]) if sampling["remasking"] == "order" else Fixed(steps)
+
+
+def _intervals(config: Line) -> dllm.Intervals:
+    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"])

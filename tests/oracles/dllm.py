@@ -1,0 +1,97 @@
+"""dLLM-Cache (section 4)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.oracles.blocks import unconditional
+from tests.oracles.canvas import Canvas
+from tests.oracles.dense import DenseModel
+from tests.oracles.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """The knobs: refresh intervals of prompt and response, and the share of response rows renewed in between."""
+
+    prompt: int
+    response: int
+    ratio: float
+
+
+class Branch:
+    """One canvas' cached K, V, attention and MLP outputs of all layers, and its step counter."""
+
+    def __init__(self, model: DenseModel, canvas: Canvas, knobs: Intervals) -> None:
+        self.model, self.canvas, self.knobs = model, canvas, knobs
+        self.step = 0
+        empty = model.empty_kv(canvas.length)
+        self.k, self.v = empty.k.clone(), empty.v.clone()
+        self.attention = torch.full((model.layers, canvas.length, model.width), torch.nan, dtype=model.dtype)
+        self.mlp = self.attention.clone()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The raw logits of one pass; every layer yields values for all rows, from fresh or cached outputs."""
+        model = self.model
+        h = model.embedding[tokens]
+        rows = []
+        for layer, due in enumerate(self._due_rows()):
+            x = model.norm(h, model.weights[layer]["attn_norm"])
+            live = due | self._moved(layer, x, due)
+            rows.append(int(live.sum()))
+            self.k[layer, live] = model.project(layer, "k", x[live])
+            self.v[layer, live] = model.project(layer, "v", x[live])
+            positions = live.nonzero()[:, 0]
+            if len(positions):
+                self.attention[layer, live] = model.attention(layer, x[live], positions, self.k[layer], self.v[layer])
+            h = h + self.attention[layer]
+            self.mlp[layer, live] = model.feed_forward(layer, h[live])
+            h = h + self.mlp[layer]
+        self.step += 1
+        self.canvas.ran(rows)
+        return model.head(h)
+
+    def _due_rows(self) -> Iterator[Tensor]:
+        """Per layer the rows that are due by the clock; layer 0 is always due."""
+        prompt = self.canvas.span(0, self.canvas.prompt_length)
+        prompt_due = self.step % self.knobs.prompt == 0
+        response_due = self.step % self.knobs.response == 0
+        for layer in range(self.model.layers):
+            yield (prompt & (prompt_due or layer == 0)) | (~prompt & (response_due or layer == 0))
+
+    def _moved(self, layer: int, x: Tensor, due: Tensor) -> Tensor:
+        """Between response refreshes: the share of response rows whose V moved most. Renews V for all of them."""
+        start = self.canvas.prompt_length
+        moved = torch.zeros_like(due)
+        if due[start] or self.knobs.ratio <= 0:
+            return moved
+        fresh = self.model.project(layer, "v", x[start:])
+        similarity = F.cosine_similarity(fresh.flatten(1), self.v[layer, start:].flatten(1), dim=-1)
+        count = int((self.canvas.length - start) * self.knobs.ratio)
+        offsets = similarity.argsort()[:count].sort().values
+        self.canvas.picks.append((len(self.canvas.rows), layer, offsets.tolist()))
+        self.v[layer, start:] = fresh
+        moved[start + offsets] = True
+        return moved
+
+
+def dllm_cache(model: DenseModel, canvas: Canvas, sampler: Sampler, knobs: Intervals) -> None:
+    """Section 4 without guidance."""
+    branch = Branch(model, canvas, knobs)
+    while not sampler.done:
+        sampler.commit(model.predictions(branch.forward(canvas.tokens)))
+
+
+def dllm_cache_cfg(
+    model: DenseModel, canvas: Canvas, sampler: Sampler, knobs: Intervals, cfg_scale: float, cfg_interval: int
+) -> None:
+    """Section 4 with guidance: two branches with a clock each; the residual is renewed every `cfg_interval` steps."""
+    told, blind = Branch(model, canvas, knobs), Branch(model, canvas, knobs)
+    while not sampler.done:
+        logits = told.forward(canvas.tokens)
+        if sampler.step % cfg_interval == 0 or sampler.step < 5:
+            residual = logits - blind.forward(unconditional(model, canvas))
+        sampler.commit(model.predictions(logits + cfg_scale * residual))

@@ -1,0 +1,172 @@
+"""A dense LLaDA in plain PyTorch, for training: pre-norm RMSNorm, RoPE, SwiGLU, no biases, bidirectional attention.
+
+Parameter names are those of the published LLaDA checkpoints without their `model.transformer.` prefix, so that export
+is a renaming. Embeddings are tied: the same matrix reads tokens and predicts them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model; the defaults are those of the bundled one."""
+
+    vocab_size: int
+    d_model: int = 128
+    n_layers: int = 10
+    n_heads: int = 4
+    mlp_hidden_size: int = 352
+    max_sequence_length: int = 1024
+    rope_theta: float = 500000.0
+    rms_norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in float32, the weight applied after normalisation."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
+
+
+def rope_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
+    """Returns cosine and sine for positions below `length`, each [length, head_dim], halves repeated (NeoX layout)."""
+    pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta ** (-pairs / shape.head_dim))
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates each pair (i, i + head_dim / 2) of the last axis by the angle of its position."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class Block(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        width, hidden = shape.d_model, shape.mlp_hidden_size
+        self.n_heads = shape.n_heads
+        self.attn_norm = RMSNorm(width, shape.rms_norm_eps)
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = nn.Linear(width, width, bias=False)
+        self.attn_out = nn.Linear(width, width, bias=False)
+        self.ff_norm = RMSNorm(width, shape.rms_norm_eps)
+        self.ff_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.ff_out = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = (batch, length, self.n_heads, width // self.n_heads)
+        y = self.attn_norm(x)
+        q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
+        k = rotate(self.k_proj(y).view(heads).transpose(1, 2), cos, sin)
+        v = self.v_proj(y).view(heads).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype))
+        x = x + self.attn_out(attended.transpose(1, 2).reshape(batch, length, width))
+        y = self.ff_norm(x)
+        out: Tensor = x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
+        return out
+
+
+class DenseLlada(nn.Module):
+    """The whole model; `forward` gives the logits of all positions, or of the selected ones only."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.wte = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
+        self.ln_f = RMSNorm(shape.d_model, shape.rms_norm_eps)
+        cos, sin = rope_tables(shape, shape.max_sequence_length)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Returns logits [batch, length, vocab], or [selected, vocab] where the boolean mask `rows` is given."""
+        x = self.wte(tokens)
+        # Under autocast the rotation runs in the projections' dtype: float32 tables would lift q and k to float32.
+        table_dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        cos, sin = (table[: tokens.shape[1]].to(table_dtype) for table in (self.cos, self.sin))
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        x = self.ln_f(x if rows is None else x[rows])
+        return F.linear(x, self.wte.weight)
+
+
+OFFSETS = (-2, -1, 1, 2)
+"""Relative positions that the heads of the first layer attend to at initialisation."""
+
+
+@torch.no_grad()
+def initialize(model: DenseLlada) -> None:
+    """Fills the weights so that in-context lookup is near at hand for gradient descent.
+
+    - Embeddings share a common direction, which gives the heads of the first layer a constant to rotate: each of them
+      starts out attending to one fixed offset (`OFFSETS`), as a "previous token" head does.
+    - In the other layers queries and keys start equal, so that rows attend to rows like themselves.
+    - Values pass through nearly unchanged ("mimetic"): attention output is a scaled transpose of the value projection.
+
+    From the usual random start the lookup did not emerge within the minutes that a run on CPU has.
+    """
+    shape = model.shape
+    width, head_dim = shape.d_model, shape.head_dim
+    common = F.normalize(torch.randn(width), dim=0)
+    nn.init.normal_(model.wte.weight, std=1 / math.sqrt(width))
+    model.wte.weight += common
+    for number, module in enumerate(model.blocks):
+        assert isinstance(module, Block)
+        if number == 0:
+            _offset_heads(module, shape, common)
+        else:
+            nn.init.orthogonal_(module.q_proj.weight)
+            module.k_proj.weight.copy_(module.q_proj.weight)
+        nn.init.orthogonal_(module.v_proj.weight)
+        module.attn_out.weight.copy_(module.v_proj.weight.T / math.sqrt(2 * shape.n_layers))
+        nn.init.normal_(module.ff_proj.weight, std=1 / math.sqrt(width))
+        nn.init.normal_(module.up_proj.weight, std=1 / math.sqrt(width))
+        nn.init.normal_(module.ff_out.weight, std=1 / math.sqrt(2 * shape.n_layers * shape.mlp_hidden_size))
+    assert len(OFFSETS) * head_dim == width, "one head of the first layer per offset"
+
+
+def _offset_heads(block: Block, shape: ModelShape, common: Tensor) -> None:
+    """Makes head h of `block` attend to the position OFFSETS[h] away.
+
+    After the norm every token has about sqrt(d / 2) of the common direction. Queries map it to a fixed vector u and
+    keys to u rotated back by the offset, so that their product after RoPE peaks exactly there. Only the faster half of
+    the frequencies takes part: the slower ones hardly tell neighbours apart.
+    """
+    head_dim = shape.head_dim
+    cos, sin = rope_tables(shape, max(abs(offset) for offset in OFFSETS) + 1)
+    strength = torch.zeros(head_dim // 2)
+    strength[: head_dim // 4] = 6.0 / math.sqrt(shape.d_model / 2)
+    direction = torch.cat([strength, torch.zeros_like(strength)])
+    nn.init.normal_(block.q_proj.weight, std=0.02)
+    nn.init.normal_(block.k_proj.weight, std=0.02)
+    for head, offset in enumerate(OFFSETS):
+        rows = slice(head * head_dim, (head + 1) * head_dim)
+        distance = abs(offset)
+        turned = rotate(direction, cos[distance], sin[distance] * (-1 if offset > 0 else 1))
+        block.q_proj.weight[rows] += torch.outer(direction, common)
+        block.k_proj.weight[rows] += torch.outer(turned, common)
