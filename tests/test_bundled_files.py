@@ -47,7 +47,7 @@ def conversation(turns: int) -> list[transit.Message]:
 
 def test_files() -> None:
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
-    assert {path.name for path in FOLDER.iterdir()} == names
+    assert names <= {path.name for path in FOLDER.iterdir()}
     assert (FOLDER / "model.safetensors").stat().st_size < 8 << 20
 
 

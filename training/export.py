@@ -76,7 +76,10 @@ def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path) 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
     tensors = {PREFIX + name: tensor.detach().cpu().half().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    # safetensors creates the file for its owner only; a packaged model is for everyone to read.
+    weights.chmod(0o644)
     save_tokenizer(folder)
 
 

@@ -1,5 +1,6 @@
 """The word-level tokenizer of the bundled model, in the file layout that `transformers.AutoTokenizer` loads."""
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -59,5 +60,23 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`, the chat template inside the latter."""
-    build_tokenizer().save_pretrained(folder, save_jinja_files=False)
+    """Writes `tokenizer.json` and `tokenizer_config.json`, the chat template inside the latter.
+
+    The configuration is written by hand: the keys below are read by version 4 of transformers as well as by version 5,
+    while version 5 writes a class name of its own.
+    """
+    core = build_tokenizer().backend_tokenizer
+    core.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "pad_token": EOS,
+        "mask_token": MASK,
+        "unk_token": UNKNOWN,
+        "additional_special_tokens": [HEADER_START, HEADER_END, TURN_END],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

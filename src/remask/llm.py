@@ -149,18 +149,31 @@ class LLM:
         by default everything before the last user turn with messages, and nothing with text or token ids. Raises
         `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
         """
+        policy = self.policy(cache or self.cache, cache_config if cache or cache_config else self.cache_config)
+        work = self.work(prompts, params, prefix_length=prefix_length, policy=policy)
+        outputs = {output.id: output for output in self.run(work, trace=trace)}
+        return [outputs[item.request.id] for item in work]
+
+    def work(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prefix_length: int | None = None,
+        policy: CachePolicy | None = None,
+    ) -> list[Work]:
+        """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
         items = as_prompts(prompts)
-        each = [params or SamplingParams()] * len(items) if not isinstance(params, Sequence) else list(params)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(items)
         if len(each) != len(items):
             raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
-        policy = self.policy(cache or self.cache, cache_config if cache or cache_config else self.cache_config)
+        chosen = policy or self.policy(self.cache, self.cache_config)
         work = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
             tokens, shared = encode(prompt, self.tokenizer)
             length = shared if prefix_length is None else prefix_length
-            work.append(Work(Request(str(index), tokens, own, length), policy))
-        outputs = {output.id: output for output in self.run(work, trace=trace)}
-        return [outputs[item.request.id] for item in work]
+            work.append(Work(Request(str(index), tokens, own, length), chosen))
+        return work
 
     def run(
         self, work: Sequence[Work], *, trace: bool = False, engine: Engine | None = None, progress: bool | None = None

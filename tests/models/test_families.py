@@ -145,7 +145,7 @@ def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
     moved = {key: value for key, value in DREAM.items() if key != "rope_theta"}
     nested = {"rope_type": "default", "rope_theta": 1e6}
     assert DREAM_FAMILY.config(moved | {"rope_parameters": nested}).rope_theta == 1e6
-    with pytest.raises(CheckpointError, match="rope_parameters.*'rope_theta' is missing"):
+    with pytest.raises(CheckpointError, match=r"rope_parameters.*'rope_theta' is missing"):
         DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
 
 
@@ -156,7 +156,8 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
     with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, LLaDAModelLM"):
         family_of({"architectures": ["BertModel"]})
-    for raw in ({}, {"model_type": 3}, {"architectures": []}):
+    neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
+    for raw in neither:
         with pytest.raises(CheckpointError, match="Supported model types: llada, Dream"):
             family_of(raw)
 

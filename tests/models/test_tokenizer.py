@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from remask.errors import CheckpointError, ConfigError
@@ -113,6 +113,19 @@ def test_chats_are_rendered_by_the_template(either: Tokenizer) -> None:
     rendered = "<|im_start|>system\nbe the<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n"
     assert either.apply_chat(messages, add_generation_prompt=False) == either.encode(rendered)
     assert either.apply_chat(messages) == either.encode(rendered + "<|im_start|>assistant\n")
+
+
+def test_prompts_get_what_the_post_processor_adds_and_chats_do_not(tmp_path: Path) -> None:
+    folder = llada_folder(tmp_path)
+    native = NativeTokenizer.from_file(str(folder / "tokenizer.json"))
+    start = BYTES + 2
+    native.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", start)]
+    )
+    native.save(str(folder / "tokenizer.json"))
+    found = tokenizer(folder)
+    assert found.encode("the") == [start, BYTES + 1]
+    assert found.apply_chat([turn("user", "go")])[0] == BYTES + 3
 
 
 def test_a_template_file_counts(tmp_path: Path) -> None:

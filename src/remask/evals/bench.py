@@ -35,6 +35,11 @@ class Round:
     prefix_row_layers: int
     peak_memory_bytes: int
 
+    @property
+    def completion_tokens(self) -> int:
+        """Response tokens, each response up to its end token."""
+        return sum(output.usage.completion_tokens for output in self.outputs)
+
 
 @dataclass(slots=True)
 class Row:
@@ -117,11 +122,9 @@ def _result(row: Row, baseline: Row) -> dict[str, Any]:
         token_agreement(output.token_ids, other.token_ids)
         for output, other in zip(last.outputs, baseline.rounds[-1].outputs, strict=True)
     ]
-    tokens = sum(task.request.params.max_tokens for task in row.tasks)
     return {
         "cache": row.contender.name,
-        # A response counts whole, padding after its end included: all of it is on the canvas.
-        "throughput_tok_s": float(np.median([tokens / r.seconds for r in row.rounds])),
+        "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
         "ratio_to_none": float(np.median(ratios)),
         "ratio_range": [min(ratios), max(ratios)],
         "accuracy": sum(right) / len(right) if right else None,

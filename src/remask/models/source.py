@@ -1,5 +1,6 @@
 """Where a model is: the bundled one, a local folder, or a repository of the Hugging Face hub."""
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -24,10 +25,11 @@ def resolve(model: str) -> Path:
     """
     if model == BUNDLED:
         return _bundled()
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    # Of `os.path`, which answers no for names that cannot be paths, where `Path` raises.
+    path = os.path.expanduser(model)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
         raise CheckpointError(f"The model {model!r} is a file. Give the folder that holds it and its config.json.")
     if model in PRESETS:
         raise CheckpointError(

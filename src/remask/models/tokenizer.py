@@ -34,6 +34,11 @@ class Tokenizer:
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat` can render messages."""
+        return bool(self._backend.chat_template)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; names of special tokens in it become those tokens.
 
@@ -59,7 +64,7 @@ class Tokenizer:
             ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation.
         """
         _check(messages)
-        if not self._backend.chat_template:
+        if not self.has_chat_template:
             raise ConfigError(
                 "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
                 "token ids, or put a template into the model's folder as chat_template.jinja."

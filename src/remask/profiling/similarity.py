@@ -1,4 +1,4 @@
-"""How much of a prefix's K/V changes when the rest of the canvas is there: one pass on each side, compared per layer."""
+"""How much a prefix's K/V change when the rest of the canvas is there: both computed, and compared per layer."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -24,7 +24,11 @@ Measure = Literal["flat", "official"]
 
 def flat_cosine(a: Tensor, b: Tensor) -> Tensor:
     """One cosine over all tokens, heads and channels (BiCache section 4.1, equation 3). [P, H, Dh] twice -> []."""
-    return F.cosine_similarity(a.float().flatten(), b.float().flatten(), dim=0)
+    a, b = a.float().flatten(1), b.float().flatten(1)
+    # Token by token first: one float32 sum over millions of products would lose digits.
+    dot, left, right = (torch.linalg.vecdot(x, y).sum() for x, y in ((a, b), (a, a), (b, b)))
+    cosine: Tensor = dot / (left * right).sqrt()
+    return cosine
 
 
 def token_cosine(a: Tensor, b: Tensor) -> Tensor:

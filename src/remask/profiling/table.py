@@ -146,7 +146,8 @@ def find_table(llm: "LLM", path: str | Path | None) -> DepthTable:
         return DepthTable.load(path, llm.loaded)
     shipped = shipped_table(llm.loaded)
     if shipped is not None:
-        log.info("depth table of %s: %s", shipped.model, shipped.source)
+        how = "shape" if shipped.fingerprint is None else "fingerprint"
+        log.info("depth table of %s, which has this model's %s: %s", shipped.model, how, shipped.source)
         return shipped
     log.warning(
         "no depth table for the model %r: profiling it now. Keep the result with `remask profile --model %s --output "
@@ -173,7 +174,7 @@ def _parse(raw: Any) -> DepthTable:
     if raw["definition"] not in DEFINITIONS:
         raise ValueError(f"definition is {raw['definition']!r}, not one of {', '.join(DEFINITIONS)}")
     layers = _integer(raw, "layers")
-    entries = {r: _bounded(f"entries.{r}", b, layers, int) for r, b in _by_ratio(raw, "entries")}
+    entries = {r: _whole(f"entries.{r}", b, layers) for r, b in _by_ratio(raw, "entries")}
     try:
         DepthLookup(entries)
     except ConfigError as error:
@@ -186,19 +187,14 @@ def _parse(raw: Any) -> DepthTable:
         layers=layers,
         hidden=_integer(raw, "hidden"),
         vocab=_integer(raw, "vocab"),
-        tau=_bounded("tau", raw["tau"], 1, float),
+        tau=_real("tau", raw["tau"], 1),
         definition=raw["definition"],
         samples=_integer(raw, "samples"),
         source=_text(raw, "source"),
         entries=entries,
         curves=curves,
-        request_depths={
-            r: _bounded(f"request_depths.{r}", b, layers, float) for r, b in _by_ratio(raw, "request_depths")
-        },
-        growth=tuple(
-            Growth(_bounded("growth", n, float("inf"), int), _bounded("growth", d, layers, float))
-            for n, d in raw["growth"]
-        ),
+        request_depths={r: _real(f"request_depths.{r}", b, layers) for r, b in _by_ratio(raw, "request_depths")},
+        growth=tuple(Growth(_whole("growth", n), _real("growth", d, layers)) for n, d in raw["growth"]),
     )
 
 
@@ -209,15 +205,19 @@ def _text(raw: Mapping[str, Any], key: str) -> str:
 
 
 def _integer(raw: Mapping[str, Any], key: str) -> int:
-    return _bounded(key, raw[key], float("inf"), int)
+    return _whole(key, raw[key])
 
 
-def _bounded[N: (int, float)](key: str, value: Any, high: float, kind: type[N], low: float = 0) -> N:
-    """`value` as a number from `low` to `high`; whole where `kind` is int."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (whole or (kind is float and isinstance(value, float))) or not low <= value <= high:
-        raise TypeError(f"{key} must be a {'whole ' if kind is int else ''}number from {low} to {high}, got {value!r}")
-    return kind(value)
+def _whole(key: str, value: Any, high: float = float("inf")) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= high:
+        raise TypeError(f"{key} must be a whole number from 0 to {high}, got {value!r}")
+    return value
+
+
+def _real(key: str, value: Any, high: float, low: float = 0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise TypeError(f"{key} must be a number from {low} to {high}, got {value!r}")
+    return float(value)
 
 
 def _by_ratio(raw: Mapping[str, Any], key: str) -> Iterable[tuple[int, Any]]:
@@ -229,4 +229,4 @@ def _by_ratio(raw: Mapping[str, Any], key: str) -> Iterable[tuple[int, Any]]:
 def _curve(ratio: int, values: Any, layers: int) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != layers:
         raise TypeError(f"curves.{ratio} must be a list of {layers} similarities, one a layer")
-    return tuple(_bounded(f"curves.{ratio}", value, 1.001, float, low=-1.001) for value in values)
+    return tuple(_real(f"curves.{ratio}", value, 1.001, low=-1.001) for value in values)

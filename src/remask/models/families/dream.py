@@ -31,7 +31,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields.only("use_sliding_window", False, optional=True)
 
     vocab = fields.integer("vocab_size")
-    heads = fields.integer("num_attention_heads")
+    heads, head_dim = fields.integer("num_attention_heads"), fields.head_dim("hidden_size", "num_attention_heads")
     mask = fields.token("mask_token_id", vocab)
     stops = fields.tokens("eos_token_id", vocab)
     if mask == MASK:
@@ -42,7 +42,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         hidden=fields.integer("hidden_size"),
         heads=heads,
         kv_heads=fields.kv_heads("num_key_value_heads", heads),
-        head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
+        head_dim=head_dim,
         intermediate=fields.integer("intermediate_size"),
         vocab=vocab,
         max_length=fields.integer("max_position_embeddings"),

@@ -41,7 +41,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     for key in ("clip_qkv", "rope_scaling"):
         fields.only(key, None, optional=True)
 
-    hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
+    heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
     # Rows of the embedding, of which there may be more than the vocabulary has words.
     words = fields.integer("vocab_size")
     vocab = fields.integer("embedding_size", words)
@@ -54,10 +54,10 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(
         family="llada",
         layers=fields.integer("n_layers"),
-        hidden=hidden,
+        hidden=fields.integer("d_model"),
         heads=heads,
         kv_heads=fields.kv_heads("n_kv_heads", heads),
-        head_dim=fields.head_dim("d_model", "n_heads"),
+        head_dim=head_dim,
         intermediate=fields.integer("mlp_hidden_size"),
         vocab=vocab,
         max_length=fields.integer("max_sequence_length"),

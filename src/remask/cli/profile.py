@@ -1,0 +1,102 @@
+"""`remask profile`: measure how deep a shared prefix may be reused, and keep the result."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from remask.cli.options import add_model_options, open_llm
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.plots.depth import check_target, plot_depth
+from remask.profiling.profile import ProfileSettings, profile
+from remask.profiling.prompts import default_prompts, read_prompts
+from remask.profiling.table import DepthTable
+
+_DEFAULTS = ProfileSettings()
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("profile", help="measure the depth table that BiCache reads")
+    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
+    parser.add_argument("--output", metavar="FILE", help="where the table goes, as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
+    group = parser.add_argument_group("measurement")
+    group.add_argument(
+        "--tau", type=float, default=_DEFAULTS.tau, help=f"similarity to exceed (default {_DEFAULTS.tau})"
+    )
+    group.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
+    group.add_argument(
+        "--samples", type=int, metavar="N", help="requests per ratio (default: until the table is stable)"
+    )
+    group.add_argument(
+        "--max-samples",
+        type=int,
+        default=_DEFAULTS.max_samples,
+        metavar="N",
+        help=f"where growing ends anyway (default {_DEFAULTS.max_samples})",
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        default=_DEFAULTS.tolerance,
+        metavar="LAYERS",
+        help="mean change of depth that counts as stable (default 0)",
+    )
+    group.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
+    group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
+    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="of the choice of prompts (default 0)")
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile, print the table, and save what was asked for."""
+    settings = ProfileSettings(
+        tau=args.tau,
+        ratios=None if args.ratios is None else tuple(args.ratios),
+        samples=args.samples,
+        max_samples=args.max_samples,
+        tolerance=args.tolerance,
+        official=args.official,
+        canvas=args.canvas,
+        response=args.response,
+        seed=args.seed,
+    )
+    # A long measurement must not end in a file that cannot be written.
+    if args.plot is not None:
+        check_target(args.plot)
+    if args.output is not None and not Path(args.output).parent.is_dir():
+        raise ConfigError(f"--output: there is no folder {str(Path(args.output).parent)!r}")
+    # Profiling brings memory of its own; the engine's is kept as small as it can be.
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
+    prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
+    table = profile(llm, prompts, settings, progress=llm.progress)
+    print(report(table))
+    if args.output is not None:
+        table.save(args.output)
+        print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")
+    else:
+        print("\nNot saved; --output FILE keeps it.")
+    if args.plot is not None:
+        plot_depth(table, args.plot)
+        print(f"Picture: {args.plot}")
+    return 0
+
+
+def report(table: DepthTable) -> str:
+    """The table as text: per ratio the depth that a lookup gives, and the mean of the depths of single requests."""
+    lookup = table.lookup
+    lines = [
+        f"{table.model}: {table.layers} layers, tau {table.tau:g}, {table.definition} similarity, "
+        f"{table.samples} requests per ratio",
+        f"({table.source})",
+        "",
+        "ratio %  depth  mean per request",
+    ]
+    lines += [f"{r:>7}  {lookup.depth(r, 100):>5}  {b:>16.2f}" for r, b in sorted(table.request_depths.items())]
+    if table.growth:
+        steps = ", ".join(f"{step.distance:.2f} at {step.samples}" for step in table.growth)
+        lines += ["", f"Mean change of depth as N grew: {steps}"]
+    return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""`remask bench`: the table, the JSON, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+
+KEYS = {
+    "cache",
+    "throughput_tok_s",
+    "ratio_to_none",
+    "accuracy",
+    "agreement_with_none",
+    "forwards",
+    "row_layers",
+    "prefix_hits",
+    "peak_memory_bytes",
+}
+SMALL = ["--requests", "6", "--prefixes", "2", "--concurrency", "3", "--rounds", "2", "--dtype", "float32"]
+
+
+def bench(*options: str) -> int:
+    return main(["--quiet", "bench", *options])
+
+
+def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "40", "--prompt-tokens", "6", "--max-tokens", "8"]
+    policies = ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 1, "refresh_interval": 4}}']
+    model = ["--model", "llada-tiny", "--load-format", "dummy"]
+    assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert set(report) == {"machine", "commit", "versions", "workload", "results"}
+    none, reuse, bicache = report["results"]
+    assert [row["cache"] for row in report["results"]] == ["none", "reuse", "bicache"]
+    assert all(set(row) >= KEYS for row in report["results"])
+    assert all(row["accuracy"] is None for row in report["results"])
+    layers = report["workload"]["layers"]
+    steps = 6 * 8
+    assert none["forwards"] == reuse["forwards"] == bicache["forwards"] == steps
+    assert none["row_layers"] == steps * 54 * layers
+    assert reuse["row_layers"] == steps * 14 * layers + 2 * 40 * layers, "two prefix-only passes are counted"
+    refreshes = 6 * 2
+    assert bicache["row_layers"] == reuse["row_layers"] + refreshes * 40 * (layers - 1)
+    assert (none["prefix_hits"], reuse["prefix_hits"], bicache["prefix_hits"]) == (0, 4, 4)
+    assert none["ratio_to_none"] == none["agreement_with_none"] == 1
+    table = capsys.readouterr().out
+    assert table.count("|") == 9 * (2 + 3)
+
+
+def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
+    assert bench("--model", "bundled", *SMALL, *options) == 0
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
+    assert rows["bicache depth=0"]["agreement_with_none"] == 1
+    assert rows["bicache depth=0"]["row_layers"] == rows["none"]["row_layers"]
+    assert all(
+        0 <= row["accuracy_interval"][0] <= row["accuracy"] <= row["accuracy_interval"][1] for row in rows.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
+        (["--cache-config", '{"reuse": {}}', "--caches", "none"], "not among --caches"),
+        (["--requests", "0"], "--requests must be at least 1"),
+        (["--depths", "one"], "--depths must be numbers"),
+        (["--depths", "99"], "exceeds the model's"),
+        (["--without-prefix"], "only 'bundled' has a task"),
+    ],
+)
+def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
+    assert bench("--model", "llada-tiny", "--load-format", "dummy", "--caches", "none", *options) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--model", "bundled", "--prefix-tokens", "5") == 2
+    assert "the bundled model has a task" in capsys.readouterr().err
+
+
+def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "deep" / "depth.png"
+    assert main(["--quiet", "demo", "--requests", "8", "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "right answer:" in out
+    assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
+    assert picture.stat().st_size > 10_000
+
+
+def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("remask ")
+    with pytest.raises(SystemExit) as stop:
+        main(["generte"])
+    assert stop.value.code == 2

@@ -1,0 +1,174 @@
+"""`remask generate`: lines in, lines out, and what bad input comes to."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from tests.goldens import model_dir
+
+LLADA = str(model_dir("llada"))
+GOOD = {"id": "good", "prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
+
+
+def run(tmp_path: Path, lines: list[Any], *options: str, model: str = LLADA) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and answers for JSONL lines; texts stand as they are."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines) + "\n", encoding="utf-8")
+    files = ["--input", str(source), "--output", str(target), "--dtype", "float32"]
+    status = main(["--quiet", "generate", "--model", model, *files, *options])
+    if not target.exists():
+        return status, []
+    return status, [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+
+
+def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
+    status, (answer,) = run(tmp_path, [{**GOOD, "prefix_length": 2, "cache": "reuse"}], "--trace")
+    assert status == 0
+    assert set(answer) == {"id", "token_ids", "text", "finish_reason", "usage", "trace"}
+    assert answer["id"] == "good"
+    assert len(answer["token_ids"]) == answer["usage"]["completion_tokens"] <= 8
+    assert answer["text"] is None, "the golden folders have no tokenizer"
+    assert answer["finish_reason"] in ("length", "stop")
+    expected = {
+        "prompt_tokens",
+        "completion_tokens",
+        "cached_tokens",
+        "steps",
+        "forwards",
+        "row_layers",
+        "prefix_depth",
+    }
+    assert set(answer["usage"]) == expected
+    assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
+    assert set(answer["trace"][0]) == {"step", "positions", "token_ids"}
+    assert all(3 <= position < 11 for event in answer["trace"] for position in event["positions"])
+
+
+def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:
+    _, (answer,) = run(tmp_path, [GOOD])
+    assert "trace" not in answer
+
+
+BAD_LINES: list[tuple[Any, str]] = [
+    ("{not json", "not JSON"),
+    ("[1, 2]", "must be a JSON object"),
+    ({"id": "x"}, "exactly one of prompt, messages, prompt_token_ids; got none"),
+    ({**GOOD, "prompt": "text"}, "got prompt, prompt_token_ids"),
+    ({**GOOD, "sampilng": {}}, "Did you mean 'sampling'"),
+    ({**GOOD, "sampling": {"max_tokns": 8}}, "Did you mean 'max_tokens'"),
+    ({**GOOD, "sampling": [1]}, "sampling must be an object"),
+    ({**GOOD, "sampling": {"max_tokens": 10, "block_length": 4}}, "not a multiple of block_length=4"),
+    ({**GOOD, "sampling": {"max_tokens": 8, "block_length": 2, "steps": 6}}, "steps=6 cannot be shared"),
+    ({**GOOD, "sampling": {"temperature": -1}}, "temperature must be"),
+    ('{"id": "nan", "prompt_token_ids": [1], "sampling": {"temperature": NaN}}', "temperature must be"),
+    ({**GOOD, "sampling": {"order": 5, "remasking": "order"}}, "order must be a list"),
+    ({**GOOD, "prefix_length": 4}, "prefix_length must be from 0 to the prompt's 3 tokens, got 4"),
+    ({**GOOD, "prefix_length": "2"}, "prefix_length must be"),
+    ({**GOOD, "prompt_token_ids": []}, "the prompt is empty"),
+    ({**GOOD, "prompt_token_ids": [1, 256]}, "token ids are whole numbers from 0 to 255"),
+    ({**GOOD, "prompt_token_ids": [1, "a"]}, "prompt_token_ids holds 'a'"),
+    ({**GOOD, "prompt_token_ids": "abc"}, "must be a list of token ids"),
+    ({**GOOD, "prompt_token_ids": [1] * 600}, "max_model_len is 512"),
+    ({"id": "t", "prompt": "hello"}, "no tokenizer"),
+    ({"id": "t", "prompt": 5}, "prompt must be a text"),
+    ({"id": "t", "messages": "hello"}, "messages must be a list"),
+    ({**GOOD, "cache": "bicahe"}, "Did you mean 'bicache'"),
+    ({**GOOD, "cache": 3}, "cache must be the name of a policy"),
+    ({**GOOD, "cache": "bicache", "cache_config": 3}, "cache_config must be an object"),
+    ({**GOOD, "cache": "bicache", "cache_config": {"depht": 3}}, "Did you mean 'depth'"),
+    ({**GOOD, "cache": "bicache", "cache_config": {"depth": 7}}, "exceeds the model's 6 layers"),
+    ({**GOOD, "cache": "bicache", "cache_config": {"depth": 2, "refresh_interval": 0}}, "refresh_interval must be"),
+    ({**GOOD, "cache": "bicache+reuse", "cache_config": {"depth": 2}}, "both own the shared prefix"),
+    ({**GOOD, "sampling": {"stop": "x"}}, "stop texts need a tokenizer"),
+]
+
+
+def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each bad line is answered with its error and named on stderr with its number."""
+    lines: list[Any] = [GOOD]
+    for bad, _ in BAD_LINES:
+        lines += [bad, GOOD]
+    status, answers = run(tmp_path, lines)
+    assert status == 1
+    errors = [answer["error"] for answer in answers if "error" in answer]
+    assert len(errors) == len(BAD_LINES)
+    for (bad, text), error in zip(BAD_LINES, errors, strict=True):
+        assert text in error, bad
+    good = [answer for answer in answers if "error" not in answer]
+    assert len(good) == len(BAD_LINES) + 1
+    assert all(answer["token_ids"] == good[0]["token_ids"] for answer in good)
+    stderr = capsys.readouterr().err.splitlines()
+    numbers = [2 * index + 2 for index in range(len(BAD_LINES))]
+    assert [int(line.split(":")[1].removeprefix(" line ")) for line in stderr] == numbers
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--cache", "nne"], "Did you mean 'none'"),
+        (["--cache-config", "{"], "--cache-config must be a JSON object"),
+        (["--sampling", "[1]"], "--sampling must be a JSON object"),
+        (["--sampling", '{"top_p": 2}'], "top_p must be"),
+        (["--dtype", "float31"], "Did you mean 'float32'"),
+        (["--device", "cuda:99"], "device 'cuda:99' cannot be used"),
+        (["--eviction", "lur"], "Did you mean 'lru'"),
+        (["--page-size", "0"], "page_size must be"),
+        (["--max-model-len", "4096"], "exceeds the model's 512 positions"),
+        (["--max-num-seqs", "-3"], "max_num_seqs must be"),
+    ],
+)
+def test_bad_options_end_the_command_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
+    status, answers = run(tmp_path, [GOOD], *options)
+    assert (status, answers) == (2, [])
+    assert text in capsys.readouterr().err
+
+
+def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "missing.jsonl")
+    assert main(["--quiet", "generate", "--model", LLADA, "--input", missing]) == 2
+    assert missing in capsys.readouterr().err
+    assert main(["--quiet", "generate", "--model", str(tmp_path), "--prompt", "x"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_prefix_larger_than_the_budget_runs_uncached_and_says_so(tmp_path: Path) -> None:
+    line = {**GOOD, "prompt_token_ids": list(range(40)), "prefix_length": 32, "cache": "reuse"}
+    _, (small,) = run(tmp_path, [line], "--store-budget-tokens", "32")
+    assert small["usage"]["cached_tokens"] == 0
+    assert "exceeds the store's budget of 32" in small["usage"]["prefix_note"]
+    _, (plain,) = run(tmp_path, [{**line, "cache": "none"}])
+    assert small["token_ids"] == plain["token_ids"]
+
+
+def test_a_prompt_on_the_command_line_goes_through_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = json.dumps({"max_tokens": 16, "steps": 8, "block_length": 2})
+    options = ["--model", "bundled", "--dtype", "float32", "--sampling", sampling]
+    assert main(["--quiet", "generate", *options, "--prompt", "from abbey go 1 , where am i ?"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": 7}) + "\n"))
+    assert main(["--quiet", "generate", "--model", LLADA, "--dtype", "float32", "--input", "-"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["good", 7]
+
+
+def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "abbey > acorn ; acorn > abbey ;"}
+    lines = [
+        {"id": str(i), "messages": [system, {"role": "user", "content": f"from abbey go {i} , where am i ?"}]}
+        for i in (1, 2, 3)
+    ]
+    options = ["--cache", "reuse", "--sampling", '{"max_tokens": 4}', "--max-num-seqs", "1"]
+    status, answers = run(tmp_path, lines, *options, model="bundled")
+    assert status == 0
+    cached = [answer["usage"]["cached_tokens"] for answer in answers]
+    assert cached[0] == 0
+    assert cached[1] == cached[2] > 10

@@ -1,0 +1,213 @@
+"""Engines for tests: small models in float64, memory full of NaN until written, and loops that must end."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from remask.core.request import Request, Result, Usage
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.models.config import ModelConfig
+from remask.models.dummy import dummy_weights
+from remask.models.pool import Pool
+from remask.models.presets import preset
+from remask.models.stage import StepBatch
+from remask.models.transformer import Transformer
+from remask.models.weights import Weights
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.store.pages import Extent
+
+CPU = torch.device("cpu")
+LAYERS = 4
+VOCAB = 64
+MASK_ID = VOCAB - 1
+EOS = 5
+
+
+def small_config(family: str) -> ModelConfig:
+    """The tiny preset with four layers, narrower, so that a pass takes a millisecond."""
+    base = preset(f"{family}-tiny")
+    kv_heads = 2 if base.kv_heads < base.heads else 4
+    return replace(
+        base,
+        layers=LAYERS,
+        hidden=32,
+        heads=4,
+        kv_heads=kv_heads,
+        head_dim=8,
+        intermediate=48,
+        vocab=VOCAB,
+        mask_id=MASK_ID,
+        max_length=128,
+        stop_ids=(EOS,),
+    )
+
+
+def lively_weights(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Weights:
+    """Dummy weights, scaled so that attention and logits are far from uniform."""
+    weights = dummy_weights(config, dtype, CPU, seed)
+    for tensor in {id(t): t for t in weights.tensors() if t.dim() == 2}.values():
+        tensor.mul_(50 * 1.4 / tensor.shape[1] ** 0.5)
+    weights.embed.mul_(4)
+    return weights
+
+
+class CheckedTransformer(Transformer):
+    """Refuses a pass that read what nobody wrote: the memory around is full of NaN."""
+
+    passes = 0
+    last: StepBatch | None = None
+
+    def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
+        """As ever, and then no NaN may have come out."""
+        out = super().forward(batch, pool)
+        self.passes += 1
+        self.last = batch
+        assert out.isfinite().all(), "a predicted row is NaN"
+        for stage in batch.stages:
+            for layer in stage.layers:
+                assert pool.k[layer][stage.slots].isfinite().all(), f"NaN written to K of layer {layer}"
+                assert pool.v[layer][stage.slots].isfinite().all(), f"NaN written to V of layer {layer}"
+            for save in stage.save:
+                assert save.states.isfinite().all(), "NaN kept as a boundary state"
+        return out
+
+
+MODELS = {family: CheckedTransformer(config, lively_weights(config)) for family in ("llada", "dream") for config in [
+    small_config(family)
+]}  # fmt: skip
+
+
+def make_engine(
+    family: str = "llada", decode: Callable[[Sequence[int]], str] | None = None, **limits: Any
+) -> Engine:
+    """An engine whose pages and boundary states are NaN whenever nobody owns them."""
+    defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
+    engine = Engine(MODELS[family], EngineConfig(**{**defaults, **limits}), "test", decode)
+    for tensor in (*engine.pool.k, *engine.pool.v):
+        tensor.fill_(torch.nan)
+    allocator, free, states = engine.allocator, engine.allocator.release, engine.store.new_states
+
+    def release(extent: Extent) -> None:
+        free(extent)
+        size = allocator.page_size
+        for layer in extent.layers:
+            for page in extent.pages.tolist():
+                if allocator.references[layer, page] == 0:
+                    engine.pool.k[layer][page * size : (page + 1) * size] = torch.nan
+                    engine.pool.v[layer][page * size : (page + 1) * size] = torch.nan
+
+    vars(allocator)["release"] = release
+    engine.store.new_states = lambda tokens: states(tokens).fill_(torch.nan)
+    return engine
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request, its policy, and the step at which it joins."""
+
+    request: Request
+    policy: CachePolicy
+    joins: int = 0
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Random token ids; the mask token may be among them, as users may type it."""
+    return [random.Random(f"{length} {seed} {i}").randrange(VOCAB) for i in range(length)]
+
+
+def request(
+    name: str = "r", prompt: Sequence[int] | int = 8, prefix: int = 0, ignore_eos: bool = True, **sampling: Any
+) -> Request:
+    """A request of 8 tokens that takes no notice of EOS, unless told otherwise."""
+    tokens = prompt_of(prompt) if isinstance(prompt, int) else list(prompt)
+    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": ignore_eos, **sampling})
+    return Request(name, tokens, params, prefix)
+
+
+def run(
+    engine: Engine,
+    work: Sequence[Work],
+    limit: int = 2000,
+    each_step: Callable[[int], None] | None = None,
+) -> dict[str, Result]:
+    """Run to the end; what joins later is added between steps. Ends idle, which the engine checks for leaks."""
+    results: dict[str, Result] = {}
+    todo = sorted(work, key=lambda item: item.joins)
+    step = 0
+    while todo or engine.busy:
+        while todo and todo[0].joins <= step:
+            item = todo.pop(0)
+            engine.add(item.request, item.policy)
+        if each_step is not None:
+            each_step(step)
+        for event in engine.step():
+            if event.result is not None:
+                assert event.id not in results
+                results[event.id] = event.result
+        step += 1
+        assert step < limit, f"stuck with {engine.waiting} waiting and {engine.running} running"
+    engine.check_integrity()
+    return results
+
+
+def alone(item: Work, family: str = "llada", **limits: Any) -> Result:
+    """The same request in an engine of its own."""
+    return run(make_engine(family, **limits), [replace(item, joins=0)])[item.request.id]
+
+
+def work_of(usage: Usage) -> dict[str, Any]:
+    """Usage without what depends on who came first."""
+    names = ("prompt_tokens", "completion_tokens", "steps", "forwards", "row_layers", "prefix_depth", "prefix_note")
+    return {name: getattr(usage, name) for name in names}
+
+
+def outcome(result: Result) -> tuple[Any, ...]:
+    """All that must not depend on company."""
+    return (result.token_ids, result.finish_reason, result.trace, work_of(result.usage), result.error)
+
+
+def random_policy(rng: random.Random) -> CachePolicy:
+    """Any policy with any settings."""
+    states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
+    bicache = BiCache(
+        depth=rng.randint(0, LAYERS), refresh_interval=rng.choice([None, 1, 2, 3, 16]), boundary_state=rng.choice(states)
+    )
+    return rng.choice([Dense(), Reuse(), bicache, bicache, bicache])
+
+
+SAMPLING: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"block_length": 4},
+    {"block_length": 2, "steps": 8},
+    {"steps": 3},
+    {"steps": 16},
+    {"remasking": "random"},
+    {"remasking": "entropy", "eps": 0.01},
+    {"remasking": "topk_margin"},
+    {"remasking": "maskgit_plus", "top_p": 0.9, "temperature": 0.8},
+    {"remasking": "origin"},
+    {"threshold": 0.3, "block_length": 4},
+    {"factor": 0.9},
+    {"remasking": "confidence_threshold", "threshold": 0.4, "steps": 4},
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_k": 5},
+    {"cfg_scale": 1.5},
+    {"cfg_scale": 0.5, "temperature": 0.7, "block_length": 4},
+    {"ignore_eos": False},
+    {"stop_token_ids": [1, 2, 3, 4, 6, 7, 8, 9]},
+)  # fmt: skip
+
+
+def random_work(rng: random.Random, family: str, name: str) -> Work:
+    """Any request under any policy; its prefix is one of few, so that some are shared."""
+    length = rng.choice([3, 6, 9, 14])
+    prompt = prompt_of(length, seed=rng.randrange(2)) + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 5))]
+    sampling = {"max_tokens": 8, "ignore_eos": True, **rng.choice(SAMPLING), "seed": rng.randrange(1000)}
+    prefix = rng.choice([0, length, length, length, min(length + 1, len(prompt))])
+    return Work(Request(name, prompt, SamplingParams(**sampling), prefix), random_policy(rng), rng.randrange(12))

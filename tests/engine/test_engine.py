@@ -1,0 +1,599 @@
+"""The engine from outside: requests in, results out, and memory conserved throughout."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from remask.core.request import Request, Result
+from remask.core.sampling import SamplingParams
+from remask.engine import read
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.errors import ConfigError, IntegrityError, UnknownNameError
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from tests.engine.support import (
+    EOS,
+    LAYERS,
+    MASK_ID,
+    MODELS,
+    VOCAB,
+    Work,
+    alone,
+    make_engine,
+    outcome,
+    prompt_of,
+    random_work,
+    request,
+    run,
+)
+
+FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
+
+
+def limits(rng: random.Random) -> dict[str, Any]:
+    return {
+        "max_num_seqs": rng.randint(1, 6),
+        "max_row_layers": rng.choice([None, 1, 60, 150, 400]),
+        "page_size": rng.choice([1, 4, 7, 16]),
+        "store_budget_tokens": rng.choice([8, 16, 25, 64]),
+        "eviction": rng.choice(["fifo", "lru"]),
+    }
+
+
+@FAMILIES
+@pytest.mark.parametrize("seed", range(14))
+def test_many_together_are_many_alone(family: str, seed: int) -> None:
+    rng = random.Random(f"{family} {seed}")
+    work = [random_work(rng, family, f"r{i}") for i in range(rng.randint(4, 9))]
+    chosen = limits(rng)
+    together = run(make_engine(family, **chosen), work)
+    assert set(together) == {item.request.id for item in work}
+    store = {"store_budget_tokens": chosen["store_budget_tokens"]}
+    for item in work:
+        single = alone(item, family, **store)
+        assert outcome(together[item.request.id]) == outcome(single), item
+        assert together[item.request.id].finish_reason in ("stop", "length")
+
+
+@FAMILIES
+@pytest.mark.parametrize("seed", range(8))
+def test_cancelling_some_leaves_the_others_as_they_were(family: str, seed: int) -> None:
+    rng = random.Random(f"cancel {family} {seed}")
+    work = [random_work(rng, family, f"r{i}") for i in range(8)]
+    chosen = limits(rng)
+    engine = make_engine(family, **chosen)
+    doomed = {item.request.id: rng.randrange(item.joins, item.joins + 12) for item in work[::2]}
+    gone: set[str] = set()
+
+    def cancel(step: int) -> None:
+        for name, when in doomed.items():
+            if when == step and engine.cancel(name):
+                gone.add(name)
+                engine.check_integrity()
+
+    results = run(engine, work, each_step=cancel)
+    assert set(results) == {item.request.id for item in work}
+    for item in work:
+        result = results[item.request.id]
+        if item.request.id in gone:
+            assert (result.finish_reason, result.token_ids, result.error) == ("cancelled", (), None)
+            continue
+        assert outcome(result) == outcome(alone(item, family, store_budget_tokens=chosen["store_budget_tokens"]))
+    engine.store.drop()
+    assert engine.allocator.used == 0
+
+
+def test_cancelling_in_every_phase() -> None:
+    engine = make_engine(max_num_seqs=1)
+    shared = request("running", prefix=6)
+    engine.add(shared, Reuse())
+    engine.add(replace(shared, id="waiting"), Reuse())
+    engine.step()  # the prefix-only pass
+    assert (engine.running, engine.waiting) == (1, 1)
+    assert engine.cancel("waiting")
+    assert not engine.cancel("waiting")
+    engine.step()
+    assert engine.cancel("running")
+    assert not engine.cancel("nobody")
+    assert engine.busy
+    assert [event.result.finish_reason for event in engine.step() if event.result] == ["cancelled"]
+    assert not engine.busy
+
+
+def test_cancelling_while_the_prefix_pass_is_due() -> None:
+    engine = make_engine(max_row_layers=1)
+    first = request("first", prefix=6)
+    engine.add(request("busy"), Dense())
+    engine.step()
+    engine.add(first, Reuse())
+    engine.add(replace(first, id="second"), Reuse())
+    engine._admit()
+    assert engine.store.entries[0].leases == 2
+    assert not engine.store.entries[0].ready
+    assert engine.cancel("first")
+    results = run(engine, [])
+    assert engine.stats.prefix_passes == 1
+    assert outcome(results["second"]) == outcome(alone(Work(replace(first, id="second"), Reuse())))
+
+
+def test_cancelling_all_who_wait_for_a_prefix_leaves_it_usable() -> None:
+    engine = make_engine(max_row_layers=1)
+    engine.add(request("busy"), Dense())
+    engine.step()
+    engine.add(request("a", prefix=6), Reuse())
+    engine._admit()
+    engine.cancel("a")
+    engine.step()
+    results = run(engine, [Work(request("b", prefix=6), Reuse())])
+    assert results["b"].usage.cached_tokens == 6
+    assert engine.stats.prefix_passes == 1
+
+
+def same_answers(work: Sequence[Work], others: Sequence[CachePolicy], family: str) -> None:
+    for item in work:
+        expected = alone(item, family)
+        for policy in others:
+            result = alone(replace(item, policy=policy), family)
+            assert (result.token_ids, result.trace, result.usage.row_layers, result.usage.forwards) == (
+                expected.token_ids,
+                expected.trace,
+                expected.usage.row_layers,
+                expected.usage.forwards,
+            )
+
+
+def some_work(policy: CachePolicy, prefix: int) -> list[Work]:
+    return [
+        Work(request(f"{length} {i}", length + prefix, prefix, **sampling), policy)
+        for length in (1, 5)
+        for i, sampling in enumerate(({}, {"block_length": 4, "steps": 16}, {"threshold": 0.3}, {"cfg_scale": 1.0}))
+    ]
+
+
+@FAMILIES
+def test_bicache_in_all_layers_is_reuse(family: str) -> None:
+    states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
+    others = [BiCache(depth=LAYERS, refresh_interval=r, boundary_state=s) for r in (1, None) for s in states]
+    same_answers(some_work(Reuse(), 6), others, family)
+
+
+@FAMILIES
+def test_bicache_at_depth_0_is_none(family: str) -> None:
+    same_answers(some_work(Dense(), 6), [BiCache(depth=0), BiCache(depth=0, refresh_interval=1)], family)
+
+
+@FAMILIES
+def test_without_a_prefix_every_policy_is_none(family: str) -> None:
+    others = [Reuse(), BiCache(depth=2), BiCache(depth=LAYERS, boundary_state="recomputed")]
+    same_answers(some_work(Dense(), 0), others, family)
+
+
+@FAMILIES
+def test_caching_is_an_approximation(family: str) -> None:
+    """Were all these equal, the identities above would show nothing."""
+    prompt = prompt_of(20)
+    policies = [Dense(), Reuse(), BiCache(depth=1, refresh_interval=1), BiCache(depth=2, refresh_interval=4)]
+    answers = [alone(Work(request("r", prompt, 16), policy), family) for policy in policies]
+    assert len({answer.trace for answer in answers}) == len(policies)
+
+
+@pytest.mark.parametrize("interval", [1, 3, None])
+@pytest.mark.parametrize("state", ["stored", "recomputed"])
+def test_usage_counts_what_was_computed(interval: int | None, state: Literal["stored", "recomputed"]) -> None:
+    depth, prefix, prompt, steps = 3, 6, 8, 8
+    policy = BiCache(depth=depth, refresh_interval=interval, boundary_state=state)
+    engine = make_engine()
+    usage = run(engine, [Work(request("r", prompt, prefix), policy)])["r"].usage
+    suffix = prompt + 8 - prefix
+    refreshes = 1 if interval is None else -(-steps // interval)
+    deep = prefix * (LAYERS - depth) if state == "stored" else prefix * LAYERS
+    assert usage.row_layers == steps * suffix * LAYERS + refreshes * deep
+    assert (usage.steps, usage.forwards, usage.prefix_depth, usage.cached_tokens) == (steps, steps, depth, 0)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.prefix_note) == (prompt, 8, None)
+    assert engine.stats.prefix_passes == 1
+    assert engine.stats.prefix_row_layers == prefix * LAYERS
+    assert engine.stats.row_layers == usage.row_layers + prefix * LAYERS
+    assert run(engine, [Work(request("again", prompt, prefix), policy)])["again"].usage.cached_tokens == prefix
+    assert engine.stats.prefix_passes == 1
+
+
+def test_a_guided_request_counts_both_canvases_as_one_forward() -> None:
+    usage = alone(Work(request("r", 8, cfg_scale=1.0), Dense())).usage
+    assert usage.forwards == 8
+    assert usage.row_layers == 8 * 2 * 16 * LAYERS
+
+
+def test_dense_skips_passes_that_transfer_nothing_and_counts_their_steps() -> None:
+    results = [alone(Work(request("r", 8, 6, steps=24), policy)) for policy in (Dense(), Reuse())]
+    assert [(r.usage.steps, r.usage.forwards) for r in results] == [(24, 8), (24, 24)]
+
+
+@FAMILIES
+@pytest.mark.parametrize("policy", [Reuse(), BiCache(depth=2)])
+def test_concurrent_misses_of_one_prefix_cause_one_pass(family: str, policy: CachePolicy) -> None:
+    engine = make_engine(family, max_num_seqs=6)
+    prompt = prompt_of(10)
+    work = [Work(request(f"r{i}", [*prompt, i], 10), policy, joins=i // 3) for i in range(6)]
+    results = run(engine, work)
+    assert engine.stats.prefix_passes == 1
+    assert [results[f"r{i}"].usage.cached_tokens for i in range(6)] == [0, 10, 10, 10, 10, 10]
+    assert (engine.store.stats.hits, engine.store.stats.misses) == (5, 1)
+
+
+def test_a_prefix_is_shared_in_place() -> None:
+    engine = make_engine(max_num_seqs=4, page_size=4)
+    for i in range(4):
+        engine.add(request(f"r{i}", [*prompt_of(16), i], 16), Reuse())
+    engine.step()
+    own = engine.allocator.pages_for(1 + 8)
+    assert engine.allocator.used == LAYERS * (4 + 4 * own)
+    run(engine, [])
+
+
+@FAMILIES
+def test_a_prefix_larger_than_the_budget_runs_uncached_and_says_so(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(family, store_budget_tokens=10)
+    work = [Work(request("big", 14, 12), BiCache(depth=2)), Work(request("small", 12, 6), Reuse())]
+    results = run(engine, work)
+    usage = results["big"].usage
+    assert usage.prefix_note == "prefix of 12 tokens exceeds the store's budget of 10"
+    assert (usage.cached_tokens, usage.prefix_depth) == (0, 0)
+    assert "big" in caplog.text
+    assert engine.store.stats.refused == 1
+    assert results["small"].usage.prefix_note is None
+    plain = alone(Work(request("big", 14), Dense()), family)
+    assert (results["big"].token_ids, results["big"].trace) == (plain.token_ids, plain.trace)
+    assert results["big"].usage.row_layers == plain.usage.row_layers
+
+
+def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
+    engine = make_engine(store_budget_tokens=4, max_num_seqs=1)
+    extent = engine.allocator.allocate(engine.pool.pages * engine.pool.page_size, range(LAYERS))
+    assert extent is not None
+    engine.add(request("big", 14, 12), Reuse())
+    for _ in range(5):
+        engine.step()  # no pages: it has to wait
+    engine.allocator.release(extent)
+    run(engine, [])
+    assert engine.store.stats.refused == 1
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "lru"])
+@pytest.mark.parametrize("budget", [5, 7, 13, 20])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_many_prefixes_in_a_tiny_store_never_get_stuck(eviction: str, budget: int, page_size: int) -> None:
+    rng = random.Random(f"{eviction} {budget} {page_size}")
+    work = []
+    for i in range(16):
+        prefix = rng.randint(1, 6)
+        sampling = {"max_tokens": 4, "cfg_scale": rng.choice([0.0, 0.0, 1.0])}
+        prompt = prompt_of(prefix, seed=rng.randrange(4)) + [1] * rng.randint(1, 3)
+        policy = rng.choice([Reuse(), BiCache(depth=rng.randint(1, 3))])
+        work.append(Work(request(f"r{i}", prompt, prefix, **sampling), policy, joins=i // 2))
+    engine = make_engine(
+        store_budget_tokens=budget, page_size=page_size, eviction=eviction, max_num_seqs=3, max_model_len=16
+    )
+    assert len(run(engine, work)) == 16
+    assert engine.store.tokens < budget
+
+
+def test_small_entries_that_fill_all_pages_make_way_for_canvases() -> None:
+    """Prefixes much shorter than a page hold more pages than their tokens say; nobody reads them any more."""
+    engine = make_engine(max_num_seqs=1, max_model_len=32, page_size=16, store_budget_tokens=100)
+    for i in range(40):
+        run(engine, [Work(request(f"r{i}", [i, 1], 1, max_tokens=1), Reuse())])
+    results = run(engine, [Work(request("long", 20, max_tokens=8), Dense())], limit=50)
+    assert results["long"].finish_reason == "length"
+
+
+def test_leased_entries_make_newcomers_wait() -> None:
+    engine = make_engine(store_budget_tokens=8, max_num_seqs=4)
+    engine.add(request("first", [1] * 6, 6, max_tokens=4), Reuse())
+    engine.add(request("second", [2] * 6, 6, max_tokens=4), Reuse())
+    engine.step()
+    assert (engine.running, engine.waiting) == (1, 1)
+    results = run(engine, [])
+    assert engine.store.stats.evictions == 1
+    assert len(results) == 2
+
+
+@pytest.mark.parametrize("budget", [1, 100, 300])
+def test_a_row_layer_budget_delays_and_changes_nothing(budget: int) -> None:
+    work = [Work(request(f"r{i}", 5 + i, 4), BiCache(depth=2, refresh_interval=2)) for i in range(4)]
+    engine = make_engine(max_row_layers=budget)
+    seen: list[int] = []
+
+    def watch(_: int) -> None:
+        seen.append(engine.stats.row_layers)
+
+    limited = run(engine, work, each_step=watch)
+    free = run(make_engine(), work)
+    assert {name: outcome(result) for name, result in limited.items()} == {n: outcome(r) for n, r in free.items()}
+    largest = (8 + 8) * LAYERS
+    assert max(b - a for a, b in zip(seen, seen[1:], strict=False)) <= max(budget, largest)
+
+
+def test_max_num_seqs_limits_canvases_and_order_is_kept() -> None:
+    engine = make_engine(max_num_seqs=3)
+    for i in range(5):
+        engine.add(request(f"r{i}", cfg_scale=1.0 if i == 1 else 0.0), Dense())
+    engine.step()
+    assert (engine.running, engine.waiting) == (3, 3)
+    run(engine, [])
+
+
+def test_a_guided_request_runs_alone_where_it_is_too_many() -> None:
+    engine = make_engine(max_num_seqs=1)
+    seen = []
+    work = [Work(request(f"r{i}", 40, cfg_scale=1.0, max_tokens=24), Dense()) for i in range(2)]
+    run(engine, work, each_step=lambda _: seen.append(engine.running))
+    assert max(seen) == 2
+
+
+def settled(result: Result, prompt: int) -> list[int]:
+    """The response that the trace tells."""
+    tokens = {p: t for item in result.trace for p, t in zip(item.positions, item.token_ids, strict=True)}
+    return [tokens[p] for p in sorted(tokens) if p >= prompt]
+
+
+@FAMILIES
+@pytest.mark.parametrize("kind", ["eos", "stop_token_ids", "both"])
+def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> None:
+    stops = {"eos": {EOS}, "stop_token_ids": {7, 20}, "both": {EOS, 7, 20}}[kind]
+    stopped = 0
+    for seed in range(25):
+        sampling: dict[str, Any] = {"temperature": 2.0, "seed": seed, "max_tokens": 16, "block_length": 4}
+        free = alone(Work(request("r", 6, **sampling), Dense()), family)
+        ids = [] if kind == "eos" else [7, 20]
+        got = alone(
+            Work(request("r", 6, ignore_eos=kind == "stop_token_ids", stop_token_ids=ids, **sampling), Dense()), family
+        )
+        assert settled(free, 6) == list(free.token_ids)
+        end = next((i + 1 for i, token in enumerate(free.token_ids) if token in stops), None)
+        if end is None:
+            assert outcome(got) == outcome(free)
+            continue
+        stopped += 1
+        assert got.token_ids == free.token_ids[:end]
+        assert got.finish_reason == "stop"
+        assert got.usage.completion_tokens == end
+        assert got.usage.forwards <= free.usage.forwards
+        assert got.trace == free.trace[: len(got.trace)]
+    assert stopped >= 3
+
+
+def test_ignore_eos_makes_it_an_ordinary_token() -> None:
+    for seed in range(25):
+        result = alone(Work(request("r", 6, temperature=2.0, seed=seed, max_tokens=16), Dense()))
+        assert len(result.token_ids) == 16
+        assert result.finish_reason == "length"
+
+
+def letters(tokens: Sequence[int]) -> str:
+    return "".join(f"<{token}>" for token in tokens)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stop_texts(seed: int) -> None:
+    sampling: dict[str, Any] = {"temperature": 2.0, "seed": seed, "max_tokens": 12, "block_length": 4}
+    free = alone(Work(request("r", 6, **sampling), Dense()))
+    for at in range(12):
+        pair = free.token_ids[at : at + 2]
+        text = letters(pair)[1:-1]
+        engine = make_engine(decode=letters)
+        got = run(engine, [Work(request("r", 6, stop=["never", text], **sampling), Dense())])["r"]
+        end = next(i for i in range(1, 13) if text in letters(free.token_ids[:i]))
+        assert got.token_ids == free.token_ids[:end]
+        assert got.finish_reason == "stop"
+
+
+def test_a_stop_token_before_a_stop_text_wins() -> None:
+    free = alone(Work(request("r", 6), Dense()))
+    first, last = free.token_ids[0], free.token_ids[-1]
+    engine = make_engine(decode=letters)
+    got = run(engine, [Work(request("r", 6, stop=f"<{last}>", stop_token_ids=[first]), Dense())])["r"]
+    assert got.token_ids == (first,)
+
+
+def test_stop_texts_need_a_tokenizer() -> None:
+    with pytest.raises(ConfigError, match="stop texts need a tokenizer"):
+        make_engine().add(request(stop="x"), Dense())
+
+
+@FAMILIES
+@pytest.mark.parametrize("policy", [Dense(), Reuse(), BiCache(depth=2)])
+@pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
+def test_a_typed_mask_token_is_text(family: str, policy: CachePolicy, cfg_scale: float) -> None:
+    prompt = [MASK_ID, 3, MASK_ID, 9, MASK_ID]
+    result = alone(Work(request("r", prompt, 3, cfg_scale=cfg_scale), policy), family)
+    assert len(result.token_ids) == 8
+    assert MASK_ID not in result.token_ids
+    positions = sorted(p for item in result.trace for p in item.positions)
+    assert positions == list(range(5, 13))
+
+
+def test_the_canvas_of_the_request_is_never_the_callers() -> None:
+    prompt = prompt_of(6)
+    before = list(prompt)
+    alone(Work(Request("r", prompt, SamplingParams(max_tokens=4), 4), BiCache(depth=2)))
+    assert prompt == before
+
+
+def test_without_a_seed_requests_differ() -> None:
+    work = [Work(request(f"r{i}", 6, temperature=5.0), Dense()) for i in range(4)]
+    assert len({result.token_ids for result in run(make_engine(), work).values()}) > 1
+
+
+def test_times_and_traces_are_told() -> None:
+    engine = make_engine()
+    engine.add(request("r"), Dense())
+    events = []
+    while engine.busy:
+        events += engine.step()
+    result = events[-1].result
+    assert result is not None
+    assert [event.transfer for event in events if event.transfer is not None] == list(result.trace)
+    assert result.first_settled_s is not None
+    assert 0 < result.first_settled_s <= result.elapsed_s
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": []}, "the prompt is empty"),
+        ({"prompt": [1, VOCAB]}, f"prompt_token_ids holds {VOCAB}; token ids are whole numbers from 0 to {VOCAB - 1}"),
+        ({"prompt": [1, -1]}, "holds -1"),
+        ({"prompt": [1, 2.0]}, "holds 2.0"),
+        ({"prompt": [1, True]}, "holds True"),
+        ({"prompt": [1, "2"]}, "holds '2'"),
+        ({"prompt": [1, None]}, "holds None"),
+        ({"prompt": [1, math.nan]}, "holds nan"),
+        ({"prompt": 60}, "prompt of 60 tokens and max_tokens=8 make a canvas of 68, but max_model_len is 64"),
+        ({"prompt": 8, "prefix": 9}, "prefix_length must be from 0 to the prompt's 8 tokens, got 9"),
+        ({"prompt": 8, "prefix": -1}, "prefix_length"),
+        ({"prompt": 8, "prefix": True}, "prefix_length"),
+        ({"prompt": 8, "prefix": 2.0}, "prefix_length"),
+        ({"remasking": "order", "order": [[0, 1, 2, 3, 4, 5, 6, 7]]}, "order: list 0 must hold each canvas position"),
+        ({"remasking": "random", "threshold": 0.5}, "threshold compares probabilities"),
+        ({"remasking": "confidence_threshold", "threshold": 0.5, "steps": 3}, "evenly among 3 steps"),
+    ],
+    ids=repr,
+)
+def test_requests_that_cannot_run_are_refused_and_not_queued(bad: dict[str, Any], message: str) -> None:
+    engine = make_engine()
+    engine.add(request("good"), Dense())
+    for call in (engine.check, engine.add):
+        with pytest.raises(ConfigError, match=message):
+            call(request("bad", **bad), Dense())
+    assert engine.waiting == 1
+    assert set(run(engine, [])) == {"good"}
+
+
+def test_a_depth_beyond_the_model_is_refused_with_the_request() -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match=f"depth={LAYERS + 1} exceeds the model's {LAYERS} layers"):
+        engine.add(request(prefix=4), BiCache(depth=LAYERS + 1))
+    assert not engine.busy
+
+
+def test_ids_must_differ_while_in_use() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine.add(request("a"), Dense())
+    engine.add(request("b"), Dense())
+    for name in ("a", "b"):
+        with pytest.raises(ConfigError, match=f"id '{name}' is in use"):
+            engine.add(request(name), Dense())
+    engine.step()
+    with pytest.raises(ConfigError, match="id 'a' is in use"):
+        engine.add(request("a"), Dense())
+    run(engine, [])
+    engine.add(request("a"), Dense())
+    run(engine, [])
+
+
+def test_a_full_canvas_fits() -> None:
+    for policy in (Dense(), Reuse(), BiCache(depth=1)):
+        engine = make_engine(max_num_seqs=2, page_size=16)
+        work = [Work(request(f"r{i}", prompt_of(56, i), 55, cfg_scale=float(i)), policy) for i in range(2)]
+        assert len(run(engine, work)) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9, 16])
+def test_logits_are_read_a_few_requests_at_a_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = [
+        Work(request(f"r{i}", 5, temperature=0.5 * (i % 2), seed=i, cfg_scale=float(i == 2)), Dense()) for i in range(5)
+    ]
+    expected = {name: outcome(result) for name, result in run(make_engine(max_num_seqs=8), work).items()}
+    sizes = []
+    original = read.score
+
+    def score(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(len(logits))
+        return original(logits, *rest)
+
+    monkeypatch.setattr(read, "score", score)
+    monkeypatch.setattr(read, "MAX_LOGIT_ROWS", rows)
+    assert {name: outcome(result) for name, result in run(make_engine(max_num_seqs=8), work).items()} == expected
+    assert max(sizes) <= max(rows, 16)  # the guided request alone has 16
+
+
+def test_an_idle_engine_does_nothing() -> None:
+    engine = make_engine()
+    assert engine.step() == []
+    assert not engine.busy
+    assert engine.stats.steps == 0
+    assert MODELS["llada"].passes >= 0
+
+
+def test_a_leaked_page_is_found_when_idle() -> None:
+    engine = make_engine()
+    engine.add(request("r", 8, 4), BiCache(depth=2))
+    engine.step()
+    leaked = engine.allocator.allocate(1, range(1, 2))
+    assert leaked is not None
+    with pytest.raises(IntegrityError, match=r"1 page counts are off, the first at \(layer, page\) \[1, "):
+        run(engine, [])
+
+
+def test_a_page_freed_too_early_is_found() -> None:
+    engine = make_engine()
+    run(engine, [Work(request("r", 8, 4), Reuse())])
+    engine.allocator.references[2, engine.store.entries[0].extent.pages[0]] = 0
+    with pytest.raises(IntegrityError, match="page counts are off"):
+        engine.check_integrity()
+
+
+def test_a_lost_lease_is_found() -> None:
+    engine = make_engine()
+    run(engine, [Work(request("r", 8, 4), Reuse())])
+    engine.store.entries[0].leases += 1
+    with pytest.raises(IntegrityError, match="1 leases that nobody holds"):
+        engine.step()
+
+
+def test_the_fingerprint_and_dtype_are_part_of_a_prefixs_identity() -> None:
+    engines = [Engine(MODELS["llada"], EngineConfig(), name) for name in ("a", "b")]
+    assert engines[0].store.salt != engines[1].store.salt
+    assert b"float64" in engines[0].store.salt
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_num_seqs", [0, -1, 1.0, True, None, "2"]),
+        ("max_model_len", [0, 1.5, True, "9"]),
+        ("max_row_layers", [0, -5, 2.0, False]),
+        ("page_size", [0, 1.0, None, True]),
+        ("store_budget_tokens", [-1, 1.0, None, math.nan]),
+    ],
+)
+def test_bad_limits_are_named(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
+            EngineConfig(**{name: value})
+
+
+def test_unknown_evictions_are_named() -> None:
+    with pytest.raises(UnknownNameError, match="Unknown eviction 'lfu'"):
+        EngineConfig(eviction="lfu")  # type: ignore[arg-type]
+
+
+def test_canvases_longer_than_the_models_positions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len=129 exceeds the model's 128 positions"):
+        make_engine(max_model_len=129)
+    assert Engine(MODELS["llada"], EngineConfig(), "x").max_model_len == 128
+
+
+def test_float32_engines_agree_with_float64_closely() -> None:
+    """Types are not mixed anywhere: a pass in another type works and its pool has that type."""
+    engine = make_engine()
+    assert engine.pool.k[0].dtype == torch.float64
+    assert np.dtype(np.float64).itemsize * 8 * 2 * engine.model.config.kv_heads == engine.pool.bytes_per_token

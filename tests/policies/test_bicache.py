@@ -1,0 +1,137 @@
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.depth import DepthLookup
+from remask.core.ledger import Ledger
+from remask.core.plan import PrefixHit, View
+from remask.errors import ConfigError
+from remask.policies import BiCache, Dense, Reuse
+from tests.policies.views import MAX_LAYERS, layer_rows, same, views
+
+INTERVALS = st.none() | st.integers(1, 9)
+STATES: st.SearchStrategy[Literal["stored", "recomputed"]] = st.sampled_from(["stored", "recomputed"])
+
+
+@given(views(prefix=True), INTERVALS, STATES)
+def test_at_all_layers_it_is_reuse(
+    view: View, interval: int | None, state: Literal["stored", "recomputed"]
+) -> None:
+    assert view.prefix is not None
+    view = replace(view, prefix=PrefixHit(view.prefix.length, view.layers))
+    policy = BiCache(depth=view.layers, refresh_interval=interval, boundary_state=state)
+    assert same(policy.plan(view), Reuse().plan(view))
+
+
+@given(views(prefix=False), st.integers(0, MAX_LAYERS), INTERVALS, STATES)
+def test_without_a_prefix_it_is_the_inner_policy(
+    view: View, depth: int, interval: int | None, state: Literal["stored", "recomputed"]
+) -> None:
+    policy = BiCache(depth=depth, refresh_interval=interval, boundary_state=state)
+    assert same(policy.plan(view), Dense().plan(view))
+
+
+def test_depth_0_leases_nothing() -> None:
+    assert BiCache(depth=0).boundary(10, 20, 4) == 0
+    assert BiCache(depth=DepthLookup({60: 2})).boundary(10, 20, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (None, [0]),
+        (1, list(range(35))),
+        (2, list(range(0, 35, 2))),
+        (16, [0, 16, 32]),
+        (34, [0, 34]),
+        (100, [0]),
+    ],
+)
+def test_refreshes(interval: int | None, expected: list[int]) -> None:
+    policy = BiCache(refresh_interval=interval)
+    assert [step for step in range(35) if policy.refreshes(step)] == expected
+
+
+def test_the_defaults_are_the_papers() -> None:
+    policy = BiCache()
+    assert policy.refresh_interval == 16
+    assert policy.boundary_state == "stored"
+    assert policy.idle_passes
+
+
+@given(views(prefix=True), INTERVALS)
+def test_rows_and_costs_are_the_papers(view: View, interval: int | None) -> None:
+    assert view.prefix is not None
+    length, boundary = view.prefix.length, view.prefix.boundary
+    plan = BiCache(depth=boundary, refresh_interval=interval).plan(view)
+    refresh = view.step == 0 or (interval is not None and view.step % interval == 0)
+    suffix = view.length - length
+    deep = view.layers - boundary
+    assert plan.cost == suffix * view.layers + (length * deep if refresh else 0)
+    assert [layer for span in plan.spans for layer in span.layers] == list(range(view.layers))
+    for layer in range(view.layers):
+        live = [p >= length or (refresh and layer >= boundary) for p in range(view.length)]
+        assert layer_rows(plan, layer) == (live, [False] * view.length)
+    assert plan.predict.tolist() == view.candidates.tolist()
+
+
+@given(views(prefix=True), INTERVALS)
+def test_recomputed_states_see_the_suffix_and_leave_leased_rows_alone(view: View, interval: int | None) -> None:
+    assert view.prefix is not None
+    length, boundary = view.prefix.length, view.prefix.boundary
+    plan = BiCache(depth=boundary, refresh_interval=interval, boundary_state="recomputed").plan(view)
+    refresh = view.step == 0 or (interval is not None and view.step % interval == 0)
+    if not refresh or boundary == view.layers:
+        assert same(plan, BiCache(depth=boundary, refresh_interval=interval).plan(view))
+        return
+    assert plan.cost == view.length * view.layers
+    for layer in range(view.layers):
+        live, frozen = layer_rows(plan, layer)
+        assert all(live)
+        assert frozen == [p < length and layer < boundary for p in range(view.length)]
+
+
+@given(views(prefix=True), INTERVALS, STATES)
+def test_plans_can_be_run_step_after_step(
+    view: View, interval: int | None, state: Literal["stored", "recomputed"]
+) -> None:
+    assert view.prefix is not None
+    policy = BiCache(depth=view.prefix.boundary, refresh_interval=interval, boundary_state=state)
+    ledger = Ledger(view.layers, view.length, view.prefix)
+    noisy = view.noisy.copy()
+    for step in range(6):
+        ledger.apply(policy.plan(replace(view, step=step)))
+    assert np.array_equal(view.noisy, noisy)
+
+
+def test_a_given_depth_must_fit_the_model() -> None:
+    assert BiCache(depth=4).boundary(10, 20, 4) == 4
+    with pytest.raises(ConfigError, match=r"depth=5 exceeds the model's 4 layers; use 0 to 4"):
+        BiCache(depth=5).boundary(10, 20, 4)
+
+
+def test_a_table_gives_the_depth_of_the_ratio_within_the_model() -> None:
+    policy = BiCache(depth=DepthLookup({50: 2, 90: 8}))
+    assert policy.boundary(49, 100, 4) == 0
+    assert policy.boundary(50, 100, 4) == 2
+    assert policy.boundary(95, 100, 4) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"depth": -1},
+        {"refresh_interval": 0},
+        {"refresh_interval": -2},
+        {"boundary_state": "Stored"},
+        {"inner": BiCache()},
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_is_refused_when_it_is_made(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        BiCache(**settings)

@@ -1,0 +1,115 @@
+import math
+from typing import Any
+
+import pytest
+
+from remask.core.depth import DepthLookup
+from remask.errors import ConfigError, UnknownNameError
+from remask.policies import BiCache, Dense, Reuse, parse, policy_names
+
+TABLE = DepthLookup({50: 3})
+
+
+def no_table() -> DepthLookup:
+    raise AssertionError("the depth table was asked for")
+
+
+def test_names() -> None:
+    assert {"none", "reuse", "bicache"} <= set(policy_names())
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "expected"),
+    [
+        ("none", None, Dense()),
+        ("none", {}, Dense()),
+        ("reuse", None, Reuse()),
+        ("bicache", {"depth": 2}, BiCache(depth=2)),
+        ("bicache+none", {"depth": 0}, BiCache(depth=0)),
+        ("bicache", {"depth": 2, "refresh_interval": 4}, BiCache(depth=2, refresh_interval=4)),
+        ("bicache", {"depth": 2, "refresh_interval": None}, BiCache(depth=2, refresh_interval=None)),
+        ("bicache", {"depth": 2, "boundary": "recomputed"}, BiCache(depth=2, boundary_state="recomputed")),
+    ],
+)
+def test_specs(spec: str, settings: dict[str, Any] | None, expected: object) -> None:
+    assert parse(spec, settings, no_table) == expected
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"depth": "table"}])
+def test_the_table_is_read_where_it_is_needed(settings: dict[str, Any] | None) -> None:
+    policy = parse("bicache", settings, lambda: TABLE)
+    assert isinstance(policy, BiCache)
+    assert policy.depth is TABLE
+    assert policy.refresh_interval == 16
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bicahe", r"Unknown cache policy 'bicahe'. Did you mean 'bicache'\? Available: .*none.*"),
+        ("non", r"Unknown cache policy 'non'. Did you mean 'none'\?"),
+        ("", "Unknown cache policy ''. Available"),
+        ("bicache+", "Unknown cache policy ''"),
+        ("bicache+rouse", r"Unknown cache policy 'rouse'. Did you mean 'reuse'\?"),
+        ("bicache + none", r"Unknown cache policy 'bicache '. Did you mean 'bicache'\?"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(spec: str, message: str) -> None:
+    with pytest.raises(UnknownNameError, match=message):
+        parse(spec, {"depth": 1}, no_table)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("none+bicache", "'none' cannot stand before another policy; only bicache can"),
+        ("reuse+none", "'reuse' cannot stand before another policy"),
+        ("reuse+bicache", "'reuse' cannot stand before another policy"),
+        ("bicache+reuse", "would both own the shared prefix"),
+        ("bicache+bicache", "name bicache once"),
+        ("bicache+bicache+none", "name bicache once"),
+    ],
+)
+def test_compositions_that_cannot_be(spec: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(spec, None, lambda: TABLE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("none", {"depth": 1}, "cache policy 'none' takes no settings, got 'depth'"),
+        ("reuse", {"refresh_interval": 1}, "cache policy 'reuse' takes no settings, got 'refresh_interval'"),
+        ("bicache", {"dept": 1}, r"Unknown setting of cache policy 'bicache' 'dept'. Did you mean 'depth'\?"),
+        ("bicache", {"depth": 1, "refresh": 2}, "Did you mean 'refresh_interval'"),
+        ("bicache", {"depth": 1, "boundry": "stored"}, "Did you mean 'boundary'"),
+        ("bicache", {"depth": 1, 5: 2}, "Unknown setting"),
+    ],
+)
+def test_unknown_settings(spec: str, settings: dict[Any, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(spec, settings, no_table)
+
+
+@pytest.mark.parametrize("depth", [-1, 1.0, "2", "Table", True, None, math.nan, [1]])
+def test_bad_depths(depth: Any) -> None:
+    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0 or 'table'"):
+        parse("bicache", {"depth": depth}, lambda: TABLE)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 1.5, "16", True, math.nan, math.inf, []])
+def test_bad_refresh_intervals(interval: Any) -> None:
+    with pytest.raises(ConfigError, match="refresh_interval must be a whole number >= 1, or null for step 0 only"):
+        parse("bicache", {"depth": 1, "refresh_interval": interval}, no_table)
+
+
+@pytest.mark.parametrize("boundary", ["store", "", None, 1, True, ["stored"]])
+def test_bad_boundaries(boundary: Any) -> None:
+    with pytest.raises(UnknownNameError, match="Unknown boundary .*Available: recomputed, stored"):
+        parse("bicache", {"depth": 1, "boundary": boundary}, no_table)
+
+
+def test_settings_are_not_changed() -> None:
+    settings = {"depth": 1, "refresh_interval": 3}
+    parse("bicache+none", settings, no_table)
+    assert settings == {"depth": 1, "refresh_interval": 3}

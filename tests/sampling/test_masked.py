@@ -1,0 +1,235 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.canvas import Canvas
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.sampling.masked import MaskedDecoder
+from remask.sampling.rules import resolve
+from remask.sampling.schedule import TimeSchedule
+
+PROMPT = 3
+MASK_ID = 99
+
+
+class Bench:
+    """A decoder on a canvas of its own, fed with confidences."""
+
+    def __init__(self, family: str = "llada", idle: bool = True, seed: int = 1, **values: Any) -> None:
+        self.params = SamplingParams(**values)
+        self.canvas = Canvas([1] * PROMPT, self.params.max_tokens, MASK_ID)
+        self.decoder = MaskedDecoder(self.params, resolve(self.params, family), self.canvas, seed, idle)
+
+    def candidates(self) -> list[int]:
+        return [p for p in self.decoder.block if self.canvas.noisy[p]]
+
+    def step(self, confidence: Any = None) -> list[int]:
+        """One step under confidences by position; returns what was transferred."""
+        positions = np.array(self.candidates(), dtype=np.int64)
+        values = np.linspace(0.9, 0.1, len(self.canvas)) if confidence is None else np.asarray(confidence)
+        chosen = self.decoder.choose(positions, values[positions].astype(np.float32))
+        assert set(chosen.tolist()) <= set(positions.tolist())
+        assert sorted(set(chosen.tolist())) == chosen.tolist()
+        self.canvas.transfer(chosen, np.zeros(len(chosen), dtype=np.int64))
+        self.decoder.advance()
+        return [int(p) for p in chosen]
+
+    def run(self, confidence: Any = None, limit: int = 500) -> list[list[int]]:
+        steps = []
+        while not self.decoder.finished:
+            steps.append(self.step(confidence))
+            assert len(steps) < limit, "decoding does not end"
+        return steps
+
+
+def test_blocks_go_from_left_to_right() -> None:
+    bench = Bench(max_tokens=6, block_length=2)
+    assert bench.decoder.block == range(3, 5)
+    assert bench.run(np.arange(9)) == [[4], [3], [6], [5], [8], [7]]
+    assert bench.decoder.finished
+    assert bench.decoder.step == 6
+
+
+def test_steps_are_shared_evenly_and_the_first_take_more() -> None:
+    bench = Bench(max_tokens=10, block_length=5, steps=4)
+    assert [len(chosen) for chosen in bench.run()] == [3, 2, 3, 2]
+
+
+@pytest.mark.parametrize(("idle", "passes"), [(True, 8), (False, 4)])
+def test_steps_that_transfer_nothing_are_run_or_skipped_but_counted(idle: bool, passes: int) -> None:
+    bench = Bench(max_tokens=4, block_length=2, steps=8, idle=idle)
+    assert len(bench.run()) == passes
+    assert bench.decoder.step == 8
+    assert not bench.canvas.noisy.any()
+
+
+def test_skipping_changes_no_transfer() -> None:
+    runs = [[chosen for chosen in Bench("dream", idle, max_tokens=12).run() if chosen] for idle in (True, False)]
+    assert runs[0] == runs[1]
+
+
+def test_dreams_first_step_can_be_idle() -> None:
+    idle, skipping = Bench("dream", max_tokens=12), Bench("dream", False, max_tokens=12)
+    assert idle.step() == []
+    assert idle.decoder.step == 1
+    assert skipping.decoder.step >= 1
+
+
+@given(st.integers(1, 12), st.integers(1, 24), st.booleans())
+def test_dreams_schedule_follows_what_is_left(tokens: int, steps: int, idle: bool) -> None:
+    schedule, left, expected = TimeSchedule(steps, 1e-3), tokens, []
+    for step in range(steps):
+        expected.append(schedule.count(step, left))
+        left -= expected[-1]
+    bench = Bench("dream", idle, max_tokens=tokens, steps=steps)
+    counts = [len(chosen) for chosen in bench.run()]
+    assert counts == (expected if idle else [count for count in expected if count])
+    assert bench.decoder.step == steps
+
+
+def test_an_order_is_followed() -> None:
+    order = [[4, 3], [5, 6]]
+    bench = Bench(max_tokens=4, block_length=2, remasking="order", order=order)
+    assert bench.run(np.arange(7)) == [[4], [3], [5], [6]]
+
+
+def test_an_order_takes_several_a_step() -> None:
+    bench = Bench(max_tokens=5, steps=2, remasking="order", order=[[7, 3, 5, 4, 6]])
+    assert bench.run() == [[3, 5, 7], [4, 6]]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [[3, 4], [5, 5]],
+        [[3, 4], [5]],
+        [[0, 1], [2, 3]],
+        [[4, 3], [3, 4]],
+        [[3, 4], [5, 6, 7]],
+        [[3.7, 4.2], [5.1, 6.9]],
+        [["3", "4"], ["5", "6"]],
+        [[3, None], [5, 6]],
+        [[3, 10**30], [5, 6]],
+        ["34", "56"],
+        [3, 5],
+        [[[3], [4]], [[5], [6]]],
+        [None, None],
+        [[3, 4], {"a": 1}],
+    ],
+    ids=repr,
+)
+def test_a_bad_order_is_refused(order: Any) -> None:
+    with pytest.raises(ConfigError, match="order"):
+        Bench(max_tokens=4, block_length=2, remasking="order", order=order)
+
+
+def test_random_ignores_confidence_and_depends_on_the_seed() -> None:
+    first = Bench(seed=1, max_tokens=12, remasking="random").run(np.arange(15))
+    assert first == Bench(seed=1, max_tokens=12, remasking="random").run(-np.arange(15))
+    assert first != Bench(seed=2, max_tokens=12, remasking="random").run(np.arange(15))
+    assert [len(chosen) for chosen in first] == [1] * 12
+
+
+def test_random_is_fair() -> None:
+    firsts = [Bench(seed=seed, max_tokens=4, remasking="random").step()[0] for seed in range(400)]
+    counts = np.bincount(firsts, minlength=7)[PROMPT:]
+    assert counts.min() > 60
+
+
+def test_origin_transfers_each_with_its_share_and_ends() -> None:
+    totals = np.zeros(4)
+    for seed in range(300):
+        steps = Bench(seed=seed, max_tokens=8, steps=4, remasking="origin").run()
+        assert len(steps) == 4
+        assert sorted(p for chosen in steps for p in chosen) == list(range(3, 11))
+        totals += [len(chosen) for chosen in steps]
+    assert np.allclose(totals / 300, 2.0, atol=0.35)  # times fall by a quarter a step
+
+
+def test_a_threshold_takes_all_that_reach_it_and_always_one() -> None:
+    bench = Bench(max_tokens=6, block_length=3, threshold=0.5)
+    assert bench.run([0, 0, 0, 0.6, 0.1, 0.5, 0.2, 0.4, 0.3]) == [[3, 5], [4], [7], [8], [6]]
+    assert bench.decoder.step == 5
+
+
+def test_a_block_is_over_when_it_is_done() -> None:
+    bench = Bench(max_tokens=6, block_length=3, threshold=0.0, steps=60)
+    assert bench.run() == [[3, 4, 5], [6, 7, 8]]
+
+
+def test_a_factor() -> None:
+    bench = Bench(max_tokens=4, factor=1.0)
+    assert bench.run([0, 0, 0, 0.2, 0.75, 0.9, 0.5]) == [[4, 5], [3, 6]]
+
+
+def naive_confidence_threshold(confidence: list[float], threshold: float, steps: int) -> list[list[int]]:
+    """SEMANTICS 2.6, with confidences that do not change."""
+    masked = list(range(len(confidence)))
+    budget, left_over, step, out = len(masked) // steps, 0, 0, []
+    while step < steps:
+        considered = sorted(masked, key=lambda p: -confidence[p])[: budget + left_over]
+        chosen = [p for n, p in enumerate(considered) if n == 0 or confidence[p] >= threshold]
+        left_over = len(considered) - len(chosen)
+        masked = [p for p in masked if p not in chosen]
+        out.append(sorted(chosen))
+        step += 1
+        if step == steps and left_over:
+            steps += 1
+            budget = 0
+    return out
+
+
+@given(st.data())
+def test_confidence_threshold_budgets(data: st.DataObject) -> None:
+    steps, share = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    tokens = steps * share
+    levels = data.draw(st.permutations([n / 32 for n in range(1, tokens + 1)]))
+    threshold = data.draw(st.floats(0, 1, width=32))
+    values = {"remasking": "confidence_threshold", "threshold": threshold, "steps": steps, "max_tokens": tokens}
+    got = Bench("dream", **values).run([0.0] * PROMPT + list(levels))
+    expected = naive_confidence_threshold(list(levels), threshold, steps)
+    assert [[p - PROMPT for p in chosen] for chosen in got] == expected
+
+
+def test_confidence_threshold_shares_masks_evenly() -> None:
+    with pytest.raises(ConfigError, match="shares 7 masks evenly among 3 steps"):
+        Bench("dream", max_tokens=7, steps=3, remasking="confidence_threshold", threshold=0.5)
+
+
+def test_no_candidates_means_no_choice() -> None:
+    bench = Bench(max_tokens=2)
+    assert bench.decoder.choose(np.array([], dtype=np.int64), np.array([], dtype=np.float32)).tolist() == []
+
+
+RULES: list[dict[str, Any]] = [
+    {"remasking": "low_confidence"},
+    {"remasking": "random"},
+    {"remasking": "entropy", "eps": 0.01},
+    {"remasking": "topk_margin", "eps": 0.5},
+    {"remasking": "origin"},
+    {"threshold": 0.6},
+    {"factor": 0.8},
+]
+
+
+@given(
+    st.sampled_from(RULES),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from(["llada", "dream"]),
+    st.integers(0, 2**40),
+)
+def test_every_rule_ends_with_every_position_transferred_once(
+    rule: dict[str, Any], block: int, blocks: int, per_block: int, idle: bool, family: str, seed: int
+) -> None:
+    values = {"max_tokens": block * blocks, "block_length": block, "steps": per_block * blocks, **rule}
+    bench = Bench(family, idle, seed, **values)
+    flat = [p for chosen in bench.run(np.random.default_rng(seed).random(40)) for p in chosen]
+    assert sorted(flat) == list(range(PROMPT, PROMPT + block * blocks))
+    assert [(p - PROMPT) // block for p in flat] == sorted((p - PROMPT) // block for p in flat)

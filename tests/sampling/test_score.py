@@ -1,0 +1,240 @@
+"""Tokens and confidences against definitions in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from remask.sampling.score import RowGroup, score, step_seed
+
+VOCAB, MASK_ID = 13, 12
+
+
+def group(count: int, **more: Any) -> RowGroup:
+    base = RowGroup(slice(0, count), "probability", False, 0.0, None, None, seed=5)
+    return replace(base, **more)
+
+
+def logits(rows: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.double().softmax(-1)
+
+
+def without_mask(x: Tensor) -> Tensor:
+    out = x.double().clone()
+    out[:, MASK_ID] = -torch.inf
+    return out
+
+
+def run(x: Tensor, *groups: RowGroup, mask_id: int = MASK_ID) -> tuple[list[int], Tensor]:
+    tokens, confidence = score(x.clone(), groups, mask_id)
+    return tokens.long().tolist(), confidence.double()
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, atol=2e-6, rtol=1e-5)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.1, 1.0, 10.0, 50.0]))
+def test_greedy_is_argmax_and_its_probability(seed: int, scale: float) -> None:
+    x = logits(5, seed, scale)
+    tokens, confidence = run(x, group(5))
+    assert tokens == without_mask(x).argmax(-1).tolist()
+    assert close(confidence, softmax(x)[range(5), tokens])
+
+
+@pytest.mark.parametrize("measure", ["probability", "margin", "entropy"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("narrow", [{}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.05}, {"top_p": 0.5, "top_k": 3}])
+@pytest.mark.parametrize("mask_id", [0, MASK_ID])
+def test_the_mask_token_is_never_chosen(
+    measure: str, temperature: float, filtered: bool, narrow: dict[str, Any], mask_id: int
+) -> None:
+    x = logits(6)
+    x[:, mask_id] = 20.0
+    options: dict[str, Any] = {"measure": measure, "temperature": temperature, "filtered": filtered, **narrow}
+    tokens, _ = run(x, group(6, **options), mask_id=mask_id)
+    assert mask_id not in tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.2}])
+def test_filters_leave_the_best_token_other_than_the_mask(temperature: float, narrow: dict[str, Any]) -> None:
+    x = logits(6)
+    best = without_mask(x)[:, 1:].argmax(-1) + 1
+    x[range(6), best] = 15.0
+    x[:, MASK_ID] = 20.0
+    tokens, _ = run(x, group(6, temperature=temperature, filtered=True, **narrow))
+    assert tokens == best.tolist()
+
+
+def test_the_mask_token_counts_in_the_probabilities() -> None:
+    x = logits(3)
+    x[:, MASK_ID] = 5.0
+    tokens, confidence = run(x, group(3))
+    assert close(confidence, softmax(x)[range(3), tokens])
+    assert (confidence < softmax(x[:, :MASK_ID])[range(3), tokens]).all()
+
+
+@pytest.mark.parametrize("extreme", [1e4, -1e4])
+def test_large_logits_do_not_overflow(extreme: float) -> None:
+    x = logits(4) + extreme
+    tokens, confidence = run(x, group(4))
+    assert tokens == without_mask(x).argmax(-1).tolist()
+    assert confidence.isfinite().all()
+
+
+def test_entropy() -> None:
+    x = logits(5)
+    p = softmax(x)
+    _, confidence = run(x, group(5, measure="entropy"))
+    assert close(confidence, (p * (p + 1e-10).log()).sum(-1))
+
+
+def test_margin() -> None:
+    x = logits(5)
+    first, second = softmax(x).sort(-1, descending=True).values[:, :2].unbind(-1)
+    tokens, confidence = run(x, group(5, measure="margin"))
+    assert close(confidence, first - second)
+    assert tokens == without_mask(x).argmax(-1).tolist()
+
+
+def naive_filter(row: list[float], top_k: int | None, top_p: float | None) -> set[int]:
+    """Tokens that stay: top-p (with the one that crosses p), then top-k of those."""
+    order = sorted(range(len(row)), key=lambda i: -row[i])
+    if top_p is not None and top_p < 1:
+        p = torch.tensor(row, dtype=torch.float64).softmax(-1)
+        kept, total = [], 0.0
+        for token in order:
+            kept.append(token)
+            total += float(p[token])
+            if total > top_p:
+                break
+        order = kept
+    return set(order if top_k is None else order[:top_k])
+
+
+@given(st.integers(0, 10_000), st.none() | st.integers(1, VOCAB + 3), st.none() | st.floats(0.05, 1.0))
+@settings(max_examples=60)
+def test_confidence_after_filters(seed: int, top_k: int | None, top_p: float | None) -> None:
+    x = logits(4, seed)
+    x[:, MASK_ID] = -9.0
+    tokens, confidence = run(x, group(4, filtered=True, top_k=top_k, top_p=top_p))
+    for row, (token, value) in enumerate(zip(tokens, confidence.tolist(), strict=True)):
+        kept = naive_filter(x[row].tolist(), top_k, top_p)
+        narrowed = torch.tensor([float(x[row, t]) if t in kept else -torch.inf for t in range(VOCAB)])
+        assert token == int(narrowed.argmax())
+        assert value == pytest.approx(float(narrowed.double().softmax(-1)[token]), abs=1e-5)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_temperature_shapes_confidence_where_dream_says_so(filtered: bool) -> None:
+    x = logits(6)
+    tokens, confidence = run(x, group(6, temperature=0.5, filtered=filtered))
+    assert close(confidence, softmax(x / 0.5 if filtered else x)[range(6), tokens])
+
+
+@pytest.mark.parametrize(
+    "narrow", [{}, {"top_k": 4}, {"top_p": 0.7}, {"top_k": 3, "top_p": 0.9}], ids=["all", "k", "p", "kp"]
+)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_draws_follow_the_softmax(narrow: dict[str, Any], temperature: float) -> None:
+    count = 40_000
+    row = logits(1, seed=3, scale=1.5)
+    row[:, MASK_ID] = -30.0
+    tokens, _ = run(row.repeat(count, 1), group(count, temperature=temperature, **narrow))
+    kept = naive_filter((row[0] / temperature).tolist(), narrow.get("top_k"), narrow.get("top_p"))
+    scaled = (row[0].double() / temperature).tolist()
+    p = torch.tensor([scaled[t] if t in kept else -torch.inf for t in range(VOCAB)], dtype=torch.float64).softmax(-1)
+    seen = np.bincount(tokens, minlength=VOCAB)
+    expected = (p * count).numpy()
+    assert seen[expected == 0].sum() == 0
+    often = expected >= 5
+    chi_square = float((((seen - expected) ** 2)[often] / expected[often]).sum())
+    assert chi_square < 2.5 * often.sum() + 15  # the 1 - 1e-5 quantile of chi-square lies below
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-20, 1e-40, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    x = logits(8)
+    tokens, confidence = run(x, group(8, temperature=temperature))
+    assert tokens == without_mask(x).argmax(-1).tolist()
+    assert confidence.isfinite().all()
+
+
+def test_guidance() -> None:
+    x = logits(6)
+    cond, uncond = x[:3].double(), x[3:].double()
+    for scale in (0.1, 1.0, 2.5):
+        guided = uncond + (scale + 1) * (cond - uncond)
+        tokens, confidence = run(x, group(3, guide=slice(3, 6), cfg_scale=scale))
+        assert tokens == without_mask(guided).argmax(-1).tolist()
+        assert close(confidence, guided.softmax(-1)[range(3), tokens])
+
+
+def test_groups_are_read_apart_and_in_order() -> None:
+    x = logits(9)
+    groups = [
+        group(2),
+        group(0, rows=slice(2, 4), guide=slice(4, 6), cfg_scale=1.0),
+        group(0, rows=slice(6, 7), measure="entropy"),
+        group(0, rows=slice(7, 9), temperature=0.8, seed=3),
+    ]
+    tokens, confidence = run(x, *groups)
+    assert len(tokens) == 2 + 2 + 1 + 2
+    at = 0
+    for own in groups:
+        rows = x[own.rows]
+        guide = None
+        if own.guide is not None:
+            rows = torch.cat([rows, x[own.guide]])
+            guide = slice(2, 4)
+        count = own.rows.stop - own.rows.start
+        alone = run(rows, replace(own, rows=slice(0, count), guide=guide))
+        assert tokens[at : at + count] == alone[0]
+        assert close(confidence[at : at + count], alone[1])
+        at += count
+
+
+@pytest.mark.parametrize("before", [0, 1, 7])
+def test_a_seed_gives_the_same_draw_whatever_stands_beside(before: int) -> None:
+    x = logits(4, seed=9, scale=0.5)
+    alone, _ = run(x, group(4, temperature=1.0, seed=42))
+    neighbours = torch.cat([logits(before, seed=1), x, logits(2, seed=2)])
+    groups = [
+        group(before, temperature=1.3, seed=7),
+        group(0, rows=slice(before, before + 4), temperature=1.0, seed=42),
+        group(0, rows=slice(before + 4, before + 6)),
+    ]
+    tokens, _ = run(neighbours, *(groups if before else groups[1:]))
+    assert tokens[before : before + 4] == alone
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    run(logits(3), group(3, temperature=1.0))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rows_and_seeds_differ() -> None:
+    x = torch.zeros(64, VOCAB)
+    first, _ = run(x, group(64, temperature=1.0, seed=1))
+    second, _ = run(x, group(64, temperature=1.0, seed=2))
+    assert first != second
+    assert len(set(first)) > 5
+
+
+def test_step_seeds_differ_and_fit_a_generator() -> None:
+    seeds = {step_seed(seed, step) for seed in range(20) for step in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert step_seed(2**200, 1) == step_seed(2**200, 1)

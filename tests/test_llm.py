@@ -1,0 +1,122 @@
+"""The Python interface."""
+
+import logging
+
+import pytest
+
+from remask import LLM, EngineConfig, RemaskError, SamplingParams
+from remask.engine.engine import Engine
+from tests.goldens import model_dir, request_line, runs
+
+SAMPLING = SamplingParams(max_tokens=16, steps=8, block_length=2)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> LLM:
+    return LLM("bundled", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def golden() -> LLM:
+    return LLM(str(model_dir("llada")), dtype="float32", cache="bicache", cache_config={"depth": 2})
+
+
+def test_token_ids_in_a_golden_answer_out(golden: LLM) -> None:
+    run = next(r for r in runs("llada_bicache", {"bicache"}) if r["params"]["b"] == 2 and r["params"]["interval"] == 16)
+    line = request_line(run, "x")
+    params = SamplingParams.from_mapping(line["sampling"])
+    (output,) = golden.generate(line["prompt_token_ids"], params, prefix_length=run["prefix_len"], trace=True)
+    assert list(output.token_ids) == run["output_ids"]
+    assert output.text is None
+    assert output.trace is not None
+    assert output.usage.prefix_depth == 2
+
+
+def test_text_and_messages_give_text(bundled: LLM) -> None:
+    message = {"role": "user", "content": "from abbey go 1 , where am i ?"}
+    texts = bundled.generate(["from abbey go 1 , where am i ?", "where am i ?"], SAMPLING)
+    assert [output.id for output in texts] == ["0", "1"]
+    (chat,) = bundled.generate([message], SAMPLING)
+    assert isinstance(chat.text, str)
+    assert chat.trace is None
+    assert chat.finish_reason in ("stop", "length")
+
+
+def test_many_conversations_share_their_system_prompt(bundled: LLM) -> None:
+    system = {"role": "system", "content": "abbey > acorn ; acorn > alder ; alder > abbey ;"}
+    chats = [[system, {"role": "user", "content": f"from {stop} go 1 , where am i ?"}] for stop in ("abbey", "acorn")]
+    first, second = bundled.generate(chats, SAMPLING, cache="reuse")
+    assert first.usage.cached_tokens == 0
+    assert second.usage.cached_tokens > 0
+    none = bundled.generate(chats, SAMPLING, prefix_length=0, cache="reuse")
+    assert [output.usage.cached_tokens for output in none] == [0, 0]
+
+
+def test_parameters_per_prompt(golden: LLM) -> None:
+    prompts = [[1, 2, 3], [4, 5, 6, 7]]
+    each = [SamplingParams(max_tokens=4, ignore_eos=True), SamplingParams(max_tokens=8, ignore_eos=True)]
+    outputs = golden.generate(prompts, each)
+    assert [len(output.token_ids) for output in outputs] == [4, 8]
+    with pytest.raises(RemaskError, match="one per prompt"):
+        golden.generate(prompts, each[:1])
+
+
+def test_a_bad_prompt_leaves_nothing_behind(golden: LLM) -> None:
+    with pytest.raises(RemaskError, match="prompt_token_ids holds 999"):
+        golden.generate([[1, 2], [999]], SamplingParams(max_tokens=4))
+    assert not golden.engine.busy
+    golden.engine.check_integrity()
+    assert len(golden.generate([[1, 2]], SamplingParams(max_tokens=4, ignore_eos=True))) == 1
+
+
+def test_a_consumer_that_stops_early_frees_everything(golden: LLM) -> None:
+    work = golden.work([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
+    stream = golden.run(work)
+    next(stream)
+    stream.close()
+    assert not golden.engine.busy
+    golden.engine.check_integrity()
+
+
+def test_stop_texts_are_cut_from_text_and_end_the_tokens(bundled: LLM) -> None:
+    prompt = "from abbey go 1 , where am i ?"
+    (whole,) = bundled.generate(prompt, SamplingParams(max_tokens=16, steps=16, ignore_eos=True))
+    assert whole.text is not None
+    words = whole.text.split()
+    stop = next((word for word in words[1:]), words[0])
+    (cut,) = bundled.generate(prompt, SamplingParams(max_tokens=16, steps=16, ignore_eos=True, stop=[stop]))
+    assert cut.finish_reason == "stop"
+    assert cut.text is not None
+    assert stop not in cut.text
+    assert whole.text.startswith(cut.text)
+    assert len(cut.token_ids) <= len(whole.token_ids)
+
+
+def test_one_line_at_start_up_names_every_resolved_choice(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="remask.llm"):
+        LLM("llada-tiny", load_format="dummy", engine=EngineConfig(max_num_seqs=3))
+    (record,) = [record for record in caplog.records if record.name == "remask.llm"]
+    for part in ("model=llada-tiny", "family=llada", "dtype=", "auto: ", "device=", "max_num_seqs=3", "max_model_len="):
+        assert part in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"load_format": "dumy"}, "Did you mean 'dummy'"),
+        ({"dtype": "int4"}, "Unknown dtype"),
+        ({"device": "nowhere"}, "device 'nowhere' cannot be used"),
+        ({"cache": "fast"}, "Unknown cache policy"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(RemaskError, match=text):
+        LLM(**{"model": "llada-tiny", "load_format": "dummy", **settings})  # type: ignore[arg-type]
+
+
+def test_a_new_engine_shares_the_weights_alone(golden: LLM) -> None:
+    other = golden.new_engine(EngineConfig(max_num_seqs=1))
+    assert isinstance(other, Engine)
+    assert other.model is golden.model
+    assert other.store is not golden.engine.store
+    assert other.pool is not golden.engine.pool
