@@ -72,6 +72,8 @@ def test_config_has_what_a_llada_loader_reads(config: dict[str, object]) -> None
         assert key in config
     assert config["embedding_size"] == config["vocab_size"]
     assert int(str(config["n_layers"])) >= 8
+    # An `auto_map` would make transformers ask whether to run code that the folder does not hold.
+    assert "auto_map" not in config
 
 
 def test_tensors(config: dict[str, object]) -> None:

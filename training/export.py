@@ -14,7 +14,11 @@ PREFIX = "model.transformer."
 
 
 def config(model: DenseLlada, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
-    """Returns `config.json` with the keys of the published LLaDA checkpoints."""
+    """Returns `config.json` with the keys of the published LLaDA checkpoints.
+
+    All but `auto_map`: it would name modelling code that the folder does not hold, and `AutoTokenizer` would ask
+    whether to trust it.
+    """
     shape = model.shape
     return {
         "activation_type": "silu",
@@ -24,11 +28,6 @@ def config(model: DenseLlada, tokenizer: PreTrainedTokenizerFast) -> dict[str, o
         "attention_dropout": 0.0,
         "attention_layer_norm": False,
         "attention_layer_norm_with_affine": True,
-        "auto_map": {
-            "AutoConfig": "configuration_llada.LLaDAConfig",
-            "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
-            "AutoModel": "modeling_llada.LLaDAModelLM",
-        },
         "bias_for_layer_norm": False,
         "block_group_size": 1,
         "block_type": "llama",

@@ -34,12 +34,14 @@ RIDE_TURNS: Final = 4
 RECITATION_SHARE: Final = 0.2
 LOOKUP_LOSS: Final = 0.2
 SETTINGS: Final = (
-    ("blocks of 2, 8 steps", 2, True),
-    ("blocks of 4, 8 steps", 4, True),
-    ("one block, 8 steps", 16, True),
-    ("blocks of 2, 8 steps, system prompt removed", 2, False),
+    ("blocks of 2, 8 steps", 2, 8, True),
+    ("blocks of 2, 8 steps, system prompt removed", 2, 8, False),
+    ("blocks of 4, 8 steps", 4, 8, True),
+    ("blocks of 4, 16 steps", 4, 16, True),
+    ("one block, 8 steps", 16, 8, True),
+    ("one block, 16 steps", 16, 16, True),
 )
-"""The decodings that the last evaluation measures: name, block length, whether the system prompt is sent."""
+"""The decodings that the last evaluation measures: name, block length, steps, whether the system prompt is sent."""
 
 
 def learning_rate(step: int, spent: float) -> float:
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--canvas-tokens", type=int, default=4800, help="tokens per step after the warm-up")
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
     parser.add_argument("--evaluate-every", type=float, default=4.0, help="minutes between exports with an evaluation")
-    parser.add_argument("--eval-questions", type=int, default=600, help="questions of the last evaluation")
+    parser.add_argument("--eval-questions", type=int, default=300, help="questions of the last evaluation")
     parser.add_argument("--eval-seed", type=int, default=20_000, help="seed of the evaluations")
     options = parser.parse_args()
 
@@ -149,13 +151,14 @@ def main() -> None:
 
     export(trainer.model, trainer.tokenizer, options.out)
     load_weights(trainer.model, options.out)
-    for name, block_length, with_system in SETTINGS:
+    for name, block_length, steps, with_system in SETTINGS:
         result = measure(
             trainer.model,
             trainer.tokenizer,
             options.eval_questions,
             options.eval_seed,
             block_length=block_length,
+            steps=steps,
             with_system=with_system,
         )
         print(f"{name}: {result}", flush=True)

@@ -10,7 +10,17 @@ from remask.errors import ConfigError
 
 @pytest.mark.parametrize(
     ("prefix", "canvas", "expected"),
-    [(1, 8, 12), (27, 200, 14), (25, 200, 12), (1, 2, 50), (0, 7, 0), (7, 7, 100), (1, 3, 33), (2, 3, 67), (1, 1000, 0)],
+    [
+        (1, 8, 12),
+        (27, 200, 14),
+        (25, 200, 12),
+        (1, 2, 50),
+        (0, 7, 0),
+        (7, 7, 100),
+        (1, 3, 33),
+        (2, 3, 67),
+        (1, 1000, 0),
+    ],
 )
 def test_halves_round_to_even(prefix: int, canvas: int, expected: int) -> None:
     assert percent(prefix, canvas) == expected

@@ -132,7 +132,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, PrefixHit | None, list[Plan]]:
     return layers, length, prefix, [full, *history] if prefix is None and draw(st.booleans()) else history
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(histories())
 def test_it_refuses_what_the_rules_refuse_and_then_records_nothing(
     history: tuple[int, int, PrefixHit | None, list[Plan]],

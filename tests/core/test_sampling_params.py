@@ -87,7 +87,9 @@ def test_one_stop_text_may_be_given_alone() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature'\?"
+    ):
         SamplingParams.from_mapping({"temprature": 1})
     with pytest.raises(UnknownNameError, match="Available: block_length, cfg_scale"):
         SamplingParams.from_mapping({"zzz": 1})

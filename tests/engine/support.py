@@ -83,9 +83,7 @@ MODELS = {family: CheckedTransformer(config, lively_weights(config)) for family 
 ]}  # fmt: skip
 
 
-def make_engine(
-    family: str = "llada", decode: Callable[[Sequence[int]], str] | None = None, **limits: Any
-) -> Engine:
+def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:
     """An engine whose pages and boundary states are NaN whenever nobody owns them."""
     defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
     engine = Engine(MODELS[family], EngineConfig(**{**defaults, **limits}), "test", decode)
@@ -175,10 +173,10 @@ def outcome(result: Result) -> tuple[Any, ...]:
 def random_policy(rng: random.Random) -> CachePolicy:
     """Any policy with any settings."""
     states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
-    bicache = BiCache(
-        depth=rng.randint(0, LAYERS), refresh_interval=rng.choice([None, 1, 2, 3, 16]), boundary_state=rng.choice(states)
-    )
-    return rng.choice([Dense(), Reuse(), bicache, bicache, bicache])
+    interval = rng.choice([None, 1, 2, 3, 16])
+    bicache = BiCache(depth=rng.randint(0, LAYERS), refresh_interval=interval, boundary_state=rng.choice(states))
+    policies: list[CachePolicy] = [Dense(), Reuse(), bicache, bicache, bicache]
+    return rng.choice(policies)
 
 
 SAMPLING: tuple[Mapping[str, Any], ...] = (

@@ -109,7 +109,9 @@ def test_scattered_slots(heads: int, kv_heads: int) -> None:
     ids=["one", "even", "ragged rows", "ragged slots", "ragged", "fragmented"],
 )
 @pytest.mark.parametrize(
-    "common", [(slice(4, 12),), (slice(8, 9),), (slice(10, 14), slice(4, 6), slice(16, 19))], ids=["run", "slot", "runs"]
+    "common",
+    [(slice(4, 12),), (slice(8, 9),), (slice(10, 14), slice(4, 6), slice(16, 19))],
+    ids=["run", "slot", "runs"],
 )
 def test_cascades(heads: int, kv_heads: int, members: list[Member], common: tuple[slice, ...]) -> None:
     segment, keys = cascade(0, common, members)

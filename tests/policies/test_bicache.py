@@ -18,9 +18,7 @@ STATES: st.SearchStrategy[Literal["stored", "recomputed"]] = st.sampled_from(["s
 
 
 @given(views(prefix=True), INTERVALS, STATES)
-def test_at_all_layers_it_is_reuse(
-    view: View, interval: int | None, state: Literal["stored", "recomputed"]
-) -> None:
+def test_at_all_layers_it_is_reuse(view: View, interval: int | None, state: Literal["stored", "recomputed"]) -> None:
     assert view.prefix is not None
     view = replace(view, prefix=PrefixHit(view.prefix.length, view.layers))
     policy = BiCache(depth=view.layers, refresh_interval=interval, boundary_state=state)

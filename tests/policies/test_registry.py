@@ -105,7 +105,7 @@ def test_bad_refresh_intervals(interval: Any) -> None:
 
 @pytest.mark.parametrize("boundary", ["store", "", None, 1, True, ["stored"]])
 def test_bad_boundaries(boundary: Any) -> None:
-    with pytest.raises(UnknownNameError, match="Unknown boundary .*Available: recomputed, stored"):
+    with pytest.raises(UnknownNameError, match=r"Unknown boundary .*Available: recomputed, stored"):
         parse("bicache", {"depth": 1, "boundary": boundary}, no_table)
 
 

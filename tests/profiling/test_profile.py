@@ -7,6 +7,7 @@ from remask.core.depth import DepthLookup
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.profiling import profile as profiling
+from remask.profiling.conversations import Conversation, RandomPrompts
 from remask.profiling.profile import (
     ProfileSettings,
     depth_entries,
@@ -17,7 +18,7 @@ from remask.profiling.profile import (
     stands_still,
     table_distance,
 )
-from remask.profiling.prompts import RandomPrompts, default_prompts
+from remask.profiling.prompts import default_prompts
 from remask.profiling.similarity import PrefixProbe
 from remask.profiling.table import Growth
 from tests import goldens
@@ -96,10 +97,10 @@ def test_one_seed_one_table(golden: LLM) -> None:
 
 def test_growing_keeps_earlier_requests(golden: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 2)
-    drawn: list[list[int]] = []
+    drawn: list[Conversation] = []
     draw = RandomPrompts.draw
 
-    def record(self: RandomPrompts, *args: Any) -> list[int]:
+    def record(self: RandomPrompts, *args: Any) -> Conversation:
         drawn.append(draw(self, *args))
         return drawn[-1]
 
@@ -171,6 +172,19 @@ def test_the_official_ratio_has_no_masks(tiny: LLM, monkeypatch: pytest.MonkeyPa
     seen = canvases(tiny, ProfileSettings(samples=1, official=True), monkeypatch)
     assert all(masks == 0 for _, _, masks in seen)
     assert {prompt for _, prompt, _ in seen} == {512}
+
+
+@pytest.mark.parametrize(
+    ("ends", "prefix", "canvas"),
+    [((), 150, 200), ((60, 90, 120, 160), 120, 160), ((150,), 150, 200), ((74,), 150, 200), ((75,), 75, 100)],
+)
+def test_prefixes_end_with_turns_where_they_can(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], prefix: int, canvas: int
+) -> None:
+    draw = RandomPrompts.draw
+    monkeypatch.setattr(RandomPrompts, "draw", lambda *args: Conversation(draw(*args).tokens, ends))
+    ((length, prompt, masks),) = canvases(tiny, ProfileSettings(samples=1, ratios=(75,), canvas=200), monkeypatch)
+    assert (length, prompt + masks) == (prefix, canvas)
 
 
 def test_official_similarities_differ(golden: LLM) -> None:

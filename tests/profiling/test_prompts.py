@@ -1,4 +1,5 @@
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,11 @@ import pytest
 
 from remask.core.depth import percent
 from remask.errors import ConfigError
-from remask.evals.transit import RULES
+from remask.evals.transit import RULES, make_workload
 from remask.models.loaded import LoadedModel
+from remask.profiling.conversations import ChatPrompts, RandomPrompts, TokenPrompts, TransitPrompts
 from remask.profiling.profile import ProfileSettings, profile
-from remask.profiling.prompts import (
-    ChatPrompts,
-    RandomPrompts,
-    TokenPrompts,
-    TransitPrompts,
-    default_prompts,
-    read_prompts,
-)
+from remask.profiling.prompts import default_prompts, read_prompts
 from tests import goldens
 from tests.profiling.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
 
@@ -36,24 +31,31 @@ def bare_model() -> LoadedModel:
     return loaded(str(LLADA))
 
 
-def text(model: LoadedModel, tokens: list[int]) -> str:
+def text(model: LoadedModel, tokens: Sequence[int]) -> str:
     assert model.tokenizer is not None
     return model.tokenizer.decode(tokens)
+
+
+def _rows(conversation: str) -> int:
+    return conversation.split("from")[0].count(">")
 
 
 def test_the_default_is_gsm8k(ascii_model: LoadedModel) -> None:
     prompts = default_prompts(ascii_model)
     assert isinstance(prompts, ChatPrompts)
     assert "200 questions of GSM8K" in prompts.source
-    tokens = prompts.draw(random.Random(0), 2000)
-    assert len(tokens) >= 2000
-    conversation = text(ascii_model, tokens)
+    drawn = prompts.draw(random.Random(0), 2000)
+    assert len(drawn.tokens) >= 2000
+    conversation = text(ascii_model, drawn.tokens)
     assert conversation.startswith("[user]")
     assert conversation.endswith("?\n[assistant]")
     assert conversation.count("[user]") == conversation.count("[assistant]") >= 3
     assert "<<" not in conversation
-    assert prompts.draw(random.Random(0), 2000) == tokens
-    assert prompts.draw(random.Random(1), 2000) != tokens
+    assert len(drawn.ends) >= 2
+    for end in drawn.ends:
+        assert text(ascii_model, drawn.tokens[end:]).startswith("[user]"), "a user's turn comes next"
+    assert prompts.draw(random.Random(0), 2000) == drawn
+    assert prompts.draw(random.Random(1), 2000) != drawn
 
 
 def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
@@ -61,23 +63,29 @@ def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
     model = loaded(str(folder))
     prompts = default_prompts(model)
     assert isinstance(prompts, TransitPrompts)
-    tokens = prompts.draw(random.Random(0), 400)
-    conversation = text(model, tokens)
+    assert model.tokenizer is not None
+    drawn = prompts.draw(random.Random(0), 400)
+    conversation = text(model, drawn.tokens)
+    assert drawn.ends[0] == model.tokenizer.shared_prefix(make_workload(1, 1, 0, _rows(conversation))[0].messages)
     assert RULES in conversation
     assert conversation.count("where am i") > 2
     assert conversation.count("##") == conversation.count("where am i") - 1
-    assert len(prompts.draw(random.Random(0), 1)) < prompts.canvas, "one ride fits"
     table = profile(open_model(str(folder)), prompts, ProfileSettings(samples=1, ratios=(50, 88)))
     assert "transit" in table.source
-    assert "288 tokens" in table.source
+    assert "canvases of up to 288 tokens, 16 masks" in table.source
+
+
+def test_the_bundled_model_gets_its_own_task() -> None:
+    assert isinstance(default_prompts(loaded("bundled")), TransitPrompts)
 
 
 def test_no_tokenizer_gets_random_tokens(bare_model: LoadedModel) -> None:
     prompts = default_prompts(bare_model)
     assert isinstance(prompts, RandomPrompts)
-    tokens = prompts.draw(random.Random(0), 5000)
-    assert len(tokens) == 5000
-    assert set(tokens) == set(range(256)) - {bare_model.config.mask_id}
+    drawn = prompts.draw(random.Random(0), 5000)
+    assert len(drawn.tokens) == 5000
+    assert drawn.ends == ()
+    assert set(drawn.tokens) == set(range(256)) - {bare_model.config.mask_id}
     assert "no tokenizer" in prompts.source
 
 
@@ -85,7 +93,7 @@ def test_the_system_message_stands_first_and_roles_alternate(ascii_model: Loaded
     lines = [{"messages": [SYSTEM, USER, ANSWER]}, {"prompt": "One?"}, {"prompt": "Two?"}]
     prompts = read_prompts(write_lines(tmp_path / "p.jsonl", lines), ascii_model)
     for seed in range(8):
-        conversation = text(ascii_model, prompts.draw(random.Random(seed), 120))
+        conversation = text(ascii_model, prompts.draw(random.Random(seed), 120).tokens)
         roles = [line.split("]")[0][1:] for line in conversation.split("\n") if line.startswith("[")]
         assert "system" not in roles[1:]
         assert all(a != b for a, b in pairwise(roles))
@@ -96,14 +104,18 @@ def test_the_system_message_stands_first_and_roles_alternate(ascii_model: Loaded
 def test_without_a_chat_template_the_texts_are_joined(tmp_path: Path) -> None:
     model = loaded(str(with_ascii_tokenizer(LLADA, tmp_path / "plain", None)))
     path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}])
-    assert text(model, read_prompts(path, model).draw(random.Random(0), 20)) == "One?\n\nOne?\n\nOne?\n\nOne?\n\nOne?"
+    drawn = read_prompts(path, model).draw(random.Random(0), 20)
+    assert text(model, drawn.tokens) == "\n\n".join(["One?"] * 5)
+    assert drawn.ends == ()
 
 
 def test_token_ids_need_no_tokenizer(bare_model: LoadedModel, tmp_path: Path) -> None:
     lines = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [7]}]
     prompts = read_prompts(write_lines(tmp_path / "p.jsonl", lines), bare_model)
     assert isinstance(prompts, TokenPrompts)
-    assert sorted(prompts.draw(random.Random(0), 4)) == [1, 2, 3, 7]
+    drawn = prompts.draw(random.Random(0), 4)
+    assert sorted(drawn.tokens) == [1, 2, 3, 7]
+    assert drawn.ends == ((3, 4) if drawn.tokens[-1] == 7 else (1, 4))
     assert prompts.source == "2 prompts of p.jsonl"
     settings = ProfileSettings(samples=2, ratios=(50,), canvas=40)
     assert profile(open_model(str(LLADA)), prompts, settings).samples == 2

@@ -136,6 +136,14 @@ def test_the_published_table_goes_by_shape() -> None:
     assert shipped_table(replace(tiny, config=preset("dream-7b"))) is None
 
 
+def test_a_shipped_table_names_its_source(caplog: pytest.LogCaptureFixture) -> None:
+    llm = open_model("llada-tiny", dummy=True)
+    llm.loaded = replace(llm.loaded, config=preset("llada-8b"))
+    with caplog.at_level(logging.INFO):
+        assert find_table(llm, None).definition == "published"
+    assert "LLaDA-8B-Instruct, which has this model's shape: published values" in caplog.text
+
+
 def test_a_given_table_is_used(tmp_path: Path) -> None:
     model = loaded("llada-tiny", dummy=True)
     path = tmp_path / "table.json"

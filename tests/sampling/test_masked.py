@@ -189,7 +189,12 @@ def test_confidence_threshold_budgets(data: st.DataObject) -> None:
     tokens = steps * share
     levels = data.draw(st.permutations([n / 32 for n in range(1, tokens + 1)]))
     threshold = data.draw(st.floats(0, 1, width=32))
-    values = {"remasking": "confidence_threshold", "threshold": threshold, "steps": steps, "max_tokens": tokens}
+    values: dict[str, Any] = {
+        "remasking": "confidence_threshold",
+        "threshold": threshold,
+        "steps": steps,
+        "max_tokens": tokens,
+    }
     got = Bench("dream", **values).run([0.0] * PROMPT + list(levels))
     expected = naive_confidence_threshold(list(levels), threshold, steps)
     assert [[p - PROMPT for p in chosen] for chosen in got] == expected
@@ -228,7 +233,7 @@ RULES: list[dict[str, Any]] = [
 def test_every_rule_ends_with_every_position_transferred_once(
     rule: dict[str, Any], block: int, blocks: int, per_block: int, idle: bool, family: str, seed: int
 ) -> None:
-    values = {"max_tokens": block * blocks, "block_length": block, "steps": per_block * blocks, **rule}
+    values: dict[str, Any] = {"max_tokens": block * blocks, "block_length": block, "steps": per_block * blocks, **rule}
     bench = Bench(family, idle, seed, **values)
     flat = [p for chosen in bench.run(np.random.default_rng(seed).random(40)) for p in chosen]
     assert sorted(flat) == list(range(PROMPT, PROMPT + block * blocks))

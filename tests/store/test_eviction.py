@@ -30,5 +30,5 @@ def test_removed_keys_are_forgotten(rule: Eviction) -> None:
 
 @pytest.mark.parametrize("rule", ["LRU", "lfu", "", None])
 def test_unknown_rules(rule: Any) -> None:
-    with pytest.raises(UnknownNameError, match="Unknown eviction .*Available: fifo, lru"):
+    with pytest.raises(UnknownNameError, match=r"Unknown eviction .*Available: fifo, lru"):
         EvictionOrder(rule)

@@ -62,7 +62,7 @@ def test_the_authors_admission_log(budget: int) -> None:
 
 
 def test_fifo_ignores_use() -> None:
-    stores = {rule: make(7, rule) for rule in ("fifo", "lru")}  # type: ignore[arg-type]
+    stores = {rule: make(7, rule) for rule in ("fifo", "lru")}
     for store in stores.values():
         for tokens in ([1, 1], [2, 2], [3, 3]):
             put(store, tokens)

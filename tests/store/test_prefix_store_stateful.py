@@ -219,4 +219,4 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=150, stateful_step_count=50)
+TestStore.settings = settings(max_examples=80, stateful_step_count=50)

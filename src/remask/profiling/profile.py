@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +12,24 @@ from tqdm import tqdm
 
 from remask.core.depth import DepthLookup, percent
 from remask.errors import ConfigError
-from remask.profiling.prompts import PromptSet
+from remask.models.loaded import LoadedModel
+from remask.models.transformer import Transformer
+from remask.profiling.conversations import PromptSet
+from remask.profiling.depth_table import DepthTable, Growth
 from remask.profiling.similarity import Measure, PrefixProbe
-from remask.profiling.table import DepthTable, Growth
-
-if TYPE_CHECKING:
-    from remask.llm import LLM
 
 RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
 FIRST_SAMPLES = 8
 STILL = 2  # growths in a row that must leave the table as it was
 SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out
+
+
+class Subject(Protocol):
+    """What is profiled: an `LLM`, of which profiling needs no more than this."""
+
+    loaded: LoadedModel
+    model: Transformer
+    progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class ProfileSettings:
         tolerance: L1 distance between tables, in layers per ratio, that counts as standing still.
         official: the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token. Otherwise
             the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
-        canvas: tokens of every canvas; None takes the prompt set's usual length, at most the model's.
+        canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
         response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
         seed: of the choice of prompts.
     """
@@ -67,7 +74,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How a conversation becomes a canvas of one ratio: its first `prefix` tokens, its last `suffix`, and masks."""
+    """How a conversation becomes a canvas: its first `prefix` tokens, its last `suffix` ones, and masks."""
 
     prefix: int
     suffix: int
@@ -79,13 +86,14 @@ class _Cut:
 
 
 def profile(
-    llm: "LLM", prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
+    llm: Subject, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
 ) -> DepthTable:
     """Measure the depth table of a model (BiCache section 5.1).
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
-    canvas; what stood between them is left out, so all canvases are equally long. The same conversations serve all
-    ratios. Depth is the number of leading layers whose mean similarity over the conversations exceeds tau.
+    canvas; what stood between them is left out. The prefix ends with a turn where one ends between half of what the
+    longest canvas allows and all of it. The same conversations serve all ratios. Depth is the number of leading layers
+    whose mean similarity over the conversations exceeds tau.
 
     N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
 
@@ -98,23 +106,24 @@ def profile(
         raise ConfigError(f"canvas={canvas} exceeds the model's {shape.max_length} positions")
     response = 0 if settings.official else settings.response or prompts.response
     measure: Measure = "official" if settings.official else "flat"
-    cuts = _cuts(settings.ratios, canvas, response)
+    ratios = _reachable(settings.ratios, canvas)
     probe = PrefixProbe(llm.model, canvas)
     measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
     growth: list[Growth] = []
     before: DepthLookup | None = None
     with tqdm(desc="profiling", unit="canvas", disable=not progress) as bar:
         for size in _sizes(settings):
-            bar.total = size * len(cuts)
+            bar.total = size * len(ratios)
             while len(measured) < size:
                 # Each request has a random stream of its own, so that growing N keeps the requests so far.
-                tokens = prompts.draw(random.Random(f"{settings.seed}:{len(measured)}"), canvas)
-                measured.append(_measure(probe, tokens, cuts.values(), measure, bar.update))
-            curves = mean_curves(cuts, measured)
+                conversation = prompts.draw(random.Random(f"{settings.seed}:{len(measured)}"), canvas)
+                cuts = [_cut(ratio, canvas, response, conversation.ends) for ratio in ratios]
+                measured.append(_measure(probe, conversation.tokens, cuts, measure, bar.update))
+            curves = mean_curves(ratios, measured)
             entries = depth_entries(curves, settings.tau)
             lookup = DepthLookup(entries)
             if before is not None:
-                growth.append(Growth(size, table_distance(before, lookup, tuple(cuts))))
+                growth.append(Growth(size, table_distance(before, lookup, ratios)))
                 bar.set_postfix(samples=size, L1=growth[-1].distance)
             before = lookup
             if settings.samples is None and stands_still(growth, settings.tolerance):
@@ -129,10 +138,10 @@ def profile(
         tau=settings.tau,
         definition=measure,
         samples=len(measured),
-        source=f"{prompts.source}; canvases of {canvas} tokens with up to {response} masks, seed {settings.seed}",
+        source=f"{prompts.source}; canvases of up to {canvas} tokens, {response} masks; seed {settings.seed}",
         entries=entries,
         curves=curves,
-        request_depths=request_depths(cuts, measured, settings.tau),
+        request_depths=request_depths(ratios, measured, settings.tau),
         growth=tuple(growth),
     )
 
@@ -186,24 +195,37 @@ def _sizes(settings: ProfileSettings) -> Iterator[int]:
     yield last
 
 
-def _cuts(ratios: Sequence[int] | None, canvas: int, response: int) -> dict[int, _Cut]:
-    """The cut of each ratio, ascending. Ratios that were asked for must be reached exactly."""
-    cuts = {}
-    for ratio in sorted(set(RATIOS if ratios is None else ratios)):
-        prefix = max(1, round(ratio * canvas / 100))
-        rest = canvas - prefix
-        masks = min(response, rest // 2)
-        reached = percent(prefix, canvas) == ratio and rest > masks
-        if ratios is None and (not reached or rest < SHORTEST_REST):
-            continue
-        if not reached:
+def _reachable(ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
+    """The ratios to measure, ascending. Those that were asked for must be reached exactly on a canvas this long."""
+    reached = {r for r in range(100) if percent(_longest(r, canvas), canvas) == r and _longest(r, canvas) < canvas}
+    if ratios is None:
+        chosen = [r for r in RATIOS if r in reached and canvas - _longest(r, canvas) >= SHORTEST_REST]
+        if not chosen:
+            raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
+        return tuple(chosen)
+    for ratio in ratios:
+        if ratio not in reached:
             raise ConfigError(
                 f"a canvas of {canvas} tokens cannot be cut at a prefix ratio of {ratio} %; choose a longer canvas"
             )
-        cuts[ratio] = _Cut(prefix, rest - masks, masks)
-    if not cuts:
-        raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
-    return cuts
+    return tuple(sorted(set(ratios)))
+
+
+def _longest(ratio: int, canvas: int) -> int:
+    """Prefix of a canvas of the greatest length."""
+    return max(1, round(ratio * canvas / 100))
+
+
+def _cut(ratio: int, canvas: int, response: int, ends: Sequence[int]) -> _Cut:
+    """A canvas of at most `canvas` tokens at `ratio` percent, its prefix one of `ends` if one is long enough."""
+    longest = _longest(ratio, canvas)
+    prefix = max((end for end in ends if longest <= 2 * end <= 2 * longest), default=longest)
+    total = canvas if prefix == longest else round(100 * prefix / ratio)
+    if total > canvas or percent(prefix, total) != ratio:
+        prefix, total = longest, canvas
+    rest = total - prefix
+    masks = min(response, rest // 2)
+    return _Cut(prefix, rest - masks, masks)
 
 
 def _measure(

@@ -1,132 +1,30 @@
-"""Conversations to profile on: GSM8K by default, the bundled model's own task for it, or a file of prompts.
+"""Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts.
 
 `data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's train split (OpenAI, MIT licence beside it),
 without the calculator annotations, in the format that `read_prompts` takes.
 """
 
 import json
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.evals import transit
-from remask.models.config import ModelConfig
 from remask.models.loaded import LoadedModel
 from remask.models.tokenizer import ROLES, Tokenizer
+from remask.profiling.conversations import (
+    ChatPrompts,
+    Message,
+    PromptSet,
+    RandomPrompts,
+    TokenPrompts,
+    TransitPrompts,
+)
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer
-
-Message = Mapping[str, str]
-
-
-class PromptSet(Protocol):
-    """Where the token sequences of a profile come from."""
-
-    @property
-    def source(self) -> str:
-        """What they are, for the table."""
-        ...
-
-    @property
-    def canvas(self) -> int:
-        """Usual length of a canvas in tokens."""
-        ...
-
-    @property
-    def response(self) -> int:
-        """Usual number of masks at its end."""
-        ...
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """At least `length` tokens of a conversation that waits for the assistant; one `rng` state, one result."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompts:
-    """Conversations put together from single ones: the turns of some, then the question of one more.
-
-    The last conversation's system message stands first. A prompt without an answer is followed by the next prompt, in
-    one message with it, because chat templates may insist on alternating roles.
-    """
-
-    source: str
-    conversations: tuple[tuple[Message, ...], ...]
-    tokenizer: Tokenizer
-    canvas: int = 1024
-    response: int = 128
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """Shuffled conversations, as many as `length` tokens take."""
-        order = rng.sample(self.conversations, len(self.conversations))
-
-        def render(turns: int) -> list[int]:
-            own = _until_question(order[0])
-            others = [message for i in range(turns) for message in order[(i + 1) % len(order)]]
-            system = [message for message in own if message["role"] == "system"]
-            rest = [message for message in [*others, *own] if message["role"] != "system"]
-            return _render(self.tokenizer, [*system, *_merged(rest)])
-
-        return _grown(render, length)
-
-
-@dataclass(frozen=True, slots=True)
-class TransitPrompts:
-    """The bundled model's task: a system prompt with a table, then riders' questions with their right answers."""
-
-    tokenizer: Tokenizer
-    source: str = "the transit task (remask.evals.transit), questions answered about one table"
-    canvas: int = 288  # the system prompt, one question and one response
-    response: int = 16
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """A fresh table and as many questions as `length` tokens take."""
-        seed = rng.getrandbits(32)
-
-        def render(turns: int) -> list[int]:
-            requests = transit.make_workload(turns, 1, seed)
-            messages: list[Message] = [requests[0].messages[0]]
-            for request in requests:
-                messages += [request.messages[1], {"role": "assistant", "content": request.reference}]
-            return _render(self.tokenizer, messages[:-1])
-
-        return _grown(render, length)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompts:
-    """Prompts given as token ids, one after the other."""
-
-    source: str
-    prompts: tuple[tuple[int, ...], ...]
-    canvas: int = 1024
-    response: int = 128
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """Shuffled prompts, as many as `length` tokens take."""
-        order = rng.sample(self.prompts, len(self.prompts))
-        return _grown(lambda count: [token for i in range(count) for token in order[i % len(order)]], length)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomPrompts:
-    """Token ids drawn evenly from the vocabulary, for models that have no tokenizer."""
-
-    config: ModelConfig
-    source: str = "random token ids, as the model has no tokenizer"
-    canvas: int = 1024
-    response: int = 128
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """`length` tokens, none of them the mask."""
-        mask = self.config.mask_id
-        return [token + (token >= mask) for token in (rng.randrange(self.config.vocab - 1) for _ in range(length))]
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
@@ -226,32 +124,3 @@ def _messages(value: Any) -> tuple[Message, ...]:
     if not any(message["role"] == "user" for message in value):
         raise ConfigError("messages must hold a user's turn")
     return tuple(value)
-
-
-def _until_question(conversation: Sequence[Message]) -> list[Message]:
-    """The conversation as it stands when the last user turn waits for its answer."""
-    last = max(place for place, message in enumerate(conversation) if message["role"] == "user")
-    return list(conversation[: last + 1])
-
-
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    groups = groupby(messages, key=lambda message: message["role"])
-    return [{"role": role, "content": "\n\n".join(m["content"] for m in group)} for role, group in groups]
-
-
-def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    if tokenizer.has_chat_template:
-        return tokenizer.apply_chat(messages)
-    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
-
-
-def _grown(render: Callable[[int], list[int]], length: int) -> list[int]:
-    """The first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens."""
-    count, tokens = 1, render(1)
-    while len(tokens) < length:
-        count *= 2
-        longer = render(count)
-        if len(longer) <= len(tokens):
-            raise ConfigError("the prompts yield no tokens")
-        tokens = longer
-    return tokens

@@ -1,147 +1,26 @@
-"""Depth tables: how many leading layers may reuse a shared prefix, per prefix ratio and per model."""
+"""Which depth table a model gets: a given file, one that came with the package, or a profile made now."""
 
-import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
-from remask.core.depth import DepthLookup
-from remask.errors import ConfigError, TableError
 from remask.models.loaded import LoadedModel
+from remask.profiling.depth_table import DepthTable, Growth
+from remask.profiling.profile import Subject, profile
+from remask.profiling.prompts import default_prompts
 
-if TYPE_CHECKING:
-    from remask.llm import LLM
+__all__ = ["DepthTable", "Growth", "find_table", "shipped_table"]
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-DEFINITIONS = ("flat", "official", "published")
 TABLES = "tables"
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """One step of the convergence check: after `samples` requests per ratio, how far the table moved.
-
-    `distance` is the L1 distance to the table of the step before, in layers, averaged over the ratios.
-    """
-
-    samples: int
-    distance: float
-
-
-@dataclass(frozen=True, slots=True)
-class DepthTable:
-    """The result of profiling one model (BiCache section 5.1).
-
-    Attributes:
-        model: name of the model, for people; `fingerprint` is what identifies it.
-        fingerprint: identity of the model; None in a table taken from a publication, which goes by the shape.
-        family, layers, hidden, vocab: the model's shape.
-        tau: similarity that a layer must exceed.
-        definition: "flat" or "official" as in `similarity`; "published" where a publication does not say.
-        samples: requests measured per ratio.
-        source: what was measured on, or where the values were published.
-        entries: prefix ratio in percent -> depth b in layers, increasing in both.
-        curves: prefix ratio in percent -> mean similarity per layer; empty in a published table.
-        request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers.
-        growth: the convergence check.
-    """
-
-    model: str
-    fingerprint: str | None
-    family: str
-    layers: int
-    hidden: int
-    vocab: int
-    tau: float
-    definition: Literal["flat", "official", "published"]
-    samples: int
-    source: str
-    entries: Mapping[int, int]
-    curves: Mapping[int, tuple[float, ...]]
-    request_depths: Mapping[int, float]
-    growth: tuple[Growth, ...]
-
-    @property
-    def lookup(self) -> DepthLookup:
-        """The table as policies use it."""
-        return DepthLookup(self.entries)
-
-    def save(self, path: str | Path) -> None:
-        """Write the table as JSON. Raises `TableError` where the file cannot be written."""
-        value = {
-            "version": VERSION,
-            "model": self.model,
-            "fingerprint": self.fingerprint,
-            "family": self.family,
-            "layers": self.layers,
-            "hidden": self.hidden,
-            "vocab": self.vocab,
-            "tau": self.tau,
-            "definition": self.definition,
-            "samples": self.samples,
-            "source": self.source,
-            "entries": {str(r): b for r, b in self.entries.items()},
-            "request_depths": {str(r): b for r, b in self.request_depths.items()},
-            "growth": [[step.samples, step.distance] for step in self.growth],
-            "curves": {str(r): list(curve) for r, curve in self.curves.items()},
-        }
-        # One line a ratio: readable, and a diff of two tables shows which ratios changed.
-        text = json.dumps(value, indent=1).replace("[\n   ", "[").replace("\n  ]", "]").replace(",\n   ", ", ")
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise TableError(f"The depth table cannot be written to {path}: {error.strerror}.") from error
-
-    @classmethod
-    def load(cls, path: str | Path, model: LoadedModel | None = None) -> "DepthTable":
-        """Read a table, and check that it is of `model` where one is given.
-
-        Raises `TableError` where the file is missing or malformed, or the table is of another model.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TableError(f"The depth table {path} cannot be read: {error}.") from error
-        try:
-            table = _parse(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise TableError(
-                f"{path} is no depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."
-            ) from error
-        if model is not None and not table.fits(model):
-            own, other = table.fingerprint or "no fingerprint", model.fingerprint
-            raise TableError(
-                f"The depth table {path} is of the model {table.model!r} ({own}, {table.layers} layers), but "
-                f"{model.name!r} ({other}, {model.config.layers} layers) is loaded. Measure a table of it with "
-                f"`remask profile --model {model.name} --output FILE`."
-            )
-        return table
-
-    def fits(self, model: LoadedModel) -> bool:
-        """Whether this is a table of `model`: by fingerprint, or by shape where the table has none."""
-        shape = model.config
-        if self.layers != shape.layers:
-            return False
-        if self.fingerprint is not None:
-            return self.fingerprint == model.fingerprint
-        return (self.family, self.hidden, self.vocab) == (shape.family, shape.hidden, shape.vocab)
-
-
-def find_table(llm: "LLM", path: str | Path | None) -> DepthTable:
+def find_table(llm: Subject, path: str | Path | None) -> DepthTable:
     """The depth table in the file `path`; without one a shipped table that fits; else the model is profiled now.
 
     Raises `TableError` where the file cannot be used with this model.
     """
-    # Imported here because profiling returns the tables that this module defines.
-    from remask.profiling.profile import profile
-    from remask.profiling.prompts import default_prompts
-
     if path is not None:
         return DepthTable.load(path, llm.loaded)
     shipped = shipped_table(llm.loaded)
@@ -163,70 +42,3 @@ def shipped_table(model: LoadedModel) -> DepthTable | None:
     folder = Path(str(files("remask"))) / TABLES
     fitting = [table for table in map(DepthTable.load, sorted(folder.glob("*.json"))) if table.fits(model)]
     return min(fitting, key=lambda table: table.fingerprint is None, default=None)
-
-
-def _parse(raw: Any) -> DepthTable:
-    """The table that decoded JSON holds. Raises `KeyError`, `TypeError` or `ValueError` where it holds none."""
-    if not isinstance(raw, dict):
-        raise TypeError("it is not a JSON object")
-    if raw["version"] != VERSION:
-        raise ValueError(f"version is {raw['version']!r}, this program reads {VERSION}")
-    if raw["definition"] not in DEFINITIONS:
-        raise ValueError(f"definition is {raw['definition']!r}, not one of {', '.join(DEFINITIONS)}")
-    layers = _integer(raw, "layers")
-    entries = {r: _whole(f"entries.{r}", b, layers) for r, b in _by_ratio(raw, "entries")}
-    try:
-        DepthLookup(entries)
-    except ConfigError as error:
-        raise ValueError(str(error)) from error
-    curves = {r: _curve(r, values, layers) for r, values in _by_ratio(raw, "curves")}
-    return DepthTable(
-        model=_text(raw, "model"),
-        fingerprint=None if raw["fingerprint"] is None else _text(raw, "fingerprint"),
-        family=_text(raw, "family"),
-        layers=layers,
-        hidden=_integer(raw, "hidden"),
-        vocab=_integer(raw, "vocab"),
-        tau=_real("tau", raw["tau"], 1),
-        definition=raw["definition"],
-        samples=_integer(raw, "samples"),
-        source=_text(raw, "source"),
-        entries=entries,
-        curves=curves,
-        request_depths={r: _real(f"request_depths.{r}", b, layers) for r, b in _by_ratio(raw, "request_depths")},
-        growth=tuple(Growth(_whole("growth", n), _real("growth", d, layers)) for n, d in raw["growth"]),
-    )
-
-
-def _text(raw: Mapping[str, Any], key: str) -> str:
-    if not isinstance(raw[key], str):
-        raise TypeError(f"{key} must be text, got {raw[key]!r}")
-    return str(raw[key])
-
-
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    return _whole(key, raw[key])
-
-
-def _whole(key: str, value: Any, high: float = float("inf")) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= high:
-        raise TypeError(f"{key} must be a whole number from 0 to {high}, got {value!r}")
-    return value
-
-
-def _real(key: str, value: Any, high: float, low: float = 0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise TypeError(f"{key} must be a number from {low} to {high}, got {value!r}")
-    return float(value)
-
-
-def _by_ratio(raw: Mapping[str, Any], key: str) -> Iterable[tuple[int, Any]]:
-    if not isinstance(raw[key], dict) or not all(r.isdecimal() for r in raw[key]):
-        raise TypeError(f"{key} must be an object with ratios in percent as keys, got {raw[key]!r}")
-    return [(int(r), value) for r, value in raw[key].items()]
-
-
-def _curve(ratio: int, values: Any, layers: int) -> tuple[float, ...]:
-    if not isinstance(values, list) or len(values) != layers:
-        raise TypeError(f"curves.{ratio} must be a list of {layers} similarities, one a layer")
-    return tuple(_real(f"curves.{ratio}", value, 1.001, low=-1.001) for value in values)

@@ -1,0 +1,177 @@
+"""Conversations of any length, made of what there is: chat prompts, token ids, the bundled model's task, or chance."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Protocol
+
+from remask.errors import ConfigError
+from remask.evals import transit
+from remask.models.config import ModelConfig
+from remask.models.tokenizer import Tokenizer
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A token sequence that waits for the assistant; `ends` are the lengths at which a user's next turn begins."""
+
+    tokens: Sequence[int]
+    ends: tuple[int, ...] = ()
+
+
+class PromptSet(Protocol):
+    """Where the token sequences of a profile come from."""
+
+    @property
+    def source(self) -> str:
+        """What they are, for the table."""
+        ...
+
+    @property
+    def canvas(self) -> int:
+        """Usual length of a canvas in tokens, at most."""
+        ...
+
+    @property
+    def response(self) -> int:
+        """Usual number of masks at its end."""
+        ...
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """A conversation of at least `length` tokens; the same state of `rng` gives the same one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompts:
+    """Conversations put together from single ones: the turns of some, then the question of one more.
+
+    The last conversation's system message stands first. A prompt without an answer is followed by the next prompt, in
+    one message with it, because chat templates may insist on alternating roles.
+    """
+
+    source: str
+    conversations: tuple[tuple[Message, ...], ...]
+    tokenizer: Tokenizer
+    canvas: int = 1024
+    response: int = 128
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Shuffled conversations, as many as `length` tokens take."""
+        order = rng.sample(self.conversations, len(self.conversations))
+
+        def compose(turns: int) -> list[Message]:
+            own = _until_question(order[0])
+            others = [message for i in range(turns) for message in order[(i + 1) % len(order)]]
+            system = [message for message in own if message["role"] == "system"]
+            rest = [message for message in [*others, *own] if message["role"] != "system"]
+            return [*system, *_merged(rest)]
+
+        return _grown_chat(self.tokenizer, compose, length)
+
+
+@dataclass(frozen=True, slots=True)
+class TransitPrompts:
+    """The bundled model's task: a system prompt with a table, then riders' questions with their right answers."""
+
+    tokenizer: Tokenizer
+    source: str = "the transit task (remask.evals.transit), questions answered about one table"
+    canvas: int = 288  # the system prompt, one question and one response
+    response: int = 16
+    rows: tuple[int, int] = (16, 64)  # of a table, so that system prompts end at many ratios
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """A fresh table of any usual length, and as many questions as `length` tokens take."""
+        seed, rows = rng.getrandbits(32), rng.randint(*self.rows)
+
+        def compose(turns: int) -> list[Message]:
+            requests = transit.make_workload(turns, 1, seed, rows)
+            messages: list[Message] = [requests[0].messages[0]]
+            for request in requests:
+                messages += [request.messages[1], {"role": "assistant", "content": request.reference}]
+            return messages[:-1]
+
+        return _grown_chat(self.tokenizer, compose, length)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Prompts given as token ids, one after the other."""
+
+    source: str
+    prompts: tuple[tuple[int, ...], ...]
+    canvas: int = 1024
+    response: int = 128
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Shuffled prompts, as many as `length` tokens take."""
+        order = rng.sample(self.prompts, len(self.prompts))
+        tokens = _grown(lambda count: [token for i in range(count) for token in order[i % len(order)]], length)
+        return Conversation(tokens, tuple(accumulate(len(prompt) for prompt in order)))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomPrompts:
+    """Token ids drawn evenly from the vocabulary, for models that have no tokenizer."""
+
+    config: ModelConfig
+    source: str = "random token ids, as the model has no tokenizer"
+    canvas: int = 1024
+    response: int = 128
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """`length` tokens, none of them the mask."""
+        mask = self.config.mask_id
+        drawn = (rng.randrange(self.config.vocab - 1) for _ in range(length))
+        return Conversation([token + (token >= mask) for token in drawn])
+
+
+def _until_question(conversation: Sequence[Message]) -> list[Message]:
+    """The conversation as it stands when the last user turn waits for its answer."""
+    last = max(place for place, message in enumerate(conversation) if message["role"] == "user")
+    return list(conversation[: last + 1])
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    groups = groupby(messages, key=lambda message: message["role"])
+    return [{"role": role, "content": "\n\n".join(m["content"] for m in group)} for role, group in groups]
+
+
+def _grown_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], length: int) -> Conversation:
+    """The first of `compose(1)`, `compose(2)`, `compose(4)`, ... that has `length` tokens.
+
+    Without a chat template the texts are joined by blank lines, and no ends of turns are known.
+    """
+    if not tokenizer.has_chat_template:
+        return Conversation(
+            _grown(lambda turns: tokenizer.encode("\n\n".join(m["content"] for m in compose(turns))), length)
+        )
+    messages: list[Message] = []
+
+    def render(turns: int) -> list[int]:
+        messages[:] = compose(turns)
+        return tokenizer.apply_chat(messages)
+
+    tokens = _grown(render, length)
+    ends = []
+    for place in [place for place, message in enumerate(messages) if message["role"] == "user" and place]:
+        end = tokenizer.shared_prefix(messages[: place + 1])
+        if end > length:
+            break
+        ends.append(end)
+    return Conversation(tokens, tuple(ends))
+
+
+def _grown(render: Callable[[int], list[int]], length: int) -> list[int]:
+    """The first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens."""
+    count, tokens = 1, render(1)
+    while len(tokens) < length:
+        count *= 2
+        longer = render(count)
+        if len(longer) <= len(tokens):
+            raise ConfigError("the prompts yield no tokens")
+        tokens = longer
+    return tokens

@@ -1,0 +1,186 @@
+"""A policy that plans nonsense ends its own request with "error", and nobody else's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from remask.core.plan import Plan, Span, View
+from remask.policies import BiCache, Dense, Reuse
+from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, prompt_of, request, run
+
+Planner = Callable[[View], Plan]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Plans as `Reuse` does, until step 2: from then on as told. `layers` is how many read the prefix."""
+
+    planner: Planner
+    layers: int = LAYERS
+
+    @property
+    def idle_passes(self) -> bool:
+        """Runs every pass."""
+        return True
+
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+        """As many as told."""
+        return self.layers
+
+    def plan(self, view: View) -> Plan:
+        """Good, then bad."""
+        if view.step >= 2:
+            return self.planner(view)
+        return BiCache(depth=self.layers, refresh_interval=1).plan(view)
+
+
+def whole(view: View) -> Plan:
+    return Reuse().plan(view)
+
+
+def leased_rows_written(view: View) -> Plan:
+    return Dense().plan(view)
+
+
+def too_few_layers(view: View) -> Plan:
+    return Plan((Span(range(view.layers - 1), view.everything),), view.candidates)
+
+
+def too_many_layers(view: View) -> Plan:
+    return Plan((Span(range(view.layers + 1), view.everything),), view.candidates)
+
+
+def no_spans(view: View) -> Plan:
+    return Plan((), view.candidates)
+
+
+def a_gap(view: View) -> Plan:
+    return Plan((Span(range(1), view.everything), Span(range(2, view.layers), view.everything)), view.candidates)
+
+
+def rows_of_another_canvas(view: View) -> Plan:
+    return Plan((Span(range(view.layers), np.ones(view.length + 1, dtype=np.bool_)),), view.candidates)
+
+
+def predicting_rows_are_dead(view: View) -> Plan:
+    rows = view.everything
+    rows[: view.prompt] = False
+    rows[view.block.start :] = False
+    return Plan((Span(range(view.layers), rows),), view.candidates)
+
+
+def predicting_another_canvas(view: View) -> Plan:
+    return replace(whole(view), predict=np.ones(view.length + 3, dtype=np.bool_))
+
+
+def predicting_what_is_settled(view: View) -> Plan:
+    predict = view.candidates
+    predict[view.prompt - 1] = True
+    return replace(whole(view), predict=predict)
+
+
+def predicting_nothing_while_saving(view: View) -> Plan:
+    plan = whole(view)
+    return plan.map(lambda span: replace(span, save=span.rows))
+
+
+def joining_in_mid_air(view: View) -> Plan:
+    plan = whole(view).cut(1)
+    first, second = plan.spans
+    return replace(plan, spans=(first, replace(second, rows=view.everything)))
+
+
+def joining_one_by_one(view: View) -> Plan:
+    """Rows 0 and 2 of the prefix rejoin at the boundary, row 1 stays out."""
+    assert view.prefix is not None
+    plan = whole(view).cut(view.prefix.boundary)
+    first, second = plan.spans
+    rows = second.rows.copy()
+    rows[[0, 2]] = True
+    return replace(plan, spans=(first, replace(second, rows=rows)))
+
+
+def raising(view: View) -> Plan:
+    raise RuntimeError("this policy has a defect")
+
+
+def frozen_of_another_shape(view: View) -> Plan:
+    return whole(view).map(lambda span: replace(span, frozen=np.zeros(view.length + 1, dtype=np.bool_)))
+
+
+def committing_another_canvas(view: View) -> Plan:
+    return replace(whole(view), commit=np.ones(2, dtype=np.bool_))
+
+
+NONSENSE: list[Planner] = [
+    leased_rows_written,
+    too_few_layers,
+    too_many_layers,
+    no_spans,
+    a_gap,
+    rows_of_another_canvas,
+    predicting_rows_are_dead,
+    predicting_another_canvas,
+    predicting_what_is_settled,
+    predicting_nothing_while_saving,
+    joining_in_mid_air,
+    raising,
+    frozen_of_another_shape,
+    committing_another_canvas,
+]
+
+
+@pytest.mark.parametrize("planner", NONSENSE, ids=lambda planner: str(planner.__name__))
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_nonsense_ends_its_own_request_only(planner: Planner, family: str) -> None:
+    prompt = prompt_of(8)
+    good = [Work(request("reuse", prompt, 6), Reuse()), Work(request("bicache", prompt, 6), BiCache(depth=2))]
+    bad = Work(request("bad", prompt, 6), Bad(planner))
+    results = run(make_engine(family), [good[0], bad, good[1]], limit=100)
+    assert results["bad"].finish_reason == "error"
+    assert results["bad"].error
+    assert results["bad"].token_ids == ()
+    for item in good:
+        assert outcome(results[item.request.id]) == outcome(alone(item, family))
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_that_join_one_by_one_hurt_nobody_else(family: str) -> None:
+    prompt = prompt_of(8)
+    good = Work(request("good", prompt, 6), Reuse())
+    bad = Work(request("bad", prompt, 6), Bad(joining_one_by_one, layers=2))
+    results = run(make_engine(family), [good, bad], limit=100)
+    assert outcome(results["good"]) == outcome(alone(good, family))
+    assert results["bad"].finish_reason in ("error", "length")
+
+
+def test_a_plan_may_restrict_what_is_committed() -> None:
+    def leftmost_only(view: View) -> Plan:
+        commit = np.zeros(view.length, dtype=np.bool_)
+        commit[np.flatnonzero(view.candidates)[:1]] = True
+        return replace(whole(view), commit=commit)
+
+    result = alone(Work(request("r", 8, 6), Bad(leftmost_only)))
+    assert result.finish_reason == "length"
+    late = [item.positions for item in result.trace if item.step >= 2]
+    assert late == sorted(late)
+    assert len(result.token_ids) == 8
+
+
+def test_a_pass_that_only_fills_caches_transfers_nothing() -> None:
+    def fill_on_2(view: View) -> Plan:
+        return replace(whole(view), commit=view.everything & (view.step != 2))
+
+    result = alone(Work(request("r", 8, 6, threshold=0.0, block_length=2), Bad(fill_on_2)))
+    assert [item.step for item in result.trace] == [0, 1, 3, 4]
+    assert result.usage.forwards == 5
+
+
+def test_predicting_nothing_is_a_pass_without_logits() -> None:
+    def blind_on_2(view: View) -> Plan:
+        return replace(whole(view), predict=view.candidates & (view.step != 2))
+
+    result = alone(Work(request("r", 8, 6, threshold=0.0, block_length=2), Bad(blind_on_2)))
+    assert [item.step for item in result.trace] == [0, 1, 3, 4]

@@ -1,0 +1,343 @@
+"""Packed steps, undone: every row of every layer is traced back to its canvas and compared with the plans."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Plan, Span, View
+from remask.engine.branch import (
+    Branch,
+    leased_prefix,
+    leased_tables,
+    new_states,
+    plain_table,
+    predicting_rows,
+    prefix_branch,
+    runs,
+)
+from remask.engine.pack import pack
+from remask.errors import PlanError
+from remask.models.stage import Direct, Segments, Stage, StepBatch
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.store.pages import PageAllocator
+from remask.store.prefix import PrefixStore
+from tests.engine.support import CPU, MASK_ID
+
+LAYERS = 5
+
+
+@dataclass
+class Memory:
+    """Pages and a store, without tensors; hidden states are one number wide."""
+
+    page_size: int = 3
+
+    def __post_init__(self) -> None:
+        self.allocator = PageAllocator(LAYERS, 200, self.page_size)
+        self.store = PrefixStore(
+            self.allocator, 500, "fifo", b"", lambda tokens: new_states(LAYERS, 1, torch.float64, CPU, tokens)
+        )
+
+    def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> Branch:
+        """A canvas that leases `prefix` tokens in `boundary` layers, or owns all of its slots."""
+        canvas = Canvas([7] * prefix + [9] * (prompt - prefix), response, MASK_ID)
+        length = len(canvas)
+        if not boundary:
+            extent = self.allocator.allocate(length, range(LAYERS))
+            assert extent is not None
+            return Branch(canvas, Ledger(LAYERS, length, None), (plain_table(extent),), shift=shift)
+        tokens = [7] * prefix
+        lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
+        assert lease is not None
+        parts = [(length - prefix, range(boundary)), (length, range(boundary, LAYERS))]
+        own = [self.allocator.allocate(size, layers) for size, layers in parts if len(layers)]
+        tables = leased_tables(lease, [extent for extent in own if extent is not None])
+        ledger = Ledger(LAYERS, length, leased_prefix(lease))
+        return Branch(canvas, ledger, tables, lease, lease.entry.states, shift=shift)
+
+
+def view(branch: Branch, step: int) -> View:
+    canvas = branch.canvas
+    block = range(canvas.prompt, len(canvas))
+    return View(LAYERS, step, step, block, canvas.prompt, canvas.noisy, leased_prefix(branch.lease))
+
+
+def code(item: int, layer: int, position: int) -> float:
+    """A number that says which row of which canvas it is, and out of which layer it comes."""
+    return item * 1e6 + layer * 1e3 + position
+
+
+def slots_seen(segments: Segments, rows: int) -> list[list[int]]:
+    """The slots that each row attends to, with repeats where one is attended to twice."""
+    seen: list[list[int] | None] = [None] * rows
+    for segment in segments:
+        count = segment.rows.stop - segment.rows.start
+        if isinstance(segment, Direct):
+            keys = segment.keys
+            slots = list(range(keys.start, keys.stop)) if isinstance(keys, slice) else keys.tolist()
+            each = [slots] * count
+        else:
+            common = [slot for run in segment.common for slot in range(run.start, run.stop)]
+            own = segment.own.tolist()
+            if segment.hidden is not None:
+                own = [
+                    [slot for slot, pad in zip(line, pads, strict=True) if not pad]
+                    for line, pads in zip(own, segment.hidden.tolist(), strict=True)
+                ]
+            members = len(own)
+            if segment.queries is None:
+                assert count % members == 0
+                assert segment.back is None
+                each = [common + own[row // (count // members)] for row in range(count)]
+            else:
+                assert segment.back is not None
+                flat = segment.queries.flatten().tolist()
+                back = segment.back.tolist()
+                assert [flat[index] for index in back] == list(range(count))
+                each = [common + own[index // segment.queries.shape[1]] for index in back]
+        for offset, slots in enumerate(each):
+            assert seen[segment.rows.start + offset] is None, "a row is attended for twice"
+            seen[segment.rows.start + offset] = slots
+    assert None not in seen, "a row is not attended for"
+    return [slots for slots in seen if slots is not None]
+
+
+def check(batch: StepBatch, items: list[tuple[Branch, Plan]]) -> None:
+    """Runs `batch` on codes instead of hidden states and compares each layer with what the plans say."""
+    h: Tensor | None = None
+    covered: list[int] = []
+    for stage in batch.stages:
+        covered += stage.layers
+        for layer in stage.layers:
+            expected = []
+            for index, (branch, plan) in enumerate(items):
+                span = next(span for span in plan.spans if layer in span.layers)
+                table = next(table for table in branch.tables if layer in table.layers)
+                frozen = np.zeros_like(span.rows) if span.frozen is None else span.frozen
+                expected += [
+                    (index, position, int(table.slots[position]), bool(frozen[position]), table.slots)
+                    for position in np.flatnonzero(span.rows).tolist()
+                ]
+            if layer == stage.layers.start:
+                h = enter(stage.layers.start, stage, h, items, len(expected))
+            assert h is not None
+            if layer == 0:
+                tokens = [int(items[index][0].canvas.tokens[position]) for index, position, *_ in expected]
+                assert batch.tokens.tolist() == tokens
+            codes = [code(index, layer, position) for index, position, *_ in expected]
+            assert h[:, 0].tolist() == codes, f"layer {layer} gets the wrong rows"
+            assert stage.positions.tolist() == [position for _, position, *_ in expected]
+            written = [row for row, item in enumerate(expected) if not item[3]]
+            assert (stage.written.tolist() if stage.written is not None else list(range(len(expected)))) == written
+            assert stage.slots.tolist() == [expected[row][2] for row in written]
+            seen = slots_seen(stage.segments, len(expected))
+            assert [sorted(slots) for slots in seen] == [sorted(item[4].tolist()) for item in expected]
+            h = h + 1e3  # the layer's output
+    assert covered == list(range(LAYERS))
+    assert h is not None
+    wanted = [
+        code(index, LAYERS, position)
+        for index, (branch, plan) in enumerate(items)
+        for position in predicting_rows(plan.predict, branch.shift).tolist()
+    ]
+    assert h[batch.predict, 0].tolist() == wanted
+    assert batch.row_layers == sum(plan.cost for _, plan in items)
+
+
+def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[Branch, Plan]], rows: int) -> Tensor:
+    """What stands before a stage's first layer; states of leases are filled with codes beforehand."""
+    if h is None:
+        assert layer == 0
+        assert stage.carry is None
+        codes = [
+            code(i, 0, p) for i, (_, plan) in enumerate(items) for p in np.flatnonzero(plan.spans[0].rows).tolist()
+        ]
+        return torch.tensor(codes, dtype=torch.float64)[:, None]
+    if stage.carry is not None:
+        source, target = stage.carry
+        carried = h[source]
+        h = torch.full((rows, 1), torch.nan, dtype=torch.float64)
+        h[slice(None) if target is None else target] = carried
+    for restore in stage.restore:
+        assert h[restore.rows].isnan().all(), "a carried row is overwritten"
+        h[restore.rows] = restore.states
+    return h
+
+
+def label_states(items: list[tuple[Branch, Plan]]) -> None:
+    """Boundary states say what they are; those of a shared entry name the first item that reads it."""
+    for index in reversed(range(len(items))):
+        restored = items[index][0].restored
+        if restored is not None:
+            for layer in range(LAYERS - 1):
+                for position in range(restored.shape[1]):
+                    restored[layer, position] = code(index, layer + 1, position)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_batches(seed: int) -> None:
+    rng = random.Random(seed)
+    memory = Memory(page_size=rng.choice([1, 3, 8]))
+    states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
+    items: list[tuple[Branch, Plan]] = []
+    restoring: set[int] = set()
+    for _ in range(rng.randint(1, 6)):
+        prompt, shift = rng.randint(3, 9), rng.randint(0, 1)
+        prefix = rng.choice([2, 3, prompt - shift])
+        boundary = rng.choice([0, 1, 2, 4, LAYERS])
+        branch = memory.branch(prompt, rng.randint(1, 5), prefix, boundary, shift)
+        interval = rng.choice([1, 2, None])
+        policy: CachePolicy = BiCache(depth=boundary, refresh_interval=interval, boundary_state=rng.choice(states))
+        policy = rng.choice([policy, Reuse()]) if boundary == LAYERS else policy
+        policy = policy if boundary else rng.choice([Dense(), policy])
+        step = rng.randint(0, 3)
+        if branch.lease is not None and len(branch.lease.entry) in restoring:
+            step = 1  # see `label_states`: this one does not refresh
+            policy = BiCache(depth=boundary, refresh_interval=None)
+        elif branch.lease is not None:
+            restoring.add(len(branch.lease.entry))
+        canvas = branch.canvas
+        canvas.transfer(np.array([canvas.prompt]), np.array([11]))
+        items.append((branch, policy.plan(view(branch, step))))
+    label_states(items)
+    check(pack(items, CPU), items)
+
+
+def test_neighbours_on_one_prefix_read_it_once() -> None:
+    memory = Memory()
+    branches = [memory.branch(6 + i, 3, 6, 3) for i in range(3)] + [memory.branch(5, 2)]
+    items = [(branch, BiCache(depth=3).plan(view(branch, 1))) for branch in branches]
+    batch = pack(items, CPU)
+    assert [stage.layers for stage in batch.stages] == [range(3), range(3, 5)]
+    shallow, deep = batch.stages
+    assert len(shallow.segments) == 2
+    assert len(deep.segments) == 4
+    assert shallow.segments[0].rows == slice(0, 3 + 4 + 5)
+    check(batch, items)
+
+
+def test_boundaries_of_one_prefix_may_differ() -> None:
+    memory = Memory()
+    branches = [memory.branch(7, 3, 6, boundary) for boundary in (4, 2, 4, LAYERS)]
+    items = [(branch, BiCache(depth=4).plan(view(branch, 1))) for branch in branches]
+    batch = pack(items, CPU)
+    assert [stage.layers for stage in batch.stages] == [range(2), range(2, 4), range(4, 5)]
+    check(batch, items)
+
+
+def test_rows_that_go_on_are_not_moved() -> None:
+    memory = Memory()
+    branches = [memory.branch(5, 3, 4, 2), memory.branch(6, 2)]
+    items = [(branch, BiCache(depth=2).plan(view(branch, 1))) for branch in branches]
+    deep = pack(items, CPU).stages[1]
+    assert deep.carry is None
+    assert deep.restore == ()
+
+
+def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
+    memory = Memory()
+    branch = memory.branch(5, 3, 4, 2)
+    items = [(branch, BiCache(depth=2).plan(view(branch, 0)))]
+    label_states(items)
+    batch = pack(items, CPU)
+    restore = batch.stages[1].restore[0]
+    assert branch.restored is not None
+    assert restore.rows == slice(0, 4)
+    assert restore.states.data_ptr() == branch.restored[1].data_ptr()  # in place, not a copy
+    check(batch, items)
+
+
+def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
+    memory = Memory()
+    lease = memory.store.reserve([1, 2, 3, 4], 2)
+    assert lease is not None
+    branch, plan = prefix_branch(lease.entry, LAYERS, MASK_ID)
+    other = memory.branch(4, 2)
+    items = [(other, Dense().plan(view(other, 0))), (branch, plan)]
+    batch = pack(items, CPU)
+    check(batch, items)
+    saves = [stage.save for stage in batch.stages]
+    assert [len(save) for save in saves] == [0] + [1] * (LAYERS - 1)
+    for layer, save in enumerate(saves[1:], 1):
+        assert save[0].rows == slice(6, 10)
+        assert save[0].states.shape == (4, 1)
+        assert save[0].states.data_ptr() == lease.entry.states[layer - 1].data_ptr()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_predicting_rows(shift: int) -> None:
+    predict = np.array([True, False, True, True])
+    assert predicting_rows(predict, shift).tolist() == ([0, 2, 3] if shift == 0 else [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        ([3], [slice(3, 4)]),
+        ([3, 4, 5], [slice(3, 6)]),
+        ([3, 4, 9, 10, 2], [slice(3, 5), slice(9, 11), slice(2, 3)]),
+        ([5, 4], [slice(5, 6), slice(4, 5)]),
+    ],
+)
+def test_runs(slots: list[int], expected: list[slice]) -> None:
+    assert runs(np.array(slots, dtype=np.int64)) == expected
+
+
+def test_a_new_position_without_states_cannot_join() -> None:
+    memory = Memory()
+    branch = memory.branch(3, 2)
+    plan = Dense().plan(view(branch, 0)).cut(2)
+    rows = plan.spans[0].rows.copy()
+    rows[0] = False
+    plan = replace(plan, spans=(replace(plan.spans[0], rows=rows), plan.spans[1]))
+    with pytest.raises(PlanError, match="rows that join at layer 2"):
+        pack([(branch, plan)], CPU)
+
+
+def test_states_need_room_and_all_live_rows() -> None:
+    memory = Memory()
+    branch = memory.branch(3, 2)
+    plan = Dense().plan(view(branch, 0)).cut(1)
+    saving = plan.map(lambda span: replace(span, save=span.rows) if span.layers.start else span)
+    with pytest.raises(PlanError, match="layer 1: states are kept of all live rows"):
+        pack([(branch, saving)], CPU)
+    branch.states = new_states(LAYERS, 1, torch.float64, CPU, 5)
+    assert len(pack([(branch, saving)], CPU).stages[1].save) == 1
+    partial = plan.map(lambda span: replace(span, save=~span.rows) if span.layers.start else span)
+    with pytest.raises(PlanError, match="states are kept of all live rows"):
+        pack([(branch, partial)], CPU)
+
+
+def test_nothing_is_changed() -> None:
+    memory = Memory()
+    branch = memory.branch(6, 3, 4, 2)
+    plan = BiCache(depth=2, boundary_state="recomputed").plan(view(branch, 0))
+    before = [(span.rows.copy(), None if span.frozen is None else span.frozen.copy()) for span in plan.spans]
+    tokens, written = branch.canvas.tokens.copy(), branch.ledger.written.copy()
+    batch = pack([(branch, plan)], CPU)
+    batch.tokens.fill_(0)
+    assert np.array_equal(branch.canvas.tokens, tokens)
+    assert np.array_equal(branch.ledger.written, written)
+    for span, (rows, frozen) in zip(plan.spans, before, strict=True):
+        assert np.array_equal(span.rows, rows)
+        assert (span.frozen is None) == (frozen is None)
+        if span.frozen is not None and frozen is not None:
+            assert np.array_equal(span.frozen, frozen)
+
+
+def test_layers_without_rows_are_passed_through() -> None:
+    """A canvas may sit out some layers while another computes."""
+    memory = Memory()
+    idle, busy = memory.branch(3, 2), memory.branch(4, 1)
+    none = np.zeros(5, dtype=np.bool_)
+    rows = view(idle, 0).everything
+    resting = Plan((Span(range(2), rows), Span(range(2, LAYERS), none)), predict=none)
+    items = [(idle, resting), (busy, Dense().plan(view(busy, 0)))]
+    check(pack(items, CPU), items)
