@@ -5,7 +5,7 @@ import numpy as np
 from remask.core.plan import Plan, PrefixHit
 from remask.errors import PlanError
 
-NEVER = -2
+UNWRITTEN = -2
 LEASED = -1
 
 
@@ -16,7 +16,7 @@ class Ledger:
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
-        self.written = np.full((layers, length), NEVER, dtype=np.int32)
+        self.written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self.prefix = prefix
         if prefix is not None:
             self.written[: prefix.boundary, : prefix.length] = LEASED
@@ -42,8 +42,8 @@ class Ledger:
             if (part[:, rows] == LEASED).any():
                 raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
             part[:, rows] = self.step + 1
-            if (part == NEVER).any():
-                layer, position = np.argwhere(part == NEVER)[0]
+            if (part == UNWRITTEN).any():
+                layer, position = np.argwhere(part == UNWRITTEN)[0]
                 raise PlanError(
                     f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
                 )

@@ -28,7 +28,7 @@ from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError, IntegrityError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
-from remask.policies.base import CachePolicy
+from remask.policies.base import CachePolicy, Circumstances
 from remask.sampling.masked import MaskedDecoder
 from remask.sampling.rules import resolve
 from remask.store.pages import Extent, PageAllocator
@@ -209,8 +209,8 @@ class Engine:
             raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {wanted!r}")
         if params.stop and self.decode is None:
             raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-        policy.boundary(len(prompt), length, shape.layers)
-        rule = resolve(params, shape.family)
+        rule = resolve(params, shape.family, policy.blockwise)
+        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
         job = Job(
             request=request,
             policy=policy,
@@ -223,7 +223,7 @@ class Engine:
             usage=Usage(prompt_tokens=len(prompt)),
         )
         # The decoder checks what depends on the canvas; better now than when the request begins.
-        MaskedDecoder(params, rule, Canvas(prompt, params.max_tokens, shape.mask_id), job.seed, idle_passes=True)
+        MaskedDecoder(params, rule, Canvas(prompt, params.max_tokens, shape.mask_id), job.seed, "all")
         return job
 
     def _admit(self) -> None:

@@ -41,6 +41,7 @@ class Job:
     trace: list[Transfer] = field(default_factory=list)
     first_settled: float | None = None
     _plans: tuple[Plan, ...] | None = None
+    _pass_index: int = 0  # passes since the step began
 
     @property
     def ready(self) -> bool:
@@ -55,9 +56,10 @@ class Job:
     def start(self, branches: tuple[Branch, ...], lease: Lease | None) -> None:
         """The canvases are placed in memory; decoding begins with the next step."""
         self.branches, self.lease = branches, lease
-        # Without a lease a policy for shared prefixes is its inner policy, and has nothing to renew.
-        idle = self.policy.idle_passes and lease is not None
-        self.decoder = MaskedDecoder(self.request.params, self.rule, branches[0].canvas, self.seed, idle)
+        if lease is None:
+            self.policy = self.policy.without_prefix
+        params, idle = self.request.params, self.policy.idle_passes
+        self.decoder = MaskedDecoder(params, self.rule, branches[0].canvas, self.seed, idle)
 
     def plans(self) -> tuple[Plan, ...]:
         """What the next step computes, one plan a branch. Planned once per step, however often it has to wait."""
@@ -95,26 +97,27 @@ class Job:
         )
 
     def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
-        """End the step: transfer what the sampler chooses among the predicted positions; None where it is nothing."""
+        """End the pass: transfer what the plan or the sampler chooses of the predicted positions; None for nothing."""
         assert self.decoder is not None
         plan = self.plans()[0]
+        self.usage.forwards += 1
+        self.usage.row_layers += self.cost
+        self._plans = None
+        if plan.fills:
+            self._pass_index += 1
+            return None
         positions = np.flatnonzero(plan.predict)
-        if plan.commit is not None:
-            kept = plan.commit[positions]
-            positions, tokens, confidence = positions[kept], tokens[kept], confidence[kept]
-        chosen = self.decoder.choose(positions, confidence)
+        chosen = self.decoder.choose(positions, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
         transfer = None
         if len(chosen):
             values = tokens[np.searchsorted(positions, chosen)]
             for branch in self.branches:
-                branch.canvas.transfer(chosen, values)
+                branch.canvas.transfer(chosen, values, self.decoder.step)
             transfer = Transfer(self.decoder.step, tuple(chosen.tolist()), tuple(values.tolist()))
             self.trace.append(transfer)
             if self.first_settled is None and self.branches[0].canvas.settled_lead:
                 self.first_settled = time.perf_counter()
-        self.usage.forwards += 1
-        self.usage.row_layers += self.cost
-        self._plans = None
+        self._pass_index = 0
         self.decoder.advance()
         self.usage.steps = self.decoder.step
         return transfer
@@ -154,7 +157,11 @@ class Job:
             block=self.decoder.block,
             prompt=branch.canvas.prompt,
             noisy=branch.canvas.noisy,
+            settled=branch.canvas.settled,
             prefix=leased_prefix(branch.lease),
+            pass_index=self._pass_index,
+            shift=branch.shift,
+            order=self.decoder.order,
         )
 
     def _stop_at(self) -> int | None:
