@@ -37,8 +37,11 @@ class Ledger:
             if span.rows.shape != (length,):
                 raise PlanError(f"rows of {span.rows.shape[0]} positions for a canvas of {length}")
             self._check_restored(span.layers.start, span.rows & ~live)
-            rows = span.rows if span.frozen is None else span.rows & ~span.frozen
+            rows = span.computed if span.frozen is None else span.computed & ~span.frozen
             part = written[span.layers.start : span.layers.stop]
+            cached = span.rows & ~span.computed
+            if (part[:, cached] < 0).any():
+                raise PlanError(f"layers {span.layers}: rows add cached outputs that were never computed")
             if (part[:, rows] == LEASED).any():
                 raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
             part[:, rows] = self.step + 1

@@ -19,18 +19,43 @@ NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than
 
 
 @dataclass(frozen=True, slots=True)
+class TopRho:
+    """Of the rows `among`, those `count` whose value vectors moved most are computed (dLLM-Cache section 3.2).
+
+    V is projected and renewed for all of them; Q, K, attention and FFN for the chosen ones only. The others add their
+    cached attention and FFN outputs.
+    """
+
+    among: Mask
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
-    """One run of layers over one set of rows."""
+    """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
     layers: range
     rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
     frozen: Mask | None = None  # live, but their K/V are not written: leased pages are read-only
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
+    pick: TopRho | None = None
+    held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
+
+    @property
+    def computed(self) -> Mask:
+        """Rows that are fully computed in any case."""
+        rows = self.rows.copy()
+        if self.held is not None:
+            rows &= ~self.held
+        if self.pick is not None:
+            rows &= ~self.pick.among
+        return rows
 
     @property
     def cost(self) -> int:
-        """Row-layers computed."""
-        return int(self.rows.sum()) * len(self.layers)
+        """Row-layers computed; a projection of V alone is not counted."""
+        rows = int(self.computed.sum()) + (0 if self.pick is None else self.pick.count)
+        return rows * len(self.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Engine:
         if params.stop and self.decode is None:
             raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
         rule = resolve(params, shape.family, policy.blockwise)
-        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
+        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered, params.cfg_scale > 0))
         job = Job(
             request=request,
             policy=policy,
@@ -243,7 +243,6 @@ class Engine:
         canvases = [Canvas(request.prompt_token_ids, request.params.max_tokens, shape.mask_id)]
         if job.branches_needed == 2:
             canvases.append(_unconditional(canvases[0], shape.mask_id))
-        # Only the conditional branch starts with the shared prefix; the other one's is masked.
         own = [self._claim(job, len(canvas), prefix if i == 0 else 0, boundary) for i, canvas in enumerate(canvases)]
         lease: Lease | None = None
         if all(own) and boundary:
@@ -252,8 +251,13 @@ class Engine:
         if not all(own) or (boundary and lease is None):
             self._free(job)
             return False
+        outputs = job.policy.needs_outputs
+        if outputs:
+            self.pool.keep_outputs()
+        leases = [lease, None]  # only the conditional branch starts with the shared prefix; the other one's is masked
         job.start(
-            tuple(self._branch(canvas, own[i], lease if i == 0 else None) for i, canvas in enumerate(canvases)), lease
+            tuple(self._branch(*parts, outputs) for parts in zip(canvases, own, leases, strict=False)),
+            lease,
         )
         if lease is not None:
             job.usage.prefix_depth = boundary
@@ -297,7 +301,7 @@ class Engine:
             job.owned.append(extent)
         return own
 
-    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None) -> Branch:
+    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None, outputs: bool) -> Branch:
         shape = self.model.config
         return Branch(
             canvas=canvas,
@@ -306,6 +310,7 @@ class Engine:
             lease=lease,
             restored=None if lease is None else lease.entry.states,
             shift=shape.shift,
+            outputs=outputs,
         )
 
     def _next(self) -> _Batch:

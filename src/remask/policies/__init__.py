@@ -5,6 +5,7 @@ from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
 from remask.policies.registry import parse, policy_names
 from remask.policies.reuse import Reuse
 
@@ -18,6 +19,7 @@ __all__ = [
     "DkvGreedy",
     "DkvPd",
     "DkvPrefill",
+    "DllmCache",
     "Reuse",
     "parse",
     "policy_names",

@@ -16,6 +16,7 @@ class Circumstances:
     layers: int
     shift: int  # the family's: position p is predicted by row p - shift
     ordered: bool  # the sampler knows a step's positions before the pass
+    guided: bool  # classifier-free guidance: two canvases
 
 
 class CachePolicy(Protocol):
@@ -29,6 +30,11 @@ class CachePolicy(Protocol):
     @property
     def blockwise(self) -> bool:
         """Whether threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget."""
+        ...
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether attention and FFN outputs are cached, beside K and V."""
         ...
 
     @property
@@ -59,6 +65,11 @@ class WithinRequest:
     @property
     def blockwise(self) -> bool:
         """Threshold decoding of Dream works on a budget."""
+        return False
+
+    @property
+    def needs_outputs(self) -> bool:
+        """K and V alone."""
         return False
 
     @property

@@ -53,6 +53,11 @@ class BiCache:
         return self.inner.blockwise
 
     @property
+    def needs_outputs(self) -> bool:
+        """As the inner policy."""
+        return self.inner.needs_outputs
+
+    @property
     def without_prefix(self) -> CachePolicy:
         """The inner policy."""
         return self.inner

@@ -11,6 +11,7 @@ from remask.policies.bicache import BOUNDARIES, BiCache
 from remask.policies.block import FILL_PASSES, BlockDual, BlockPrefix
 from remask.policies.dense import Dense
 from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
 from remask.policies.reuse import Reuse
 
 DepthTable = Callable[[], DepthLookup]
@@ -48,6 +49,17 @@ def _dkv_greedy(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTabl
     return DkvGreedy(_interval(settings, "refresh_interval", default=8), window)
 
 
+def _dllm_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
+    ratio = settings.get("ratio", 0.25)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise ConfigError(f"ratio must be a number from 0 to 1, got {ratio!r}")
+    return DllmCache(
+        prompt_interval=_positive(settings, "prompt_interval", default=100),
+        response_interval=_positive(settings, "response_interval", default=8),
+        ratio=float(ratio),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """How one name is built. `around` policies may stand before another one; alone they wrap `none`."""
@@ -66,6 +78,7 @@ _POLICIES = {
     "dkv-decode": _Entry(("refresh_interval", "shift"), _dkv_decode),
     "dkv-prefill": _Entry((), lambda _inner, _settings, _table: DkvPrefill()),
     "dkv-pd": _Entry(("refresh_interval", "shift"), _dkv_pd),
+    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio"), _dllm_cache),
     "dkv-greedy": _Entry(("refresh_interval", "window"), _dkv_greedy),
 }
 
@@ -111,6 +124,13 @@ def _interval(settings: dict[str, Any], name: str, default: int) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} must be a whole number >= 1, or null for step 0 only, got {value!r}")
+    return int(value)
+
+
+def _positive(settings: dict[str, Any], name: str, default: int) -> int:
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
     return int(value)
 
 

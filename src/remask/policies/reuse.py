@@ -27,6 +27,11 @@ class Reuse:
         return False
 
     @property
+    def needs_outputs(self) -> bool:
+        """K and V alone."""
+        return False
+
+    @property
     def without_prefix(self) -> Dense:
         """Nothing to reuse: everything is computed."""
         return Dense()
