@@ -15,7 +15,7 @@ SUPPORTED = [
     run
     for file in goldens.run_files()
     for run in goldens.runs(file)
-    if run["method"] not in ("fast_dllm_dual_without_bicache_engine", "dllm_cache_cfg")
+    if run["method"] != "fast_dllm_dual_without_bicache_engine"
     and set(goldens.request_line(run, "0")["cache"].split("+")) <= set(policy_names())
 ]
 

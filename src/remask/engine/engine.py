@@ -151,7 +151,7 @@ class Engine:
         batch = self._next()
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
-            items += [item for job in batch.jobs for item in zip(job.branches, job.plans(), strict=True)]
+            items += [item for job in batch.jobs for item in job.items()]
             inputs = pack(items, self.model.device)
             hidden = self.model.forward(inputs, self.pool)
             scores = read_rows(self.model, hidden, batch.jobs)
@@ -210,7 +210,7 @@ class Engine:
         if params.stop and self.decode is None:
             raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
         rule = resolve(params, shape.family, policy.blockwise)
-        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered, params.cfg_scale > 0))
+        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
         job = Job(
             request=request,
             policy=policy,
@@ -342,9 +342,8 @@ class Engine:
             self.stats.prefix_row_layers += work.plan.cost
         at = 0
         for job in batch.jobs:
-            count = int(job.plans()[0].predict.sum())
-            tokens, confidence = scores[:, at : at + count]
-            at += count
+            tokens, confidence = scores[:, at : at + job.predicted]
+            at += job.predicted
             transfer = job.apply(tokens.astype(np.int64), confidence)
             if transfer is not None:
                 self._ended.append(Event(job.request.id, transfer=transfer))

@@ -16,7 +16,6 @@ class Circumstances:
     layers: int
     shift: int  # the family's: position p is predicted by row p - shift
     ordered: bool  # the sampler knows a step's positions before the pass
-    guided: bool  # classifier-free guidance: two canvases
 
 
 class CachePolicy(Protocol):
@@ -35,6 +34,13 @@ class CachePolicy(Protocol):
     @property
     def needs_outputs(self) -> bool:
         """Whether attention and FFN outputs are cached, beside K and V."""
+        ...
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """Guided requests: None runs both canvases in every pass, which counts as one. Else the unconditional canvas
+        has a clock of its own, and runs every so many steps; its share of the guidance is kept in between.
+        """
         ...
 
     @property
@@ -71,6 +77,11 @@ class WithinRequest:
     def needs_outputs(self) -> bool:
         """K and V alone."""
         return False
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """Both canvases in every pass."""
+        return None
 
     @property
     def without_prefix(self) -> Self:

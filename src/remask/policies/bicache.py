@@ -58,6 +58,11 @@ class BiCache:
         return self.inner.needs_outputs
 
     @property
+    def cfg_interval(self) -> int | None:
+        """As the inner policy."""
+        return self.inner.cfg_interval
+
+    @property
     def without_prefix(self) -> CachePolicy:
         """The inner policy."""
         return self.inner

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, TopRho, View
-from remask.errors import ConfigError
-from remask.policies.base import Circumstances, IdlePasses, WithinRequest
+from remask.policies.base import IdlePasses, WithinRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,14 @@ class DllmCache(WithinRequest):
         prompt_interval: Kp.
         response_interval: Kr.
         ratio: rho, from 0 (nothing in between) to 1, of all response positions.
+        guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
+            the first five.
     """
 
     prompt_interval: int = 100
     response_interval: int = 8
     ratio: float = 0.25
+    guidance_interval: int = 1
 
     @property
     def idle_passes(self) -> IdlePasses:
@@ -40,10 +42,10 @@ class DllmCache(WithinRequest):
         """Rows that are not computed add cached outputs."""
         return True
 
-    def check(self, circumstances: Circumstances) -> None:
-        """Refuses guidance, whose second canvas would need a clock and a residual of its own."""
-        if circumstances.guided:
-            raise ConfigError("dllm-cache does not run classifier-free guidance; use cfg_scale=0 or another cache")
+    @property
+    def cfg_interval(self) -> int | None:
+        """Kcfg."""
+        return self.guidance_interval
 
     def plan(self, view: View) -> Plan:
         """The first layer over all rows that are live, then the others with what the clocks leave of them."""
@@ -61,4 +63,6 @@ class DllmCache(WithinRequest):
                 held = held | response
         first = Span(range(1), rows)
         deep = Span(range(1, view.layers), rows, pick=pick, held=held if held.any() else None)
-        return Plan((first, deep) if view.layers > 1 else (first,), predict=view.candidates)
+        # A residual of the guidance that is kept must serve positions of later blocks too.
+        predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
+        return Plan((first, deep) if view.layers > 1 else (first,), predict=predict)

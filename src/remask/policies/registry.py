@@ -57,6 +57,7 @@ def _dllm_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTabl
         prompt_interval=_positive(settings, "prompt_interval", default=100),
         response_interval=_positive(settings, "response_interval", default=8),
         ratio=float(ratio),
+        guidance_interval=_positive(settings, "cfg_interval", default=1),
     )
 
 
@@ -78,7 +79,7 @@ _POLICIES = {
     "dkv-decode": _Entry(("refresh_interval", "shift"), _dkv_decode),
     "dkv-prefill": _Entry((), lambda _inner, _settings, _table: DkvPrefill()),
     "dkv-pd": _Entry(("refresh_interval", "shift"), _dkv_pd),
-    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio"), _dllm_cache),
+    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio", "cfg_interval"), _dllm_cache),
     "dkv-greedy": _Entry(("refresh_interval", "window"), _dkv_greedy),
 }
 

@@ -32,6 +32,10 @@ class Reuse:
         return False
 
     @property
+    def cfg_interval(self) -> None:
+        """Both canvases in every pass."""
+
+    @property
     def without_prefix(self) -> Dense:
         """Nothing to reuse: everything is computed."""
         return Dense()
