@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.plan import Mask
+from remask.core.plan import NEVER, Mask
 
 
 class Canvas:
@@ -21,6 +21,7 @@ class Canvas:
             [np.asarray(prompt, dtype=np.int64), np.full(response, mask_id, dtype=np.int64)]
         )
         self.noisy: Mask = np.arange(len(self.tokens)) >= self.prompt
+        self.settled: NDArray[np.int32] = np.where(self.noisy, NEVER, -1).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,7 +37,8 @@ class Canvas:
         noisy = self.noisy[self.prompt :]
         return int(noisy.argmax()) if noisy.any() else len(noisy)
 
-    def transfer(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        """Make noisy positions final. Changes nothing else."""
+    def transfer(self, positions: NDArray[np.int64], tokens: NDArray[np.int64], step: int) -> None:
+        """Make noisy positions final at the end of `step`. Changes nothing else."""
         self.tokens[positions] = tokens
         self.noisy[positions] = False
+        self.settled[positions] = step

@@ -5,7 +5,7 @@ import numpy as np
 from remask.core.plan import Plan, PrefixHit
 from remask.errors import PlanError
 
-NEVER = -2
+UNWRITTEN = -2
 LEASED = -1
 
 
@@ -16,7 +16,7 @@ class Ledger:
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
-        self.written = np.full((layers, length), NEVER, dtype=np.int32)
+        self.written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self.prefix = prefix
         if prefix is not None:
             self.written[: prefix.boundary, : prefix.length] = LEASED
@@ -37,13 +37,16 @@ class Ledger:
             if span.rows.shape != (length,):
                 raise PlanError(f"rows of {span.rows.shape[0]} positions for a canvas of {length}")
             self._check_restored(span.layers.start, span.rows & ~live)
-            rows = span.rows if span.frozen is None else span.rows & ~span.frozen
+            rows = span.computed if span.frozen is None else span.computed & ~span.frozen
             part = written[span.layers.start : span.layers.stop]
+            cached = span.rows & ~span.computed
+            if (part[:, cached] < 0).any():
+                raise PlanError(f"layers {span.layers}: rows add cached outputs that were never computed")
             if (part[:, rows] == LEASED).any():
                 raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
             part[:, rows] = self.step + 1
-            if (part == NEVER).any():
-                layer, position = np.argwhere(part == NEVER)[0]
+            if (part == UNWRITTEN).any():
+                layer, position = np.argwhere(part == UNWRITTEN)[0]
                 raise PlanError(
                     f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
                 )

@@ -15,28 +15,55 @@ from remask.errors import PlanError
 
 Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
 
+NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
+
+
+@dataclass(frozen=True, slots=True)
+class TopRho:
+    """Of the rows `among`, those `count` whose value vectors moved most are computed (dLLM-Cache section 3.2).
+
+    V is projected and renewed for all of them; Q, K, attention and FFN for the chosen ones only. The others add their
+    cached attention and FFN outputs.
+    """
+
+    among: Mask
+    count: int
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One run of layers over one set of rows."""
+    """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
     layers: range
     rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
     frozen: Mask | None = None  # live, but their K/V are not written: leased pages are read-only
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
+    pick: TopRho | None = None
+    held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
+
+    @property
+    def computed(self) -> Mask:
+        """Rows that are fully computed in any case."""
+        rows = self.rows.copy()
+        if self.held is not None:
+            rows &= ~self.held
+        if self.pick is not None:
+            rows &= ~self.pick.among
+        return rows
 
     @property
     def cost(self) -> int:
-        """Row-layers computed."""
-        return int(self.rows.sum()) * len(self.layers)
+        """Row-layers computed; a projection of V alone is not counted."""
+        rows = int(self.computed.sum()) + (0 if self.pick is None else self.pick.count)
+        return rows * len(self.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
-    `commit`, where given, restricts the positions that the sampler may transfer in this step; an empty mask makes the
-    pass fill caches only.
+    `commit`, where given, takes the choice from the sampler: exactly these positions are transferred, whatever their
+    confidence. An empty mask makes a fill pass, which only writes caches and does not end the step.
     """
 
     spans: tuple[Span, ...]
@@ -59,6 +86,11 @@ class Plan:
     def cost(self) -> int:
         """Row-layers: the scheduler's budget, the profiler's x-axis, the usage report."""
         return sum(span.cost for span in self.spans)
+
+    @property
+    def fills(self) -> bool:
+        """Whether this is a fill pass."""
+        return self.commit is not None and not self.commit.any()
 
     def cut(self, at: int) -> "Plan":
         """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
@@ -100,7 +132,11 @@ class View:
     block: range  # positions denoised together now
     prompt: int  # positions 0 .. prompt - 1 were given
     noisy: Mask  # not final yet
+    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for the prompt, NEVER where noisy
     prefix: PrefixHit | None
+    pass_index: int = 0  # passes since this step began: 1 after a fill pass
+    shift: int = 0  # the family's: position p is predicted by row p - shift
+    order: NDArray[np.int64] | None = None  # positions that this step transfers, in order, where that is known before
 
     @property
     def length(self) -> int:

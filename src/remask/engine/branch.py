@@ -43,6 +43,8 @@ class Branch:
     restored: Tensor | None = None
     states: Tensor | None = None
     shift: int = 0
+    clock: int = 0  # steps that it took part in
+    outputs: bool = False  # attention and FFN outputs are cached too
 
     @property
     def sharing(self) -> int:

@@ -28,7 +28,7 @@ from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError, IntegrityError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
-from remask.policies.base import CachePolicy
+from remask.policies.base import CachePolicy, Circumstances
 from remask.sampling.masked import MaskedDecoder
 from remask.sampling.rules import resolve
 from remask.store.pages import Extent, PageAllocator
@@ -151,7 +151,7 @@ class Engine:
         batch = self._next()
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
-            items += [item for job in batch.jobs for item in zip(job.branches, job.plans(), strict=True)]
+            items += [item for job in batch.jobs for item in job.items()]
             inputs = pack(items, self.model.device)
             hidden = self.model.forward(inputs, self.pool)
             scores = read_rows(self.model, hidden, batch.jobs)
@@ -209,8 +209,8 @@ class Engine:
             raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {wanted!r}")
         if params.stop and self.decode is None:
             raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-        policy.boundary(len(prompt), length, shape.layers)
-        rule = resolve(params, shape.family)
+        rule = resolve(params, shape.family, policy.blockwise)
+        policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
         job = Job(
             request=request,
             policy=policy,
@@ -223,7 +223,7 @@ class Engine:
             usage=Usage(prompt_tokens=len(prompt)),
         )
         # The decoder checks what depends on the canvas; better now than when the request begins.
-        MaskedDecoder(params, rule, Canvas(prompt, params.max_tokens, shape.mask_id), job.seed, idle_passes=True)
+        MaskedDecoder(params, rule, Canvas(prompt, params.max_tokens, shape.mask_id), job.seed, "all")
         return job
 
     def _admit(self) -> None:
@@ -243,7 +243,6 @@ class Engine:
         canvases = [Canvas(request.prompt_token_ids, request.params.max_tokens, shape.mask_id)]
         if job.branches_needed == 2:
             canvases.append(_unconditional(canvases[0], shape.mask_id))
-        # Only the conditional branch starts with the shared prefix; the other one's is masked.
         own = [self._claim(job, len(canvas), prefix if i == 0 else 0, boundary) for i, canvas in enumerate(canvases)]
         lease: Lease | None = None
         if all(own) and boundary:
@@ -252,8 +251,13 @@ class Engine:
         if not all(own) or (boundary and lease is None):
             self._free(job)
             return False
+        outputs = job.policy.needs_outputs
+        if outputs:
+            self.pool.keep_outputs()
+        leases = [lease, None]  # only the conditional branch starts with the shared prefix; the other one's is masked
         job.start(
-            tuple(self._branch(canvas, own[i], lease if i == 0 else None) for i, canvas in enumerate(canvases)), lease
+            tuple(self._branch(*parts, outputs) for parts in zip(canvases, own, leases, strict=False)),
+            lease,
         )
         if lease is not None:
             job.usage.prefix_depth = boundary
@@ -297,7 +301,7 @@ class Engine:
             job.owned.append(extent)
         return own
 
-    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None) -> Branch:
+    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None, outputs: bool) -> Branch:
         shape = self.model.config
         return Branch(
             canvas=canvas,
@@ -306,6 +310,7 @@ class Engine:
             lease=lease,
             restored=None if lease is None else lease.entry.states,
             shift=shape.shift,
+            outputs=outputs,
         )
 
     def _next(self) -> _Batch:
@@ -337,9 +342,8 @@ class Engine:
             self.stats.prefix_row_layers += work.plan.cost
         at = 0
         for job in batch.jobs:
-            count = int(job.plans()[0].predict.sum())
-            tokens, confidence = scores[:, at : at + count]
-            at += count
+            tokens, confidence = scores[:, at : at + job.predicted]
+            at += job.predicted
             transfer = job.apply(tokens.astype(np.int64), confidence)
             if transfer is not None:
                 self._ended.append(Event(job.request.id, transfer=transfer))

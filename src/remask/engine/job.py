@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from remask.core.plan import Plan, View
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
@@ -19,6 +21,8 @@ from remask.store.pages import Extent
 from remask.store.prefix import Lease
 
 Decode = Callable[[Sequence[int]], str]
+
+GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs (dLLM-Cache's code)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +44,9 @@ class Job:
     decoder: MaskedDecoder | None = None
     trace: list[Transfer] = field(default_factory=list)
     first_settled: float | None = None
-    _plans: tuple[Plan, ...] | None = None
+    _items: tuple[tuple[Branch, Plan], ...] | None = None
+    _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
+    _pass_index: int = 0  # passes since the step began
 
     @property
     def ready(self) -> bool:
@@ -55,33 +61,56 @@ class Job:
     def start(self, branches: tuple[Branch, ...], lease: Lease | None) -> None:
         """The canvases are placed in memory; decoding begins with the next step."""
         self.branches, self.lease = branches, lease
-        # Without a lease a policy for shared prefixes is its inner policy, and has nothing to renew.
-        idle = self.policy.idle_passes and lease is not None
-        self.decoder = MaskedDecoder(self.request.params, self.rule, branches[0].canvas, self.seed, idle)
+        if lease is None:
+            self.policy = self.policy.without_prefix
+        params, idle = self.request.params, self.policy.idle_passes
+        self.decoder = MaskedDecoder(params, self.rule, branches[0].canvas, self.seed, idle)
 
-    def plans(self) -> tuple[Plan, ...]:
-        """What the next step computes, one plan a branch. Planned once per step, however often it has to wait."""
-        if self._plans is None:
-            self._plans = tuple(self.policy.plan(self._view(branch)) for branch in self.branches)
-        return self._plans
+    def items(self) -> tuple[tuple[Branch, Plan], ...]:
+        """What the next pass computes: a plan for each canvas that takes part.
+
+        Planned once per pass, however often it has to wait.
+        """
+        if self._items is None:
+            first = self.branches[0]
+            assert self.decoder is not None
+            plan = self.policy.plan(self._view(first, self.decoder.step))
+            self._items = ((first, plan),)
+            if self._guided_now():
+                second = self.branches[1]
+                other = self.policy.plan(self._view(second, second.clock))
+                # Canvases with clocks of their own still predict the same positions.
+                self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
+        return self._items
+
+    @property
+    def plan(self) -> Plan:
+        """The conditional canvas' plan."""
+        return self.items()[0][1]
 
     @property
     def cost(self) -> int:
-        """Row-layers of the next step."""
-        return sum(plan.cost for plan in self.plans())
+        """Row-layers of the next pass."""
+        return sum(plan.cost for _, plan in self.items())
+
+    @property
+    def predicted(self) -> int:
+        """Number of positions that the next pass predicts."""
+        return int(self.plan.predict.sum())
 
     def admit(self) -> None:
-        """Enter the next step into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
-        for branch, plan in zip(self.branches, self.plans(), strict=True):
+        """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
+        for branch, plan in self.items():
             branch.admit(plan)
 
     def rows(self, at: int) -> RowGroup | None:
-        """How its logits are read, when they begin at row `at` of the step's; None where it predicts nothing."""
+        """How its logits are read, when they begin at row `at` of the pass'; None where it predicts nothing."""
         assert self.decoder is not None
-        count = int(self.plans()[0].predict.sum())
+        count = self.predicted
         if count == 0:
             return None
         params = self.request.params
+        both = len(self.items()) == 2
         return RowGroup(
             rows=slice(at, at + count),
             measure=self.rule.measure,
@@ -90,31 +119,56 @@ class Job:
             top_k=params.top_k,
             top_p=params.top_p,
             seed=step_seed(self.seed, self.decoder.step),
-            guide=slice(at + count, at + 2 * count) if len(self.branches) == 2 else None,
+            guide=slice(at + count, at + 2 * count) if both else None,
+            residual=self._kept_residual() if len(self.branches) == 2 and not both else None,
             cfg_scale=params.cfg_scale,
         )
 
-    def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
-        """End the step: transfer what the sampler chooses among the predicted positions; None where it is nothing."""
+    def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
+        """Keep the guidance' residual, conditional minus unconditional, where later steps go without the latter."""
+        if group.guide is not None and (self.policy.cfg_interval or 1) > 1:
+            self._residual = (np.flatnonzero(self.plan.predict), logits[group.rows] - logits[group.guide])
+
+    def _kept_residual(self) -> Tensor:
+        assert self._residual is not None
+        positions, residual = self._residual
+        index = np.searchsorted(positions, np.flatnonzero(self.plan.predict))
+        return residual[torch.from_numpy(index).to(residual.device, non_blocking=True)]
+
+    def _guided_now(self) -> bool:
         assert self.decoder is not None
-        plan = self.plans()[0]
+        interval = self.policy.cfg_interval
+        if len(self.branches) == 1 or interval is None:
+            return len(self.branches) == 2
+        return self.decoder.step < GUIDED_STEPS or self.decoder.step % interval == 0
+
+    def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
+        """End the pass: transfer what the plan or the sampler chooses of the predicted positions; None for nothing."""
+        assert self.decoder is not None
+        plan = self.plan
+        clocks = [branch for branch, _ in self.items()]
+        self.usage.forwards += 1 if self.policy.cfg_interval is None else len(clocks)
+        self.usage.row_layers += self.cost
+        self._items = None
+        if plan.fills:
+            self._pass_index += 1
+            return None
+        for branch in clocks:
+            branch.clock += 1
         positions = np.flatnonzero(plan.predict)
-        if plan.commit is not None:
-            kept = plan.commit[positions]
-            positions, tokens, confidence = positions[kept], tokens[kept], confidence[kept]
-        chosen = self.decoder.choose(positions, confidence)
+        inside = (positions >= self.decoder.block.start) & (positions < self.decoder.block.stop)
+        positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
+        chosen = self.decoder.choose(positions, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
         transfer = None
         if len(chosen):
             values = tokens[np.searchsorted(positions, chosen)]
             for branch in self.branches:
-                branch.canvas.transfer(chosen, values)
+                branch.canvas.transfer(chosen, values, self.decoder.step)
             transfer = Transfer(self.decoder.step, tuple(chosen.tolist()), tuple(values.tolist()))
             self.trace.append(transfer)
             if self.first_settled is None and self.branches[0].canvas.settled_lead:
                 self.first_settled = time.perf_counter()
-        self.usage.forwards += 1
-        self.usage.row_layers += self.cost
-        self._plans = None
+        self._pass_index = 0
         self.decoder.advance()
         self.usage.steps = self.decoder.step
         return transfer
@@ -145,16 +199,20 @@ class Job:
             error,
         )
 
-    def _view(self, branch: Branch) -> View:
+    def _view(self, branch: Branch, step: int) -> View:
         assert self.decoder is not None
         return View(
             layers=self.layers,
-            step=self.decoder.step,
+            step=step,
             block_step=self.decoder.block_step,
             block=self.decoder.block,
             prompt=branch.canvas.prompt,
             noisy=branch.canvas.noisy,
+            settled=branch.canvas.settled,
             prefix=leased_prefix(branch.lease),
+            pass_index=self._pass_index,
+            shift=branch.shift,
+            order=self.decoder.order,
         )
 
     def _stop_at(self) -> int | None:

@@ -1,7 +1,7 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,17 @@ from torch import Tensor
 from remask.core.plan import Plan, Span
 from remask.engine.branch import Branch, Table, predicting_rows, runs
 from remask.errors import PlanError
-from remask.models.stage import Cascade, Direct, Restore, Save, Segments, Stage, StepBatch
+from remask.models.stage import (
+    Cascade,
+    Direct,
+    Partial,
+    Pick,
+    Restore,
+    Save,
+    Segments,
+    Stage,
+    StepBatch,
+)
 
 Index = NDArray[np.int64]
 
@@ -75,6 +85,7 @@ def _stage(
         np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
+    partial = _partial(parts, device) if any(part.span.pick or part.span.held is not None for part in parts) else None
     return Stage(
         layers=layers,
         positions=previous.positions
@@ -83,10 +94,54 @@ def _stage(
         slots=_send(slots, device),
         written=None if written is None else _send(written, device),
         carry=None if same or previous is None else _carry(parts, before, device),
-        segments=_segments(parts, device),
+        segments=_segments(parts if partial is None else _computed_parts(parts), device),
         restore=() if same or previous is None else _restores(layers.start, parts, before),
         save=_saves(layers.start, parts),
+        outputs=any(part.branch.outputs for part in parts),
+        partial=partial,
     )
+
+
+def _computed_parts(parts: list[_Part]) -> list[_Part]:
+    """The same canvases with the rows that are computed, numbered among those. Which ones a pick takes stays open."""
+    computed, at = [], 0
+    for part in parts:
+        count = _computed_count(part)
+        computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count)))
+        at += count
+    return computed
+
+
+def _computed_count(part: _Part) -> int:
+    chosen = 0 if part.span.pick is None else part.span.pick.count
+    return int(part.span.computed.sum()) + chosen
+
+
+def _partial(parts: list[_Part], device: torch.device) -> Partial:
+    if any(part.span.frozen is not None for part in parts):
+        raise PlanError("frozen rows and cached outputs cannot meet in one stage")
+    computed: list[Index] = []
+    rows, owner, order, target = [], [], [], []
+    seen = at = 0
+    for number, part in enumerate(parts):
+        fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
+        computed.append(fixed)
+        at += len(fixed)
+        if part.span.pick is not None:
+            among = part.rows.start + np.flatnonzero(part.span.pick.among[part.positions])
+            count = part.span.pick.count
+            computed.append(among[:count])
+            target.append(at + np.arange(count))
+            at += count
+            order.append(seen + np.arange(count))
+            rows.append(among)
+            owner.append(np.full(len(among), number))
+            seen += len(among)
+    pick = None
+    if rows:
+        pick = Pick(*(_send(np.concatenate(index), device) for index in (rows, owner, order, target)))
+    slots = np.concatenate([part.table.slots[part.positions] for part in parts])
+    return Partial(_send(np.concatenate(computed), device), pick, _send(slots, device))
 
 
 def _writes(parts: list[_Part]) -> tuple[Index | None, Index]:

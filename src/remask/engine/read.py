@@ -20,28 +20,33 @@ def read_rows(model: Transformer, hidden: Tensor, jobs: Sequence[Job]) -> NDArra
 
     `hidden` [M, D] holds the predicted rows of `jobs` in order. Logits exist for whole requests only, a few at a time.
     """
-    scores = [score(model.head(hidden[rows]), groups, model.config.mask_id) for rows, groups in _chunks(jobs)]
+    scores = []
+    for rows, members in _chunks(jobs):
+        logits = model.head(hidden[rows])
+        for job, group in members:
+            job.keep_residual(logits, group)
+        scores.append(score(logits, [group for _, group in members], model.config.mask_id))
     if not scores:
         return np.empty((2, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     return torch.cat(scores, dim=1).cpu().numpy()
 
 
-def _chunks(jobs: Sequence[Job]) -> Iterator[tuple[slice, list[RowGroup]]]:
+def _chunks(jobs: Sequence[Job]) -> Iterator[tuple[slice, list[tuple[Job, RowGroup]]]]:
     """Runs of jobs with at most `MAX_LOGIT_ROWS` rows, or one job that has more, rows counted from the run's first."""
     start = at = 0
-    groups: list[RowGroup] = []
+    members: list[tuple[Job, RowGroup]] = []
     for job in jobs:
         group = job.rows(at - start)
         if group is None:
             continue
         rows = (group.rows.stop - group.rows.start) * (1 if group.guide is None else 2)
-        if groups and at + rows - start > MAX_LOGIT_ROWS:
-            yield slice(start, at), groups
-            start, groups = at, []
+        if members and at + rows - start > MAX_LOGIT_ROWS:
+            yield slice(start, at), members
+            start, members = at, []
             group = job.rows(0)
             assert group is not None
-        groups.append(group)
+        members.append((job, group))
         at += rows
-    if groups:
-        yield slice(start, at), groups
+    if members:
+        yield slice(start, at), members

@@ -1,6 +1,7 @@
 """K/V memory of running requests and of the prefix store: one tensor pair a layer, cut into pages."""
 
 import torch
+from torch import Tensor
 
 from remask.models.config import ModelConfig
 
@@ -19,10 +20,19 @@ class Pool:
         self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
         self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
 
+        self._shape = (pages * page_size, config.hidden)
+        self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def keep_outputs(self) -> None:
+        """Make room for attention and FFN outputs, [slots, D] each a layer, addressed like K and V. Once is enough."""
+        if not self.outputs:
+            like = self.k[0]
+            self.outputs = tuple((like.new_empty(self._shape), like.new_empty(self._shape)) for _ in self.k)
+
     @property
     def nbytes(self) -> int:
         """Bytes reserved for all layers."""
-        return sum(t.nbytes for t in (*self.k, *self.v))
+        return sum(t.nbytes for t in (*self.k, *self.v, *(t for pair in self.outputs for t in pair)))
 
     @property
     def bytes_per_token(self) -> int:

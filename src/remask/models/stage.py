@@ -53,6 +53,29 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Pick:
+    """Rows of which each canvas' share that moved most is computed: A rows of R canvases, S of them chosen.
+
+    The A rows stand canvas after canvas. Sorted by canvas and then by similarity, those at `order` are chosen; they go
+    to `target` among the computed rows.
+    """
+
+    rows: Tensor  # int64 [A], among the stage's rows
+    owner: Tensor  # int64 [A], number of the canvas
+    order: Tensor  # int64 [S]
+    target: Tensor  # int64 [S]
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A stage in which not all rows are computed: C are, canvas after canvas, the others add cached outputs."""
+
+    computed: Tensor  # int64 [C], among the stage's rows; entries that `pick` fills are placeholders
+    pick: Pick | None
+    slots: Tensor  # int64 [N], of all rows of the stage
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One run of layers over one flat set of N rows, those of all canvases of the step one after the other."""
 
@@ -64,6 +87,8 @@ class Stage:
     segments: Segments
     restore: tuple[Restore, ...] = ()
     save: tuple[Save, ...] = ()
+    outputs: bool = False  # attention and FFN outputs of computed rows are kept
+    partial: Partial | None = None  # None: all rows are computed. Else `segments` are over the computed ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 from remask.models.attention import Attention, SdpaAttention
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
-from remask.models.stage import Stage, StepBatch
+from remask.models.stage import Partial, Pick, Stage, StepBatch
 from remask.models.weights import LayerWeights, Weights
 
 
@@ -40,7 +40,8 @@ class Transformer:
             h = _enter(stage, h)
             cos, sin = self.cos[stage.positions], self.sin[stage.positions]
             for layer in stage.layers:
-                h = self._layer(h, self.weights.layers[layer], stage, pool.k[layer], pool.v[layer], cos, sin)
+                run = self._layer if stage.partial is None else self._partial_layer
+                h = run(h, layer, stage, pool, cos, sin)
         return F.rms_norm(h[batch.predict], (self.config.hidden,), self.weights.norm, self.config.norm_eps)
 
     @torch.inference_mode()
@@ -48,9 +49,53 @@ class Transformer:
         """Logits, float32 [M, V], of final hidden states [M, D]."""
         return F.linear(hidden, self.weights.head).float()
 
-    def _layer(
-        self, h: Tensor, w: LayerWeights, stage: Stage, pool_k: Tensor, pool_v: Tensor, cos: Tensor, sin: Tensor
+    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer in which every row is computed."""
+        w = self.weights.layers[layer]
+        attended = self._attend(h, w, layer, stage, pool, cos, sin, stage.slots)
+        h = h + attended
+        fed = self._feed(h, w)
+        if stage.outputs:
+            for kept, new in zip(pool.outputs[layer], (attended, fed), strict=True):
+                kept.index_copy_(0, stage.slots, new)
+        return h + fed
+
+    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer in which some rows are computed, and the others add the outputs that they had last time."""
+        assert stage.partial is not None
+        w, part = self.weights.layers[layer], stage.partial
+        rows = part.computed
+        if part.pick is not None:
+            rows = self._choose(h, w, layer, part, part.pick, pool)
+        slots = part.slots[rows]
+        attention, ffn = pool.outputs[layer]
+        attention.index_copy_(0, slots, self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], slots))
+        h = h + attention[part.slots]
+        ffn.index_copy_(0, slots, self._feed(h[rows], w))
+        return h + ffn[part.slots]
+
+    def _choose(self, h: Tensor, w: LayerWeights, layer: int, part: Partial, pick: Pick, pool: Pool) -> Tensor:
+        """The computed rows, those of `pick` whose V moved most among them; V is renewed for all that it looks at.
+
+        The choice never leaves the device: how many are chosen of each canvas is known beforehand.
+        """
+        c = self.config
+        first = (c.heads + c.kv_heads) * c.head_dim  # where V's rows begin in the fused projection
+        x = F.rms_norm(h[pick.rows], (c.hidden,), w.attn_norm, c.norm_eps)
+        v = F.linear(x, w.qkv[first:], None if w.qkv_bias is None else w.qkv_bias[first:])
+        slots = part.slots[pick.rows]
+        similarity = F.cosine_similarity(v.float(), pool.v[layer][slots].flatten(1).float(), dim=1)
+        pool.v[layer].index_copy_(0, slots, v.view(len(v), c.kv_heads, c.head_dim))
+        # By similarity, then stably by canvas: one sort serves canvases of different sizes.
+        by_similarity = similarity.argsort(stable=True)
+        order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
+        chosen: Tensor = pick.rows[order[pick.order]]
+        return torch.index_copy(part.computed, 0, pick.target, chosen)
+
+    def _attend(
+        self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> Tensor:
+        """Attention output of the rows `h`, whose K/V go to `slots`."""
         c = self.config
         x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
         heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
@@ -58,11 +103,15 @@ class Transformer:
         q, k, v = rotated[:, : c.heads], rotated[:, c.heads :], heads[:, c.heads + c.kv_heads :]
         if stage.written is not None:
             k, v = k[stage.written], v[stage.written]
-        pool_k.index_copy_(0, stage.slots, k)
-        pool_v.index_copy_(0, stage.slots, v)
-        h = h + F.linear(self.attention(q, pool_k, pool_v, stage.segments), w.out)
+        pool.k[layer].index_copy_(0, slots, k)
+        pool.v[layer].index_copy_(0, slots, v)
+        return F.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments), w.out)
+
+    def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
+        """FFN output of the rows `h`."""
+        c = self.config
         gate, up = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up).chunk(2, dim=-1)
-        return h + F.linear(F.silu(gate).mul_(up), w.down)
+        return F.linear(F.silu(gate).mul_(up), w.down)
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:

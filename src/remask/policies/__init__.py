@@ -2,8 +2,25 @@
 
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
+from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense
+from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
 from remask.policies.registry import parse, policy_names
 from remask.policies.reuse import Reuse
 
-__all__ = ["BiCache", "CachePolicy", "Dense", "Reuse", "parse", "policy_names"]
+__all__ = [
+    "BiCache",
+    "BlockDual",
+    "BlockPrefix",
+    "CachePolicy",
+    "Dense",
+    "DkvDecode",
+    "DkvGreedy",
+    "DkvPd",
+    "DkvPrefill",
+    "DllmCache",
+    "Reuse",
+    "parse",
+    "policy_names",
+]

@@ -1,16 +1,55 @@
 """What every cache policy answers."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, TypeAlias
 
 from remask.core.plan import Plan, View
+
+IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
+"""Which passes that transfer nothing are run: none, those of a block that still has noisy positions, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a policy must suit, known before a request begins."""
+
+    layers: int
+    shift: int  # the family's: position p is predicted by row p - shift
+    ordered: bool  # the sampler knows a step's positions before the pass
 
 
 class CachePolicy(Protocol):
     """A frozen set of knobs and a pure function from `View` to `Plan`; it holds no tensors and no request state."""
 
     @property
-    def idle_passes(self) -> bool:
-        """Whether a pass that transfers nothing still matters, because it renews what later passes read."""
+    def idle_passes(self) -> IdlePasses:
+        """Which scheduled passes are run although they transfer nothing, because later passes read what they write."""
+        ...
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget."""
+        ...
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether attention and FFN outputs are cached, beside K and V."""
+        ...
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """Guided requests: None runs both canvases in every pass, which counts as one. Else the unconditional canvas
+        has a clock of its own, and runs every so many steps; its share of the guidance is kept in between.
+        """
+        ...
+
+    @property
+    def without_prefix(self) -> "CachePolicy":
+        """The policy for a request that leases no shared prefix."""
+        ...
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Raise `ConfigError` where the policy cannot work on this model or with this sampler."""
         ...
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
@@ -21,5 +60,37 @@ class CachePolicy(Protocol):
         ...
 
     def plan(self, view: View) -> Plan:
-        """The next step of the canvas in `view`, which is not changed."""
+        """The next pass of the canvas in `view`, which is not changed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class WithinRequest:
+    """What policies share that cache within one request only, and fit any model and sampler."""
+
+    @property
+    def blockwise(self) -> bool:
+        """Threshold decoding of Dream works on a budget."""
+        return False
+
+    @property
+    def needs_outputs(self) -> bool:
+        """K and V alone."""
+        return False
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """Both canvases in every pass."""
+        return None
+
+    @property
+    def without_prefix(self) -> Self:
+        """Itself: no prefix is read anyway."""
+        return self
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Fits everything."""
+
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+        """Reads nothing from the store."""
+        return 0

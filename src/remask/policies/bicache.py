@@ -8,7 +8,7 @@ import numpy as np
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy
+from remask.policies.base import CachePolicy, Circumstances, IdlePasses
 from remask.policies.dense import Dense
 
 BOUNDARIES = ("stored", "recomputed")
@@ -43,17 +43,41 @@ class BiCache:
             raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {self.depth}")
 
     @property
-    def idle_passes(self) -> bool:
+    def idle_passes(self) -> IdlePasses:
         """A pass that transfers nothing may be a refresh."""
-        return True
+        return "all"
+
+    @property
+    def blockwise(self) -> bool:
+        """As the inner policy."""
+        return self.inner.blockwise
+
+    @property
+    def needs_outputs(self) -> bool:
+        """As the inner policy."""
+        return self.inner.needs_outputs
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """As the inner policy."""
+        return self.inner.cfg_interval
+
+    @property
+    def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
+        return self.inner
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
+        layers = circumstances.layers
+        if isinstance(self.depth, int) and self.depth > layers:
+            raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
+        self.inner.check(circumstances)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Depth b, from the table or as given. Raises `ConfigError` where a given depth exceeds the model's layers."""
-        if isinstance(self.depth, DepthLookup):
-            return min(self.depth.depth(prefix, canvas), layers)
-        if self.depth > layers:
-            raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
-        return self.depth
+        """Depth b, from the table or as given, at most `layers`."""
+        depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
+        return min(depth, layers)
 
     def refreshes(self, step: int) -> bool:
         """Whether the prefix rows rejoin the deep layers in this step."""
@@ -65,7 +89,8 @@ class BiCache:
         if view.prefix is None:
             return plan
         prefix = np.arange(view.length) < view.prefix.length
-        boundary, refresh = view.prefix.boundary, self.refreshes(view.step)
+        # After a fill pass that refreshed, the same step's next pass reads what that one wrote.
+        boundary, refresh = view.prefix.boundary, self.refreshes(view.step) and view.pass_index == 0
         recompute = refresh and self.boundary_state == "recomputed"
 
         def place(span: Span) -> Span:

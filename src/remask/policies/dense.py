@@ -3,20 +3,17 @@
 from dataclasses import dataclass
 
 from remask.core.plan import Plan, Span, View
+from remask.policies.base import IdlePasses, WithinRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(WithinRequest):
     """Every row in every layer, every step."""
 
     @property
-    def idle_passes(self) -> bool:
-        """Nothing is kept between passes, so a pass that transfers nothing can be skipped."""
-        return False
-
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
-        """Reads nothing from the store."""
-        return 0
+    def idle_passes(self) -> IdlePasses:
+        """Nothing is kept between passes, so one that transfers nothing can be skipped."""
+        return "skipped"
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Plan, Span, View
+from remask.policies.base import Circumstances, IdlePasses
+from remask.policies.dense import Dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +17,31 @@ class Reuse:
     """
 
     @property
-    def idle_passes(self) -> bool:
+    def idle_passes(self) -> IdlePasses:
         """A pass that transfers nothing is run and counted, as in the authors' engine."""
-        return True
+        return "all"
+
+    @property
+    def blockwise(self) -> bool:
+        """Threshold decoding of Dream works on a budget."""
+        return False
+
+    @property
+    def needs_outputs(self) -> bool:
+        """K and V alone."""
+        return False
+
+    @property
+    def cfg_interval(self) -> None:
+        """Both canvases in every pass."""
+
+    @property
+    def without_prefix(self) -> Dense:
+        """Nothing to reuse: everything is computed."""
+        return Dense()
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Fits everything."""
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""
@@ -25,7 +49,7 @@ class Reuse:
 
     def plan(self, view: View) -> Plan:
         """Everything but the prefix, in all layers."""
-        rows = view.everything
-        if view.prefix is not None:
-            rows &= np.arange(view.length) >= view.prefix.length
+        if view.prefix is None:
+            return self.without_prefix.plan(view)
+        rows = np.arange(view.length) >= view.prefix.length
         return Plan(spans=(Span(range(view.layers), rows),), predict=view.candidates)

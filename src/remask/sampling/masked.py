@@ -1,6 +1,7 @@
 """Denoising of one masked canvas: blocks, steps, and which candidates are transferred."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,20 @@ Positions = NDArray[np.int64]
 class MaskedDecoder:
     """One request's place in its decoding. It reads the canvas and never writes to it.
 
-    `idle_passes` False skips scheduled steps that transfer nothing; they are counted as steps, but no pass is run.
+    `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
+    no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
     """
 
-    def __init__(self, params: SamplingParams, rule: Rule, canvas: Canvas, seed: int, idle_passes: bool) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        rule: Rule,
+        canvas: Canvas,
+        seed: int,
+        idle: Literal["skipped", "within_block", "all"],
+    ) -> None:
         self.params, self.rule, self.canvas, self.seed = params, rule, canvas, seed
-        self.idle_passes = idle_passes
+        self.idle = idle
         self.step = 0
         self.block_step = 0
         self.block_index = 0
@@ -45,6 +54,14 @@ class MaskedDecoder:
         """Canvas positions of the current block."""
         start = self.canvas.prompt + self.block_index * self.params.block
         return range(start, start + self.params.block)
+
+    @property
+    def order(self) -> Positions | None:
+        """The positions that this step transfers, in order, where they are known before the pass."""
+        if not self.rule.ordered:
+            return None
+        order = self._orders[self.block_index]
+        return order[self.canvas.noisy[order]][: self._scheduled()]
 
     def choose(self, candidates: Positions, confidence: select.Confidence) -> Positions:
         """Positions to transfer now, ascending. `candidates` are noisy positions of the block, `confidence` theirs."""
@@ -82,12 +99,14 @@ class MaskedDecoder:
         return int(self.canvas.noisy[self.block.start : self.block.stop].sum())
 
     def _block_over(self) -> bool:
-        if self._dynamic or self.rule.remasking == "confidence_threshold":
-            return self._masks() == 0
-        return self.block_step == self.params.steps_per_block
+        # A block whose first pass committed less than its share takes as many steps more as it needs.
+        if self._masks():
+            return False
+        dynamic = self._dynamic or self.rule.remasking == "confidence_threshold"
+        return dynamic or self.idle == "within_block" or self.block_step >= self.params.steps_per_block
 
     def _skip_idle(self) -> None:
-        while not self.idle_passes and not self.finished and self._idle():
+        while self.idle == "skipped" and not self.finished and self._idle():
             self._advance()
 
     def _idle(self) -> bool:
@@ -99,6 +118,8 @@ class MaskedDecoder:
     def _scheduled(self) -> int:
         if self._times is not None:
             return self._times.count(self.block_step, self._masks())
+        if self.block_step >= self.params.steps_per_block - 1:
+            return self._masks()
         return int(self._counts[self.block_step])
 
     def _choose(self, candidates: Positions, confidence: select.Confidence) -> select.Chosen:
@@ -108,12 +129,8 @@ class MaskedDecoder:
             return select.above(confidence, self.params.threshold)
         if self.params.factor is not None:
             return select.by_factor(confidence, self.params.factor)
-        if self.rule.remasking == "order":
-            order = self._orders[self.block_index]
-            noisy = order[self.canvas.noisy[order]]
-            return np.flatnonzero(np.isin(candidates, noisy[: self._scheduled()]))
-        if self.rule.remasking == "random":
-            return select.top(self._draw(len(candidates)), self._scheduled())
+        if self.order is not None:
+            return np.flatnonzero(np.isin(candidates, self.order))
         if self.rule.remasking == "origin":
             assert self._times is not None
             return np.flatnonzero(self._draw(len(candidates)) < self._times.share(self.block_step))
@@ -137,9 +154,15 @@ class MaskedDecoder:
         """Uniform numbers that depend on the request's seed and step alone."""
         return np.random.default_rng([self.seed, self.step]).random(count, dtype=np.float32)
 
+    def _drawn_orders(self) -> Sequence[Positions]:
+        """A random order of every block's positions, from the request's seed alone."""
+        rng = np.random.default_rng(self.seed)
+        starts = range(self.canvas.prompt, self.canvas.prompt + self.params.max_tokens, self.params.block)
+        return [start + rng.permutation(self.params.block) for start in starts]
+
     def _checked_orders(self) -> Sequence[Positions]:
         if self.params.order is None:
-            return ()
+            return self._drawn_orders() if self.rule.ordered else ()
         orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
         for index, order in enumerate(orders):
             start = self.canvas.prompt + index * self.params.block

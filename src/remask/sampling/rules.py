@@ -25,9 +25,17 @@ class Rule:
     eps: float | None
     filtered: bool
 
+    @property
+    def ordered(self) -> bool:
+        """Whether the positions of a step are known before its pass."""
+        return self.remasking in ("order", "random")
 
-def resolve(params: SamplingParams, family: str) -> Rule:
-    """The rule for one request on a model of `family`. Raises `ConfigError` where parameters contradict each other."""
+
+def resolve(params: SamplingParams, family: str, blockwise: bool = False) -> Rule:
+    """The rule for one request on a model of `family`; `blockwise` as the cache policy has it.
+
+    Raises `ConfigError` where parameters contradict each other.
+    """
     dynamic = params.threshold is not None or params.factor is not None
     default = "entropy" if family == "dream" and not dynamic else "low_confidence"
     remasking = params.remasking or default
@@ -42,4 +50,7 @@ def resolve(params: SamplingParams, family: str) -> Rule:
         raise ConfigError(f"eps shapes Dream's time schedule; remasking {remasking!r} does not use one")
     eps = (params.eps if params.eps is not None else 1e-3) if timed else None
     filtered = remasking in _TIME_SCHEDULED or remasking == "confidence_threshold"
+    if remasking == "confidence_threshold" and blockwise:
+        # Under Fast-dLLM's block caches the threshold is compared within the block, without a budget.
+        return Rule("maskgit_plus", "probability", None, filtered)
     return Rule(remasking, _MEASURES.get(remasking, "probability"), eps, filtered)

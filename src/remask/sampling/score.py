@@ -14,7 +14,8 @@ from remask.sampling.rules import Measure
 class RowGroup:
     """One request's predicted rows among the logits, and how they are read.
 
-    With classifier-free guidance `guide` holds the unconditional branch's rows for the same positions.
+    With classifier-free guidance `guide` holds the unconditional canvas' rows for the same positions, or `residual`
+    what the conditional ones differed from them by when both were last computed, [rows, V].
     """
 
     rows: slice
@@ -25,6 +26,7 @@ class RowGroup:
     top_p: float | None
     seed: int
     guide: slice | None = None
+    residual: Tensor | None = None
     cfg_scale: float = 0.0
 
     @property
@@ -46,6 +48,8 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int) -> Tensor:
     originals. Nothing waits for the device.
     """
     for group in groups:
+        if group.residual is not None:
+            logits[group.rows].add_(group.residual, alpha=group.cfg_scale)
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)

@@ -1,0 +1,95 @@
+"""`block-prefix` and `block-dual`: Fast-dLLM's caches, renewed by a full pass at the start of each block."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from remask.core.plan import Mask, Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies.base import Circumstances, IdlePasses, WithinRequest
+
+FILL_PASSES = ("transfer", "separate")
+
+
+@dataclass(frozen=True, slots=True)
+class Blockwise(WithinRequest):
+    """Everything at a block's first step, then only the rows that `_rows` names (Fast-dLLM section 3.2).
+
+    Where a row predicts the position after it (Dream), the row before the block is absent from cached passes; so the
+    first pass commits the block's first token, whatever its confidence, and nothing else.
+    """
+
+    @property
+    def idle_passes(self) -> IdlePasses:
+        """A complete block pays no further pass."""
+        return "within_block"
+
+    @property
+    def blockwise(self) -> bool:
+        """Thresholds are compared within the block."""
+        return True
+
+    def plan(self, view: View) -> Plan:
+        """A full pass, or one over the rows that are not cached."""
+        layers = range(view.layers)
+        if view.block_step > 0:
+            return Plan((Span(layers, self._rows(view)),), predict=view.candidates)
+        first = _positions(view, range(view.block.start, view.block.start + 1))
+        commit = first if view.shift else None
+        return Plan(
+            (Span(layers, view.everything),), predict=view.candidates if commit is None else first, commit=commit
+        )
+
+    def _rows(self, view: View) -> Mask:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPrefix(Blockwise):
+    """What stands before the block is cached; the block and all after it are computed in every pass."""
+
+    def _rows(self, view: View) -> Mask:
+        return _positions(view, range(view.block.start, view.length))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDual(Blockwise):
+    """What stands before and after the block is cached; the block alone is computed.
+
+    `fill_pass="separate"` makes the full pass write caches only, with a pass over the block following in the same step
+    (the BiCache authors' engine); "transfer" lets the full pass transfer tokens (Fast-dLLM).
+    """
+
+    fill_pass: Literal["transfer", "separate"] = "transfer"
+
+    @property
+    def idle_passes(self) -> IdlePasses:
+        """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
+        return "all" if self.fill_pass == "separate" else "within_block"
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses a separate fill pass where the row before the block predicts its first position."""
+        if self.fill_pass == "separate" and circumstances.shift:
+            raise ConfigError(
+                "fill_pass='separate' leaves nobody to predict a block's first token on a model whose rows predict the "
+                "next position (Dream); use fill_pass='transfer'"
+            )
+
+    def plan(self, view: View) -> Plan:
+        """As described above."""
+        if self.fill_pass == "transfer" or view.block_step > 0:
+            return Blockwise.plan(self, view)
+        if view.pass_index == 0:
+            nothing = _positions(view, range(0))
+            return Plan((Span(range(view.layers), view.everything),), predict=nothing, commit=nothing)
+        return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
+
+    def _rows(self, view: View) -> Mask:
+        return _positions(view, view.block)
+
+
+def _positions(view: View, positions: range) -> Mask:
+    mask = np.zeros(view.length, dtype=np.bool_)
+    mask[positions.start : positions.stop] = True
+    return mask

@@ -1,0 +1,153 @@
+"""dKV-Cache (arXiv 2505.15781): a token's K/V are cached one step after it is decoded."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.plan import Mask, Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies.base import Circumstances, IdlePasses, WithinRequest
+
+SHIFTS = ("un", "un_right")
+
+
+@dataclass(frozen=True, slots=True)
+class _Delayed(WithinRequest):
+    """What the variants share."""
+
+    @property
+    def idle_passes(self) -> IdlePasses:
+        """A pass that transfers nothing still caches what the step before decoded."""
+        return "all"
+
+    def plan(self, view: View) -> Plan:
+        """One span over the rows that are not cached."""
+        return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
+
+    def _rows(self, view: View) -> Mask:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class DkvDecode(_Delayed):
+    """`dkv-decode`: noisy rows, and those decoded one step ago; everything every `refresh_interval` steps.
+
+    On LLaDA every block starts anew: its first two passes are full, and steps are counted within it. On Dream steps
+    are counted over the request, and a row counts as decoded when the position that it predicts is (`shift="un"`), or
+    when its own position is too ("un_right").
+    """
+
+    refresh_interval: int | None = 8
+    shift: Literal["un", "un_right"] | None = None
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses `shift` on a model whose rows predict their own position."""
+        if self.shift is not None and not circumstances.shift:
+            raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
+
+    def _rows(self, view: View) -> Mask:
+        clock = view.step if view.shift else view.block_step
+        if self._refreshes(clock) or (clock == 1 and not view.shift):
+            return view.everything
+        return self._uncached(view)
+
+    def _refreshes(self, clock: int) -> bool:
+        return clock == 0 if self.refresh_interval is None else clock % self.refresh_interval == 0
+
+    def _uncached(self, view: View) -> Mask:
+        settled = _shifted(view, self.shift or "un") if view.shift else view.settled
+        rows: Mask = settled > view.step - 2
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class DkvPrefill(_Delayed):
+    """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
+
+    def _rows(self, view: View) -> Mask:
+        return view.everything if view.step == 0 else _after_prefill(view)
+
+
+@dataclass(frozen=True, slots=True)
+class DkvPd(DkvDecode):
+    """`dkv-pd`: the prompt as in `dkv-prefill`, decoded tokens as in `dkv-decode`; refreshes leave the prompt out."""
+
+    def _rows(self, view: View) -> Mask:
+        if view.step == 0:
+            return view.everything
+        return DkvDecode._rows(self, view) & _after_prefill(view)
+
+
+@dataclass(frozen=True, slots=True)
+class DkvGreedy(_Delayed):
+    """`dkv-greedy`: rows decoded by this step and the last, and a window around the former; everything on refreshes.
+
+    It needs a decoding order that is known before the pass. Steps are counted within the block.
+
+    Attributes:
+        refresh_interval: everything is computed every so many steps.
+        window: noisy rows computed beside each position that this step decodes.
+    """
+
+    refresh_interval: int | None = 8
+    window: int = 4
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses samplers that choose positions by confidence, and models whose rows predict the next position."""
+        if not circumstances.ordered:
+            raise ConfigError("dkv-greedy plans by an order drawn beforehand; use remasking 'random' or 'order'")
+        if circumstances.shift:
+            raise ConfigError(
+                "dkv-greedy is defined for models whose rows predict their own position (LLaDA), not Dream"
+            )
+
+    def plan(self, view: View) -> Plan:
+        """As described above; only the positions that the step decodes are predicted."""
+        assert view.order is not None
+        predict = np.zeros(view.length, dtype=np.bool_)
+        predict[view.order] = True
+        return Plan((Span(range(view.layers), self._rows(view)),), predict=predict)
+
+    def _rows(self, view: View) -> Mask:
+        interval = self.refresh_interval
+        if view.block_step == 0 or (interval is not None and view.block_step % interval == 0):
+            return view.everything
+        assert view.order is not None
+        rows = np.zeros(view.length, dtype=np.bool_)
+        rows[view.settled == view.step - 1] = True
+        rows[view.order] = True
+        reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
+        for position in view.order.tolist():
+            self._add_window(rows, reachable, position)
+        return rows
+
+    def _add_window(self, rows: Mask, reachable: Mask, position: int) -> None:
+        added = 0
+        for distance in range(1, len(rows)):
+            for place in (position - distance, position + distance):
+                if added < self.window and 0 <= place < len(rows) and reachable[place] and not rows[place]:
+                    rows[place] = True
+                    added += 1
+            if added == self.window:
+                return
+
+
+def _shifted(view: View, shift: str) -> NDArray[np.int32]:
+    """Step at whose end a row counts as decoded, on a model whose row p predicts position p + 1.
+
+    The last row predicts nothing: under "un" it counts from the end of step 0 on, as the original's roll makes it
+    follow the first token; under "un_right" it follows the row before it.
+    """
+    settled = view.settled
+    if shift == "un":
+        return np.append(settled[1:], np.int32(0))
+    later = np.maximum(settled[:-1], settled[1:])
+    return np.append(later, later[-1:])
+
+
+def _after_prefill(view: View) -> Mask:
+    """Rows that the prefill cache does not hold: the prompt's last and all after it."""
+    rows: Mask = np.arange(view.length) >= view.prompt - 1
+    return rows

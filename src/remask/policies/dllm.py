@@ -1,0 +1,68 @@
+"""`dllm-cache`: prompt and response refreshed on clocks of their own, moved rows recomputed in between."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.plan import Mask, Plan, Span, TopRho, View
+from remask.policies.base import IdlePasses, WithinRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DllmCache(WithinRequest):
+    """dLLM-Cache (arXiv 2506.06295): K, V, attention and FFN outputs are cached per layer.
+
+    Prompt rows are computed every `prompt_interval` steps, response rows every `response_interval`; steps are counted
+    over the request. In between, the share `ratio` of the response whose value vectors moved most is recomputed, layer
+    by layer. The first layer is always computed, as its inputs are the tokens themselves.
+
+    The authors also carry prompt rows through every step. Between prompt refreshes nothing reads what those rows
+    become, so they stay out here; only the row that predicts the first response position (Dream) stays live.
+
+    Attributes:
+        prompt_interval: Kp.
+        response_interval: Kr.
+        ratio: rho, from 0 (nothing in between) to 1, of all response positions.
+        guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
+            the first five.
+    """
+
+    prompt_interval: int = 100
+    response_interval: int = 8
+    ratio: float = 0.25
+    guidance_interval: int = 1
+
+    @property
+    def idle_passes(self) -> IdlePasses:
+        """A pass that transfers nothing may be a refresh."""
+        return "all"
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Rows that are not computed add cached outputs."""
+        return True
+
+    @property
+    def cfg_interval(self) -> int | None:
+        """Kcfg."""
+        return self.guidance_interval
+
+    def plan(self, view: View) -> Plan:
+        """The first layer over all rows that are live, then the others with what the clocks leave of them."""
+        response = np.arange(view.length) >= view.prompt
+        refresh_prompt = view.step % self.prompt_interval == 0
+        refresh_response = view.step % self.response_interval == 0
+        rows = view.everything if refresh_prompt else np.arange(view.length) >= view.prompt - view.shift
+        held: Mask = rows & ~response if not refresh_prompt else np.zeros(view.length, dtype=np.bool_)
+        count = int(int(response.sum()) * self.ratio)
+        pick = None
+        if not refresh_response:
+            if count:
+                pick = TopRho(response, count)
+            else:
+                held = held | response
+        first = Span(range(1), rows)
+        deep = Span(range(1, view.layers), rows, pick=pick, held=held if held.any() else None)
+        # A residual of the guidance that is kept must serve positions of later blocks too.
+        predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
+        return Plan((first, deep) if view.layers > 1 else (first,), predict=predict)
