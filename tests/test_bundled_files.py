@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
-from remask.evals import transit
+from remask.tasks import transit
 
 FOLDER = Path(remask.__file__).parent / "bundled"
 

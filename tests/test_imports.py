@@ -20,6 +20,7 @@ MODULES = sorted(TREES)
 LEVELS = {
     "errors": 0,
     "core": 0,
+    "tasks": 1,
     "policies": 1,
     "store.hashing": 1,
     "models": 2,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from remask.evals import transit
+from remask.tasks import transit
 from training.tokenizer import RECITE
 
 RESPONSE_LENGTH: Final = 16

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from remask.evals import transit
+from remask.tasks import transit
 from training.data import RESPONSE_LENGTH, CanvasSource
 from training.model import DenseLlada
 

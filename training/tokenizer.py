@@ -7,7 +7,7 @@ from typing import Final
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from remask.evals import transit
+from remask.tasks import transit
 
 BOS: Final = "<|startoftext|>"
 EOS: Final = "<|endoftext|>"

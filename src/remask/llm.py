@@ -184,6 +184,8 @@ class LLM:
         cancels what is left.
         """
         engine = engine or self.engine
+        if engine.busy:
+            raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
         shown = self.progress if progress is None else progress
         requests = {item.request.id: item.request for item in work}
         try:

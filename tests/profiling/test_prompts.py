@@ -8,7 +8,7 @@ import pytest
 
 from remask.core.depth import percent
 from remask.errors import ConfigError
-from remask.evals.transit import RULES, make_workload
+from remask.tasks.transit import RULES, make_workload
 from remask.models.loaded import LoadedModel
 from remask.profiling.conversations import ChatPrompts, RandomPrompts, TokenPrompts, TransitPrompts
 from remask.profiling.profile import ProfileSettings, profile

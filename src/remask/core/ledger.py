@@ -26,16 +26,15 @@ class Ledger:
         """Record `plan` as the next step.
 
         Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
-        K/V that were never written, restores a row that has no boundary state, or predicts a row that is not live.
+        K/V that were never written, or restores a row that has no boundary state.
         """
         layers, length = self.written.shape
+        plan.check(length)
         if plan.layers != layers:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         written = self.written.copy()
         live = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
         for span in plan.spans:
-            if span.rows.shape != (length,):
-                raise PlanError(f"rows of {span.rows.shape[0]} positions for a canvas of {length}")
             self._check_restored(span.layers.start, span.rows & ~live)
             rows = span.computed if span.frozen is None else span.computed & ~span.frozen
             part = written[span.layers.start : span.layers.stop]
@@ -57,6 +56,8 @@ class Ledger:
     def _check_restored(self, layer: int, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         if not rows.any():
             return
-        last = int(np.flatnonzero(rows)[-1])
+        first, last = np.flatnonzero(rows)[[0, -1]].tolist()
+        if last - first + 1 != rows.sum():
+            raise PlanError(f"the rows that join at layer {layer} are not one run of positions")
         if self.prefix is None or layer != self.prefix.boundary or last >= self.prefix.length:
             raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent")

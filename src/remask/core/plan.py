@@ -71,11 +71,24 @@ class Plan:
     commit: Mask | None = None
 
     def __post_init__(self) -> None:
+        if not self.spans:
+            raise PlanError("a plan needs at least one span")
         at = 0
         for span in self.spans:
             if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
                 raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self.spans]}")
             at = span.layers.stop
+
+    def check(self, length: int) -> None:
+        """Raise `PlanError` unless every mask has `length` positions and what is committed is predicted."""
+        masks = [self.predict, self.commit]
+        for span in self.spans:
+            masks += [span.rows, span.frozen, span.save, span.held, None if span.pick is None else span.pick.among]
+        wrong = [mask.shape for mask in masks if mask is not None and mask.shape != (length,)]
+        if wrong:
+            raise PlanError(f"a mask of shape {wrong[0]} for a canvas of {length} positions")
+        if self.commit is not None and (self.commit & ~self.predict).any():
+            raise PlanError("positions are committed that are not predicted")
 
     @property
     def layers(self) -> int:

@@ -1,10 +1,10 @@
 """Sampling parameters: how one request is denoised, checked as they are made."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from remask.core.checks import listed, real, whole
 from remask.errors import ConfigError, UnknownNameError
 
 REMASKING = (
@@ -35,7 +35,7 @@ class SamplingParams:
         eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
         threshold: transfer every candidate at least this confident (and always the best one).
         factor: Fast-dLLM's factor rule in place of a threshold.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, and so is anything below 1e-5.
         top_k: keep the k most probable tokens; None keeps all.
         top_p: keep the smallest set of tokens of this total probability; None keeps all.
         cfg_scale: classifier-free guidance; 0 is off.
@@ -64,27 +64,28 @@ class SamplingParams:
     order: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "steps", "block_length", "top_k"):
-            _whole(name, getattr(self, name), low=1)
-        _whole("seed", self.seed, low=0)
-        _real("temperature", self.temperature, low=0.0)
-        _real("cfg_scale", self.cfg_scale, low=0.0)
-        _real("threshold", self.threshold, low=0.0, high=1.0)
-        _real("factor", self.factor, low=0.0)
-        _real("top_p", self.top_p, low=0.0, high=1.0, above=True)
-        _real("eps", self.eps, low=0.0, high=1.0, above=True)
+        whole("max_tokens", self.max_tokens, low=1)
+        for name in ("steps", "block_length", "top_k"):
+            whole(name, getattr(self, name), low=1, optional=True)
+        whole("seed", self.seed, low=0, optional=True)
+        real("temperature", self.temperature, low=0.0)
+        real("cfg_scale", self.cfg_scale, low=0.0)
+        real("threshold", self.threshold, low=0.0, high=1.0, optional=True)
+        real("factor", self.factor, low=0.0, optional=True)
+        real("top_p", self.top_p, low=0.0, high=1.0, above=True, optional=True)
+        real("eps", self.eps, low=0.0, high=1.0, above=True, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
         if self.remasking is not None and self.remasking not in REMASKING:
             raise UnknownNameError("remasking", str(self.remasking), REMASKING)
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise ConfigError(f"stop must hold non-empty texts, got {list(self.stop)!r}")
-        for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, low=0)
+        self._check_stops()
         self._check_blocks()
         self._check_rules()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are taken by argmax. Temperatures that float32 cannot divide by count as 0."""
+        return self.temperature < 1e-5
 
     @property
     def block(self) -> int:
@@ -100,6 +101,15 @@ class SamplingParams:
     def steps_per_block(self) -> int:
         """Scheduled steps of each block."""
         return (self.steps or self.max_tokens) // self.blocks
+
+    def _check_stops(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for text in listed("stop", self.stop, "texts"):
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"stop must hold texts that are not empty, got {text!r}")
+        for token in listed("stop_token_ids", self.stop_token_ids, "token ids"):
+            whole("stop_token_ids", token, low=0)
 
     def _check_blocks(self) -> None:
         if self.max_tokens % self.block:
@@ -120,8 +130,13 @@ class SamplingParams:
             raise ConfigError("remasking 'confidence_threshold' needs threshold, a probability from 0 to 1")
         if (self.order is not None) != (self.remasking == "order"):
             raise ConfigError("order and remasking='order' go together: one list of canvas positions per block")
-        if self.order is not None and len(self.order) != self.blocks:
+        if self.order is None:
+            return
+        if len(listed("order", self.order, "lists, one per block")) != self.blocks:
             raise ConfigError(f"order must hold one list per block: {self.blocks} blocks, got {len(self.order)} lists")
+        for block in self.order:
+            for position in listed("order", block, "lists of canvas positions"):
+                whole("order", position, low=0)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":
@@ -132,25 +147,4 @@ class SamplingParams:
         for name in values:
             if name not in known:
                 raise UnknownNameError("sampling parameter", str(name), known)
-        for name in ("stop_token_ids", "order"):
-            if values.get(name) is not None and not isinstance(values[name], list | tuple):
-                raise ConfigError(f"{name} must be a list, got {values[name]!r}")
-        if not isinstance(values.get("stop", ()), str | list | tuple):
-            raise ConfigError(f"stop must be a text or a list of texts, got {values['stop']!r}")
         return cls(**{name: value for name, value in values.items() if value is not None})
-
-
-def _whole(name: str, value: object, low: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
-
-
-def _real(name: str, value: object, low: float, high: float = math.inf, above: bool = False) -> None:
-    if value is None:
-        return
-    bad_kind = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad_kind or not math.isfinite(value) or not low <= value <= high or (above and value == low):  # type: ignore[operator, arg-type]
-        bounds = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else " up")
-        raise ConfigError(f"{name} must be {bounds}, got {value!r}")

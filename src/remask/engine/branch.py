@@ -53,6 +53,11 @@ class Branch:
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
+        plan.check(len(self.canvas))
+        if (plan.predict & ~self.canvas.noisy).any():
+            raise PlanError("positions are predicted that are final already")
+        if self.states is None and any(span.save is not None for span in plan.spans):
+            raise PlanError("hidden states are to be kept of a canvas that has no room for them")
         live = plan.spans[-1].rows
         rows = predicting_rows(plan.predict, self.shift)
         if not live[rows].all():

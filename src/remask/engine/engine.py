@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from remask.engine.branch import (
     prefix_branch,
 )
 from remask.engine.config import EngineConfig
-from remask.engine.job import Decode, Job, check_planned
+from remask.engine.job import Decode, Job
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
 from remask.engine.scheduler import Scheduler
@@ -191,12 +192,10 @@ class Engine:
             raise ConfigError(f"id {request.id!r} is in use by another request; ids must differ")
         if not prompt:
             raise ConfigError("the prompt is empty; give at least one token")
-        bad = next(
-            (t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < shape.vocab), None
-        )
-        if bad is not None:
+        bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < shape.vocab]
+        if bad:
             raise ConfigError(
-                f"prompt_token_ids holds {bad!r}; token ids are whole numbers from 0 to {shape.vocab - 1}"
+                f"prompt_token_ids holds {bad[0]!r}; token ids are whole numbers from 0 to {shape.vocab - 1}"
             )
         length = len(prompt) + params.max_tokens
         if length > self.max_model_len:
@@ -243,12 +242,12 @@ class Engine:
         canvases = [Canvas(request.prompt_token_ids, request.params.max_tokens, shape.mask_id)]
         if job.branches_needed == 2:
             canvases.append(_unconditional(canvases[0], shape.mask_id))
-        own = [self._claim(job, len(canvas), prefix if i == 0 else 0, boundary) for i, canvas in enumerate(canvases)]
+        own = self._claim_all(job, [len(canvas) for canvas in canvases], prefix, boundary)
         lease: Lease | None = None
-        if all(own) and boundary:
+        if own and boundary:
             tokens = request.prompt_token_ids[:prefix]
             lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
-        if not all(own) or (boundary and lease is None):
+        if not own or (boundary and lease is None):
             self._free(job)
             return False
         outputs = job.policy.needs_outputs
@@ -276,13 +275,24 @@ class Engine:
             return 0, 0
         boundary = job.policy.boundary(prefix, prompt + request.params.max_tokens, shape.layers)
         if boundary and not self.store.fits(prefix):
-            job.usage.prefix_note = (
-                f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
-            )
-            self.store.stats.refused += 1
-            log.warning("request %s runs uncached: %s", request.id, job.usage.prefix_note)
+            # A request that waits for pages comes here again and again; it is refused once.
+            if job.usage.prefix_note is None:
+                budget = self.store.budget_tokens
+                job.usage.prefix_note = f"prefix of {prefix} tokens exceeds the store's budget of {budget}"
+                self.store.stats.refused += 1
+                log.warning("request %s runs uncached: %s", request.id, job.usage.prefix_note)
             return 0, 0
         return prefix, boundary
+
+    def _claim_all(self, job: Job, lengths: list[int], prefix: int, boundary: int) -> list[list[Extent]]:
+        """Pages of every canvas' own, for which idle store entries give way; empty, and none claimed, on failure."""
+        while True:
+            own = [self._claim(job, length, prefix if i == 0 else 0, boundary) for i, length in enumerate(lengths)]
+            if all(own):
+                return own
+            self._free(job)
+            if not self.store.give_way():
+                return []
 
     def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[Extent]:
         """Pages of a canvas' own: all of it, or what a lease leaves of it; empty where too few are free."""
@@ -316,18 +326,26 @@ class Engine:
     def _next(self) -> _Batch:
         """The work of the next step, side by side where it reads the same leased prefix."""
         batch = _Batch()
+        for job in [item for item in self._running if isinstance(item, Job) and item.ready]:
+            self._guarded(job, job.items)
         for item in self._running.next(lambda i: isinstance(i, PrefixPass) or i.ready, _cost):
             if isinstance(item, PrefixPass):
                 batch.passes.append(item)
-                continue
-            defect = check_planned(item)
-            if defect is None:
+            elif self._guarded(item, item.admit):
                 batch.jobs.append(item)
-            else:
-                log.error("request %s: policy defect: %s", item.request.id, defect)
-                self._end(item, "error", defect)
         batch.jobs.sort(key=lambda job: job.branches[0].sharing)
         return batch
+
+    def _guarded(self, job: Job, act: Callable[[], object]) -> bool:
+        """Whether `act`, which runs the job's policy, went well; else the job is ended with the defect as its error."""
+        try:
+            act()
+        # A policy may be anybody's code: whatever it raises is the end of its own request and of no other.
+        except Exception as error:
+            log.error("request %s: its cache policy failed: %s", job.request.id, error, exc_info=True)
+            self._end(job, "error", f"its cache policy failed: {error}")
+            return False
+        return True
 
     def _settle(
         self, batch: _Batch, scores: np.ndarray[tuple[int, int], np.dtype[np.float32]], row_layers: int

@@ -12,7 +12,6 @@ from torch import Tensor
 from remask.core.plan import Plan, View
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
 from remask.engine.branch import Branch, leased_prefix
-from remask.errors import PlanError
 from remask.policies.base import CachePolicy
 from remask.sampling.masked import MaskedDecoder
 from remask.sampling.rules import Rule
@@ -115,7 +114,7 @@ class Job:
             rows=slice(at, at + count),
             measure=self.rule.measure,
             filtered=self.rule.filtered,
-            temperature=params.temperature,
+            temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
             seed=step_seed(self.seed, self.decoder.step),
@@ -235,12 +234,3 @@ class Job:
         assert self.decode is not None
         text = self.decode(tokens)
         return any(stop in text for stop in self.request.params.stop)
-
-
-def check_planned(job: Job) -> str | None:
-    """Admit the job's next step; the defect's text where its policy planned what cannot be run."""
-    try:
-        job.admit()
-    except PlanError as error:
-        return str(error)
-    return None

@@ -8,9 +8,9 @@ import numpy as np
 from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.evals.transit import is_correct, make_workload
 from remask.llm import LLM
 from remask.models.source import BUNDLED
+from remask.tasks.transit import is_correct, make_workload
 
 BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
 

@@ -7,9 +7,9 @@ from itertools import accumulate, groupby
 from typing import Protocol
 
 from remask.errors import ConfigError
-from remask.evals import transit
 from remask.models.config import ModelConfig
 from remask.models.tokenizer import Tokenizer
+from remask.tasks import transit
 
 Message = Mapping[str, str]
 
@@ -78,7 +78,7 @@ class TransitPrompts:
     """The bundled model's task: a system prompt with a table, then riders' questions with their right answers."""
 
     tokenizer: Tokenizer
-    source: str = "the transit task (remask.evals.transit), questions answered about one table"
+    source: str = "the transit task (remask.tasks.transit), questions answered about one table"
     canvas: int = 288  # the system prompt, one question and one response
     response: int = 16
     rows: tuple[int, int] = (16, 64)  # of a table, so that system prompts end at many ratios

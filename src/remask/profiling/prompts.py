@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import ConfigError, UnknownNameError
-from remask.evals import transit
 from remask.models.loaded import LoadedModel
 from remask.models.tokenizer import ROLES, Tokenizer
 from remask.profiling.conversations import (
@@ -22,6 +21,7 @@ from remask.profiling.conversations import (
     TokenPrompts,
     TransitPrompts,
 )
+from remask.tasks import transit
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer

@@ -45,6 +45,8 @@ def resolve(params: SamplingParams, family: str, blockwise: bool = False) -> Rul
         raise ConfigError(
             f"{name} compares probabilities: use it with remasking {' or '.join(allowed)}, not {remasking}"
         )
+    if dynamic and params.eps is not None:
+        raise ConfigError("eps shapes Dream's time schedule, and threshold and factor use no schedule; set one of them")
     timed = remasking in _TIME_SCHEDULED and (family == "dream" or remasking == "origin" or params.eps is not None)
     if params.eps is not None and not timed:
         raise ConfigError(f"eps shapes Dream's time schedule; remasking {remasking!r} does not use one")

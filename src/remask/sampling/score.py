@@ -72,11 +72,13 @@ def _greedy(logits: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
 
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     """Token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
-    narrowed = logits / group.temperature if group.temperature > 0 else logits
-    narrowed = _filter(narrowed, group.top_k, group.top_p)
-    measured = (narrowed if group.filtered else logits).log_softmax(dim=-1)
-    choice = narrowed.clone()
+    tempered = logits / group.temperature if group.temperature > 0 else logits
+    measured = _filter(tempered, group.top_k, group.top_p) if group.filtered else logits
+    measured = measured.log_softmax(dim=-1)
+    # The mask is taken out before filtering, or it could be all that a filter leaves.
+    choice = tempered.clone()
     choice[:, mask_id] = -torch.inf
+    choice = _filter(choice, group.top_k, group.top_p)
     if group.temperature > 0:
         generator = torch.Generator(device=logits.device)
         generator.manual_seed(group.seed)

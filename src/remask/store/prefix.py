@@ -31,7 +31,7 @@ class Entry:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Lease:
     """A running request's right to read an entry in layers 0 .. boundary - 1; the entry cannot be evicted meanwhile."""
 
@@ -39,6 +39,7 @@ class Lease:
     boundary: int
     extent: Extent
     hit: bool  # another request's pass is reused
+    released: bool = False
 
 
 @dataclass(slots=True)
@@ -135,10 +136,19 @@ class PrefixStore:
 
     def release(self, lease: Lease) -> None:
         """Give a lease back. The entry stays until it is evicted. Raises `IntegrityError` on a second release."""
-        if lease.entry.leases < 1:
+        if lease.released:
             raise IntegrityError("a lease was released twice")
+        lease.released = True
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
+
+    def give_way(self) -> bool:
+        """Evict the next entry that nobody leases, for pages that a request needs; False where there is none."""
+        for entry in self.entries:
+            if entry.leases == 0 and entry.ready:
+                self._evict(entry)
+                return True
+        return False
 
     def drop(self, key: int | None = None) -> int:
         """Evict the entry of this hash, or all of them, except leased ones; returns how many went."""

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from remask.errors import ConfigError
-from remask.evals import transit
+from remask.tasks import transit
 
 
 def walk(table_text: str, start: str, hops: int) -> str:

@@ -1,0 +1,1 @@
+"""Tasks that the bundled models are trained for. Standard library only."""
