@@ -21,14 +21,14 @@ def test_a_typed_mask_token_is_not_noisy() -> None:
 
 def test_a_transferred_mask_token_is_final() -> None:
     canvas = Canvas([1], 2, MASK)
-    canvas.transfer(np.array([1]), np.array([MASK]))
+    canvas.transfer(np.array([1]), np.array([MASK]), 0)
     assert canvas.noisy.tolist() == [False, False, True]
     assert canvas.settled_lead == 1
 
 
 def test_transfer_touches_the_given_positions_only() -> None:
     canvas = Canvas([1, 2], 4, MASK)
-    canvas.transfer(np.array([3, 5]), np.array([7, 8]))
+    canvas.transfer(np.array([3, 5]), np.array([7, 8]), 4)
     assert canvas.tokens.tolist() == [1, 2, MASK, 7, MASK, 8]
     assert canvas.noisy.tolist() == [False, False, True, False, True, False]
 
@@ -37,7 +37,7 @@ def test_settled_lead_stops_at_the_first_gap() -> None:
     canvas = Canvas([1, 2], 4, MASK)
     leads = [canvas.settled_lead]
     for position in (3, 2, 5, 4):
-        canvas.transfer(np.array([position]), np.array([0]))
+        canvas.transfer(np.array([position]), np.array([0]), 0)
         leads.append(canvas.settled_lead)
     assert leads == [0, 0, 2, 2, 4]
 

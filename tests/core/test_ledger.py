@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remask.core.ledger import LEASED, NEVER, Ledger
+from remask.core.ledger import LEASED, UNWRITTEN, Ledger
 from remask.core.plan import Mask, Plan, PrefixHit, Span
 from remask.errors import PlanError
 
@@ -43,7 +43,7 @@ def test_leased_rows_are_read_only() -> None:
     with pytest.raises(PlanError, match="leased rows are read-only"):
         ledger.apply(one(2, rows(3, 0, 1, 2)))
     assert ledger.step == -1
-    assert (ledger.written[1] == NEVER).all()
+    assert (ledger.written[1] == UNWRITTEN).all()
 
 
 def test_frozen_leased_rows_may_be_computed() -> None:
@@ -107,7 +107,7 @@ def refused(written: list[list[int]], prefix: PrefixHit | None, plan: Plan) -> b
                 if state[layer][p] == LEASED:
                     return True
                 state[layer][p] = 99
-            if NEVER in state[layer]:
+            if UNWRITTEN in state[layer]:
                 return True
         live = here
     return False

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import Mask, Plan, PrefixHit, Span, View
+from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, View
 from remask.errors import PlanError
 
 LENGTH = 6
@@ -99,7 +99,17 @@ def test_map_applies_to_every_span_and_checks_the_result() -> None:
 
 def test_a_view_names_the_noisy_positions_of_its_block() -> None:
     noisy = mask(2, 3, 5)
-    view = View(layers=2, step=0, block_step=0, block=range(2, 4), prompt=2, noisy=noisy, prefix=PrefixHit(1, 1))
+    settled = np.where(noisy, NEVER, 0).astype(np.int32)
+    view = View(
+        layers=2,
+        step=0,
+        block_step=0,
+        block=range(2, 4),
+        prompt=2,
+        noisy=noisy,
+        settled=settled,
+        prefix=PrefixHit(1, 1),
+    )
     assert view.length == LENGTH
     assert view.candidates.tolist() == mask(2, 3).tolist()
     assert view.everything.all()

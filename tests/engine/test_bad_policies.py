@@ -8,22 +8,23 @@ import pytest
 
 from remask.core.plan import Plan, Span, View
 from remask.policies import BiCache, Dense, Reuse
+from remask.policies.base import IdlePasses, WithinRequest
 from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, prompt_of, request, run
 
 Planner = Callable[[View], Plan]
 
 
 @dataclass(frozen=True)
-class Bad:
+class Bad(WithinRequest):
     """Plans as `Reuse` does, until step 2: from then on as told. `layers` is how many read the prefix."""
 
     planner: Planner
     layers: int = LAYERS
 
     @property
-    def idle_passes(self) -> bool:
+    def idle_passes(self) -> IdlePasses:
         """Runs every pass."""
-        return True
+        return "all"
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """As many as told."""
@@ -171,11 +172,19 @@ def test_a_plan_may_restrict_what_is_committed() -> None:
 
 def test_a_pass_that_only_fills_caches_transfers_nothing() -> None:
     def fill_on_2(view: View) -> Plan:
-        return replace(whole(view), commit=view.everything & (view.step != 2))
+        fills = view.step == 2 and view.pass_index == 0
+        return replace(whole(view), commit=view.everything & False if fills else None)
 
     result = alone(Work(request("r", 8, 6, threshold=0.0, block_length=2), Bad(fill_on_2)))
-    assert [item.step for item in result.trace] == [0, 1, 3, 4]
+    assert [item.step for item in result.trace] == [0, 1, 2, 3]
     assert result.usage.forwards == 5
+
+
+def test_a_second_fill_pass_in_one_step_is_a_defect() -> None:
+    result = alone(Work(request("r", 8, 6), Bad(lambda view: replace(whole(view), commit=view.everything & False))))
+    assert result.finish_reason == "error"
+    assert result.error is not None
+    assert "fill" in result.error
 
 
 def test_predicting_nothing_is_a_pass_without_logits() -> None:

@@ -66,7 +66,8 @@ class Memory:
 def view(branch: Branch, step: int) -> View:
     canvas = branch.canvas
     block = range(canvas.prompt, len(canvas))
-    return View(LAYERS, step, step, block, canvas.prompt, canvas.noisy, leased_prefix(branch.lease))
+    hit = leased_prefix(branch.lease)
+    return View(LAYERS, step, step, block, canvas.prompt, canvas.noisy, canvas.settled, hit)
 
 
 def code(item: int, layer: int, position: int) -> float:
@@ -204,7 +205,7 @@ def test_random_batches(seed: int) -> None:
         elif branch.lease is not None:
             restoring.add(len(branch.lease.entry))
         canvas = branch.canvas
-        canvas.transfer(np.array([canvas.prompt]), np.array([11]))
+        canvas.transfer(np.array([canvas.prompt]), np.array([11]), 0)
         items.append((branch, policy.plan(view(branch, step))))
     label_states(items)
     check(pack(items, CPU), items)

@@ -11,6 +11,7 @@ from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit, View
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense, Reuse
+from remask.policies.base import Circumstances
 from tests.policies.views import MAX_LAYERS, layer_rows, same, views
 
 INTERVALS = st.none() | st.integers(1, 9)
@@ -58,7 +59,7 @@ def test_the_defaults_are_the_papers() -> None:
     policy = BiCache()
     assert policy.refresh_interval == 16
     assert policy.boundary_state == "stored"
-    assert policy.idle_passes
+    assert policy.idle_passes == "all"
 
 
 @given(views(prefix=True), INTERVALS)
@@ -107,9 +108,12 @@ def test_plans_can_be_run_step_after_step(
 
 
 def test_a_given_depth_must_fit_the_model() -> None:
+    fits = Circumstances(layers=4, shift=0, ordered=False)
+    BiCache(depth=4).check(fits)
+    BiCache(depth=DepthLookup({0: 9})).check(fits)  # a table of a deeper model is cut at the last layer
     assert BiCache(depth=4).boundary(10, 20, 4) == 4
     with pytest.raises(ConfigError, match=r"depth=5 exceeds the model's 4 layers; use 0 to 4"):
-        BiCache(depth=5).boundary(10, 20, 4)
+        BiCache(depth=5).check(fits)
 
 
 def test_a_table_gives_the_depth_of_the_ratio_within_the_model() -> None:

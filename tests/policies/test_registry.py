@@ -103,7 +103,7 @@ def test_bad_refresh_intervals(interval: Any) -> None:
         parse("bicache", {"depth": 1, "refresh_interval": interval}, no_table)
 
 
-@pytest.mark.parametrize("boundary", ["store", "", None, 1, True, ["stored"]])
+@pytest.mark.parametrize("boundary", ["store", "", 1, True, False, 0, ["stored"]])
 def test_bad_boundaries(boundary: Any) -> None:
     with pytest.raises(UnknownNameError, match=r"Unknown boundary .*Available: recomputed, stored"):
         parse("bicache", {"depth": 1, "boundary": boundary}, no_table)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from remask.core.plan import Plan, PrefixHit, View
+from remask.core.plan import NEVER, Plan, PrefixHit, View
 
 MAX_LAYERS = 6
 
@@ -23,7 +23,10 @@ def views(draw: st.DrawFn, prefix: bool | None = None) -> View:
     leased = draw(st.booleans()) if prefix is None else prefix
     hit = PrefixHit(draw(st.integers(1, prompt)), draw(st.integers(1, layers))) if leased else None
     step = draw(st.integers(0, 40))
-    return View(layers, step, draw(st.integers(0, step)), range(start, start + block_length), prompt, noisy, hit)
+    block_step = draw(st.integers(0, step))
+    settled = np.where(noisy, NEVER, np.where(np.arange(len(noisy)) < prompt, -1, max(0, step - 1))).astype(np.int32)
+    block = range(start, start + block_length)
+    return View(layers, step, block_step, block, prompt, noisy, settled, hit)
 
 
 def same(a: Plan, b: Plan) -> bool:

@@ -8,11 +8,11 @@ import pytest
 
 from remask.core.depth import percent
 from remask.errors import ConfigError
-from remask.tasks.transit import RULES, make_workload
 from remask.models.loaded import LoadedModel
 from remask.profiling.conversations import ChatPrompts, RandomPrompts, TokenPrompts, TransitPrompts
 from remask.profiling.profile import ProfileSettings, profile
 from remask.profiling.prompts import default_prompts, read_prompts
+from remask.tasks.transit import RULES, make_workload
 from tests import goldens
 from tests.profiling.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
 

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -15,11 +15,20 @@ from remask.sampling.schedule import TimeSchedule
 PROMPT = 3
 MASK_ID = 99
 
+Idle: TypeAlias = Literal["skipped", "within_block", "all"]
+IDLE: tuple[Idle, ...] = ("skipped", "within_block", "all")
+
 
 class Bench:
     """A decoder on a canvas of its own, fed with confidences."""
 
-    def __init__(self, family: str = "llada", idle: bool = True, seed: int = 1, **values: Any) -> None:
+    def __init__(
+        self,
+        family: str = "llada",
+        idle: Idle = "all",
+        seed: int = 1,
+        **values: Any,
+    ) -> None:
         self.params = SamplingParams(**values)
         self.canvas = Canvas([1] * PROMPT, self.params.max_tokens, MASK_ID)
         self.decoder = MaskedDecoder(self.params, resolve(self.params, family), self.canvas, seed, idle)
@@ -34,9 +43,14 @@ class Bench:
         chosen = self.decoder.choose(positions, values[positions].astype(np.float32))
         assert set(chosen.tolist()) <= set(positions.tolist())
         assert sorted(set(chosen.tolist())) == chosen.tolist()
-        self.canvas.transfer(chosen, np.zeros(len(chosen), dtype=np.int64))
+        self.canvas.transfer(chosen, np.zeros(len(chosen), dtype=np.int64), self.decoder.step)
         self.decoder.advance()
         return [int(p) for p in chosen]
+
+    def commit(self, positions: list[int]) -> None:
+        """One step whose transfers the plan chooses, not the rule."""
+        self.canvas.transfer(np.array(positions), np.zeros(len(positions), dtype=np.int64), self.decoder.step)
+        self.decoder.advance()
 
     def run(self, confidence: Any = None, limit: int = 500) -> list[list[int]]:
         steps = []
@@ -59,36 +73,85 @@ def test_steps_are_shared_evenly_and_the_first_take_more() -> None:
     assert [len(chosen) for chosen in bench.run()] == [3, 2, 3, 2]
 
 
-@pytest.mark.parametrize(("idle", "passes"), [(True, 8), (False, 4)])
-def test_steps_that_transfer_nothing_are_run_or_skipped_but_counted(idle: bool, passes: int) -> None:
+@pytest.mark.parametrize(("idle", "passes", "steps"), [("all", 8, 8), ("within_block", 4, 4), ("skipped", 4, 8)])
+def test_steps_after_a_blocks_last_transfer(idle: Idle, passes: int, steps: int) -> None:
+    """Run, left out of the schedule, or counted without a pass."""
     bench = Bench(max_tokens=4, block_length=2, steps=8, idle=idle)
     assert len(bench.run()) == passes
-    assert bench.decoder.step == 8
+    assert bench.decoder.step == steps
     assert not bench.canvas.noisy.any()
 
 
-def test_skipping_changes_no_transfer() -> None:
-    runs = [[chosen for chosen in Bench("dream", idle, max_tokens=12).run() if chosen] for idle in (True, False)]
-    assert runs[0] == runs[1]
+@pytest.mark.parametrize(("idle", "counts"), [("all", [0, 1]), ("within_block", [0, 1]), ("skipped", [1])])
+def test_idle_steps_before_a_transfer_are_run_within_a_block(idle: Idle, counts: list[int]) -> None:
+    """Of one mask Dream's schedule takes nothing until its last step, where everything goes."""
+    bench = Bench("dream", idle, max_tokens=1, steps=2)
+    assert [len(chosen) for chosen in bench.run()] == counts
+    assert bench.decoder.step == 2
+
+
+@pytest.mark.parametrize("idle", IDLE)
+def test_a_block_that_commits_less_than_its_share_takes_more_steps(idle: Idle) -> None:
+    """A plan may commit fewer positions than the schedule has; nothing may stay noisy for that."""
+    bench = Bench(max_tokens=4, steps=2, idle=idle)
+    bench.commit([3])
+    bench.commit([4])
+    assert (bench.decoder.block_step, bench.decoder.finished) == (2, False)
+    assert bench.run() == [[5, 6]]
+    assert bench.decoder.step == 3
+
+
+@pytest.mark.parametrize("idle", IDLE)
+def test_a_block_that_is_committed_early_ends_as_the_mode_says(idle: Idle) -> None:
+    bench = Bench(max_tokens=4, steps=4, idle=idle)
+    bench.commit([3, 4, 5, 6])
+    assert (bench.decoder.step, bench.decoder.finished) == {
+        "all": (1, False),
+        "within_block": (1, True),
+        "skipped": (4, True),
+    }[idle]
+
+
+@pytest.mark.parametrize("idle", IDLE)
+@pytest.mark.parametrize("rule", [{"threshold": 0.0}, {"factor": 4.0}])
+def test_a_dynamic_rule_ends_a_block_with_its_last_transfer(idle: Idle, rule: dict[str, float]) -> None:
+    bench = Bench(idle=idle, max_tokens=4, block_length=2, steps=40, **rule)
+    assert bench.run() == [[3, 4], [5, 6]]
+    assert bench.decoder.step == 2
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_modes_change_no_transfer(family: str) -> None:
+    runs = [
+        [chosen for chosen in Bench(family, idle, max_tokens=12, block_length=6, steps=24).run() if chosen]
+        for idle in IDLE
+    ]
+    assert runs[0] == runs[1] == runs[2]
 
 
 def test_dreams_first_step_can_be_idle() -> None:
-    idle, skipping = Bench("dream", max_tokens=12), Bench("dream", False, max_tokens=12)
+    idle, skipping = Bench("dream", max_tokens=12), Bench("dream", "skipped", max_tokens=12)
     assert idle.step() == []
     assert idle.decoder.step == 1
     assert skipping.decoder.step >= 1
 
 
-@given(st.integers(1, 12), st.integers(1, 24), st.booleans())
-def test_dreams_schedule_follows_what_is_left(tokens: int, steps: int, idle: bool) -> None:
+@given(st.integers(1, 12), st.integers(1, 24), st.sampled_from(IDLE))
+def test_dreams_schedule_follows_what_is_left(tokens: int, steps: int, idle: Idle) -> None:
     schedule, left, expected = TimeSchedule(steps, 1e-3), tokens, []
     for step in range(steps):
         expected.append(schedule.count(step, left))
         left -= expected[-1]
     bench = Bench("dream", idle, max_tokens=tokens, steps=steps)
     counts = [len(chosen) for chosen in bench.run()]
-    assert counts == (expected if idle else [count for count in expected if count])
-    assert bench.decoder.step == steps
+    last = max(step for step in range(steps) if expected[step]) + 1
+    by_mode = {
+        "all": expected,
+        "within_block": expected[:last],
+        "skipped": [count for count in expected if count],
+    }
+    assert counts == by_mode[idle]
+    assert bench.decoder.step == (last if idle == "within_block" else steps)
 
 
 def test_an_order_is_followed() -> None:
@@ -125,6 +188,45 @@ def test_an_order_takes_several_a_step() -> None:
 def test_a_bad_order_is_refused(order: Any) -> None:
     with pytest.raises(ConfigError, match="order"):
         Bench(max_tokens=4, block_length=2, remasking="order", order=order)
+
+
+@pytest.mark.parametrize("idle", IDLE)
+@pytest.mark.parametrize("remasking", ["random", "order"])
+def test_ordered_rules_know_a_steps_positions_before_its_pass(remasking: str, idle: Idle) -> None:
+    order = [[5, 3, 4], [8, 7, 6]] if remasking == "order" else None
+    bench = Bench(idle=idle, max_tokens=6, block_length=3, steps=8, remasking=remasking, order=order)
+    told = []
+    while not bench.decoder.finished:
+        known = bench.decoder.order
+        assert known is not None
+        told.append(known.tolist())
+        assert bench.step(np.random.default_rng(bench.decoder.step).random(9)) == sorted(known.tolist())
+    flat = [position for positions in told for position in positions]
+    if order is not None:
+        assert flat == [5, 3, 4, 8, 7, 6]
+    assert sorted(flat[:3]) == [3, 4, 5]
+    assert sorted(flat[3:]) == [6, 7, 8]
+    assert len(told) == {"all": 8, "within_block": 6, "skipped": 6}[idle]
+
+
+@pytest.mark.parametrize("values", [{}, {"threshold": 0.5}, {"remasking": "entropy"}, {"remasking": "origin"}])
+def test_other_rules_do_not(values: dict[str, Any]) -> None:
+    assert Bench(max_tokens=4, **values).decoder.order is None
+
+
+def test_the_random_order_is_drawn_from_the_seed_for_all_blocks_at_once() -> None:
+    """Blocks are drawn one after the other, so neither confidences nor steps shift the draws."""
+    rng = np.random.default_rng(5)
+    drawn = [start + rng.permutation(4) for start in (3, 7)]
+    slow, fast = (Bench(seed=5, max_tokens=8, block_length=4, steps=s, remasking="random") for s in (8, 4))
+    assert slow.run() == [[int(p)] for block in drawn for p in block]
+    assert fast.run() == [sorted(block[i : i + 2].tolist()) for block in drawn for i in (0, 2)]
+
+
+def test_an_ordered_rule_passes_over_what_a_plan_committed() -> None:
+    bench = Bench(max_tokens=4, steps=4, remasking="order", order=[[5, 3, 4, 6]])
+    bench.commit([3])
+    assert bench.run() == [[5], [4], [6]]
 
 
 def test_random_ignores_confidence_and_depends_on_the_seed() -> None:
@@ -226,12 +328,12 @@ RULES: list[dict[str, Any]] = [
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(1, 6),
-    st.booleans(),
+    st.sampled_from(IDLE),
     st.sampled_from(["llada", "dream"]),
     st.integers(0, 2**40),
 )
 def test_every_rule_ends_with_every_position_transferred_once(
-    rule: dict[str, Any], block: int, blocks: int, per_block: int, idle: bool, family: str, seed: int
+    rule: dict[str, Any], block: int, blocks: int, per_block: int, idle: Idle, family: str, seed: int
 ) -> None:
     values: dict[str, Any] = {"max_tokens": block * blocks, "block_length": block, "steps": per_block * blocks, **rule}
     bench = Bench(family, idle, seed, **values)

