@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,6 +74,9 @@ class CheckedTransformer(Transformer):
             for layer in stage.layers:
                 assert pool.k[layer][stage.slots].isfinite().all(), f"NaN written to K of layer {layer}"
                 assert pool.v[layer][stage.slots].isfinite().all(), f"NaN written to V of layer {layer}"
+                if stage.outputs:
+                    kept = [output[stage.slots] for output in pool.outputs[layer]]
+                    assert all(output.isfinite().all() for output in kept), f"NaN kept as an output of layer {layer}"
             for save in stage.save:
                 assert save.states.isfinite().all(), "NaN kept as a boundary state"
         return out
@@ -85,22 +89,36 @@ MODELS = {family: CheckedTransformer(config, lively_weights(config)) for family 
 
 def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:
     """An engine whose pages and boundary states are NaN whenever nobody owns them."""
+    return poisoned_engine(MODELS[family], decode, **limits)
+
+
+def poisoned_engine(
+    model: Transformer, decode: Callable[[Sequence[int]], str] | None = None, **limits: Any
+) -> Engine:
+    """The same of any model: K, V, cached outputs and boundary states are NaN until written, and once they are freed."""
     defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
-    engine = Engine(MODELS[family], EngineConfig(**{**defaults, **limits}), "test", decode)
-    for tensor in (*engine.pool.k, *engine.pool.v):
+    engine = Engine(model, EngineConfig(**{**defaults, **limits}), "test", decode)
+    pool, allocator = engine.pool, engine.allocator
+    for tensor in (*pool.k, *pool.v):
         tensor.fill_(torch.nan)
-    allocator, free, states = engine.allocator, engine.allocator.release, engine.store.new_states
+    free, states, keep = allocator.release, engine.store.new_states, pool.keep_outputs
 
     def release(extent: Extent) -> None:
         free(extent)
-        size = allocator.page_size
         for layer in extent.layers:
-            for page in extent.pages.tolist():
-                if allocator.references[layer, page] == 0:
-                    engine.pool.k[layer][page * size : (page + 1) * size] = torch.nan
-                    engine.pool.v[layer][page * size : (page + 1) * size] = torch.nan
+            unowned = extent.pages[allocator.references[layer, extent.pages] == 0]
+            slots = (unowned[:, None] * allocator.page_size + np.arange(allocator.page_size)).ravel()
+            for tensor in (pool.k[layer], pool.v[layer], *(pool.outputs[layer] if pool.outputs else ())):
+                tensor[torch.from_numpy(slots)] = torch.nan
+
+    def keep_outputs() -> None:
+        if not pool.outputs:
+            keep()
+            for tensor in (tensor for pair in pool.outputs for tensor in pair):
+                tensor.fill_(torch.nan)
 
     vars(allocator)["release"] = release
+    vars(pool)["keep_outputs"] = keep_outputs
     engine.store.new_states = lambda tokens: states(tokens).fill_(torch.nan)
     return engine
 

@@ -1,0 +1,248 @@
+"""Random requests under every policy, in mixed batches, against dense decoders that know nothing of this package.
+
+Both sides compute in float64, so that roundings decide nothing. Decodes that turn on less than float32 can tell are not
+drawn: the oracle must come to the same in both formats.
+"""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import pytest
+import torch
+
+from remask.core.depth import DepthLookup
+from remask.core.request import Request, Result
+from remask.core.sampling import SamplingParams
+from remask.models.loaded import load_model
+from remask.policies import parse
+from tests import goldens
+from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run
+from tests.oracles.canvas import Decode
+from tests.oracles.decode import decode
+from tests.oracles.dense import load
+
+Line: TypeAlias = dict[str, Any]
+Draw: TypeAlias = Callable[[random.Random, int], Line]
+Boundary: TypeAlias = Literal["stored", "recomputed"]
+
+VOCAB, MASK_ID = 256, 255
+STATES: tuple[Boundary, ...] = ("stored", "recomputed")
+LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4}
+
+
+@cache
+def model_of(name: str) -> CheckedTransformer:
+    loaded = load_model(str(goldens.model_dir(name)), torch.float64, CPU, dummy=False, progress=False)
+    return CheckedTransformer(loaded.config, loaded.weights)
+
+
+def blocks(rng: random.Random, least: int = 1) -> Line:
+    """A canvas in one to three blocks, and at least `least` steps for each, sometimes more than it has positions."""
+    block, count = rng.randint(2, 5), rng.randint(1, 3)
+    steps = count * rng.choice([least, max(2, least), 3, block, block + 2])
+    return {"max_tokens": block * count, "block_length": block, "steps": max(steps, least * count)}
+
+
+def llada_sampling(rng: random.Random) -> Line:
+    sampling = {**blocks(rng), "remasking": "low_confidence"}
+    rule: Line = rng.choice([{}, {}, {"threshold": rng.choice([0.2, 0.5])}, {"factor": rng.choice([0.8, 1.2])}])
+    return sampling | rule
+
+
+def whole_canvas(rng: random.Random) -> Line:
+    """Dream's own sampler."""
+    tokens = rng.randint(4, 10)
+    canvas: Line = {"max_tokens": tokens, "block_length": tokens}
+    if rng.random() < 0.25:
+        steps = rng.choice([n for n in range(1, tokens + 1) if tokens % n == 0])
+        return canvas | {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5]), "steps": steps}
+    remasking = rng.choice(["entropy", "topk_margin", "maskgit_plus"])
+    return canvas | {"remasking": remasking, "steps": rng.randint(2, tokens + 2), "eps": rng.choice([1e-3, 0.05])}
+
+
+def interval(rng: random.Random) -> int:
+    return rng.choice([1, 2, 3, 4, 7])
+
+
+def bicache_config(rng: random.Random, layers: int) -> Line:
+    return {
+        "depth": rng.randint(1, layers),
+        "refresh_interval": rng.choice([None, 1, 2, 3, 5]),
+        "boundary": rng.choice(STATES),
+    }
+
+
+def dllm_config(rng: random.Random, cfg: bool = False) -> Line:
+    config = {
+        "prompt_interval": rng.choice([1, 2, 4, 100]),
+        "response_interval": rng.choice([1, 2, 3, 5]),
+        "ratio": rng.choice([0.0, 0.25, 0.5, 1.0]),
+    }
+    return config | ({"cfg_interval": rng.choice([1, 2, 3])} if cfg else {})
+
+
+def ordered(rng: random.Random, layers: int) -> Line:
+    """The order holds positions from 0: the prompt's length is added once it is known."""
+    sampling = blocks(rng)
+    block, tokens = sampling["block_length"], sampling["max_tokens"]
+    order = [rng.sample(range(start, start + block), block) for start in range(0, tokens, block)]
+    config = {"refresh_interval": interval(rng), "window": rng.choice([0, 1, 2, 4])}
+    return {"cache_config": config, "sampling": {**sampling, "remasking": "order", "order": order}}
+
+
+LLADA: dict[str, Draw] = {
+    "none": lambda rng, layers: {"sampling": llada_sampling(rng)},
+    "none, guided": lambda rng, layers: {"sampling": blocks(rng) | {"remasking": "low_confidence", "cfg_scale": 1.5}},
+    "reuse": lambda rng, layers: {"sampling": llada_sampling(rng)},
+    "bicache": lambda rng, layers: {"cache_config": bicache_config(rng, layers), "sampling": llada_sampling(rng)},
+    "block-prefix": lambda rng, layers: {"sampling": llada_sampling(rng)},
+    "block-dual": lambda rng, layers: {"sampling": llada_sampling(rng)},
+    "bicache+block-dual": lambda rng, layers: {
+        "cache_config": bicache_config(rng, layers) | {"fill_pass": rng.choice(["separate", "separate", "transfer"])},
+        "sampling": blocks(rng) | {"remasking": "low_confidence"},
+    },
+    "dkv-decode": lambda rng, layers: {
+        "cache_config": {"refresh_interval": interval(rng)},
+        "sampling": llada_sampling(rng),
+    },
+    "dkv-greedy": ordered,
+    "dllm-cache": lambda rng, layers: {"cache_config": dllm_config(rng), "sampling": llada_sampling(rng)},
+    "dllm-cache, guided": lambda rng, layers: {
+        "cache_config": dllm_config(rng, cfg=True),
+        "sampling": llada_sampling(rng) | {"cfg_scale": rng.choice([0.5, 1.5])},
+    },
+}
+
+
+def dream_block(rng: random.Random, layers: int) -> Line:
+    if rng.random() < 0.5:
+        return {"sampling": blocks(rng, least=2) | {"remasking": "entropy"}}
+    rule = {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5])}
+    return {"sampling": {name: value for name, value in blocks(rng).items() if name != "steps"} | rule}
+
+
+def dream_dkv(rng: random.Random, layers: int) -> Line:
+    config = {"refresh_interval": interval(rng), "shift": rng.choice(["un", "un_right"])}
+    return {"cache_config": config, "sampling": whole_canvas(rng)}
+
+
+DREAM: dict[str, Draw] = {
+    "none": lambda rng, layers: {"sampling": whole_canvas(rng)},
+    "reuse": lambda rng, layers: {"sampling": whole_canvas(rng)},
+    "bicache": lambda rng, layers: {"cache_config": bicache_config(rng, layers), "sampling": whole_canvas(rng)},
+    "block-prefix": dream_block,
+    "block-dual": dream_block,
+    "dkv-decode": dream_dkv,
+    "dkv-pd": dream_dkv,
+    "dkv-prefill": lambda rng, layers: {"sampling": whole_canvas(rng)},
+    "dllm-cache": lambda rng, layers: {"cache_config": dllm_config(rng), "sampling": whole_canvas(rng)},
+}
+
+
+def draw_line(rng: random.Random, kind: str, draw: Draw, layers: int) -> Line:
+    """A request line under one policy. Prefixes are one of few, so that some are shared."""
+    line = {"cache": kind.split(",")[0], "cache_config": {}, **draw(rng, layers)}
+    length = rng.choice([2, 5, 9])
+    shared = random.Random(f"{length} {rng.randrange(2)}")
+    # The mask token may be among them, as users may type it.
+    prompt = [shared.randrange(VOCAB) for _ in range(length)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 4))]
+    if rng.random() < 0.3:
+        prompt[rng.randrange(length)] = MASK_ID
+    if "order" in line["sampling"]:
+        order = [[len(prompt) + offset for offset in block] for block in line["sampling"]["order"]]
+        line["sampling"] = line["sampling"] | {"order": order}
+    return line | {"prompt_token_ids": prompt, "prefix_length": length}
+
+
+def oracle(name: str, line: Line) -> Decode | None:
+    """What the line decodes to; None where float32 comes to something else, so that roundings would decide."""
+    folder, boundary = goldens.model_dir(name), line["cache_config"].get("boundary", "stored")
+    exact, rough = (decode(load(folder, dtype), line, boundary) for dtype in (torch.float64, torch.float32))
+    return exact if (exact.transfers, exact.picks) == (rough.transfers, rough.picks) else None
+
+
+def drawn(rng: random.Random, name: str, kind: str, draw: Draw) -> tuple[Line, Decode]:
+    """A line, and what it decodes to."""
+    for _ in range(50):
+        line = draw_line(rng, kind, draw, LAYERS[name])
+        expected = oracle(name, line)
+        if expected is not None:
+            return line, expected
+    raise AssertionError(f"{kind}: every decode turns on a rounding")
+
+
+def work_of(line: Line, name: str, joins: int) -> Work:
+    sampling = SamplingParams.from_mapping({"temperature": 0.0, "ignore_eos": True, **line["sampling"]})
+    policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
+    return Work(Request(name, line["prompt_token_ids"], sampling, line["prefix_length"]), policy, joins)
+
+
+def left_out(line: Line, expected: Decode, shift: int) -> int:
+    """Row-layers of the oracle that dLLM-Cache need not compute.
+
+    The oracle carries prompt rows through the first layer in every pass. Between prompt refreshes nothing reads them,
+    except the row that predicts the first response position on Dream.
+    """
+    if line["cache"] != "dllm-cache":
+        return 0
+    passes = expected.forwards
+    clocks = [passes]
+    if line["sampling"].get("cfg_scale"):
+        every = line["cache_config"]["cfg_interval"]
+        told = blind = 0
+        while told + blind < passes:
+            blind += told % every == 0 or told < 5
+            told += 1
+        clocks = [told, blind]
+    every = line["cache_config"]["prompt_interval"]
+    stale = sum(clock % every != 0 for count in clocks for clock in range(count))
+    return stale * (len(line["prompt_token_ids"]) - shift)
+
+
+def compare(line: Line, expected: Decode, result: Result, shift: int) -> None:
+    assert result.error is None
+    assert list(result.token_ids) == expected.output_ids
+    trace = [(list(transfer.positions), list(transfer.token_ids)) for transfer in result.trace]
+    assert trace == [(positions, tokens) for _, positions, tokens in expected.transfers]
+    usage = result.usage
+    if line["cache"] == "none":  # passes that transfer nothing are not run
+        assert usage.forwards == len(expected.transfers)
+        assert usage.row_layers == sum(sum(expected.rows[number]) for number, _, _ in expected.transfers)
+        return
+    assert usage.forwards == expected.forwards
+    assert usage.row_layers == expected.row_layers - left_out(line, expected, shift)
+    if usage.forwards == usage.steps:
+        assert [transfer.step for transfer in result.trace] == [number for number, _, _ in expected.transfers]
+
+
+def check(name: str, seed: str, kinds: dict[str, Draw]) -> None:
+    """One request of each kind in one batch, joining at different steps."""
+    rng = random.Random(seed)
+    drawn_lines = {kind: drawn(rng, name, kind, draw) for kind, draw in kinds.items()}
+    order = list(drawn_lines)
+    rng.shuffle(order)
+    work = [work_of(drawn_lines[kind][0], kind, rng.randrange(10)) for kind in order]
+    model = model_of(name)
+    limits = {
+        "max_num_seqs": rng.choice([2, 5, 20]),
+        "max_row_layers": rng.choice([None, 200, 1000]),
+        "page_size": rng.choice([1, 3, 4, 16]),
+        "store_budget_tokens": rng.choice([10, 25, 64]),
+    }
+    results = run(poisoned_engine(model, **limits), work)
+    for kind, (line, expected) in drawn_lines.items():
+        compare(line, expected, results[kind], model.config.shift)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["llada", "llada_gqa"])
+def test_llada(name: str, seed: int) -> None:
+    check(name, f"{name} {seed}", LLADA)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", ["dream", "dream_dllm"])
+def test_dream(name: str, seed: int) -> None:
+    check(name, f"{name} {seed}", DREAM)
