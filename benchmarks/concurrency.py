@@ -62,7 +62,8 @@ def seconds(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], at_a_time: int
 def first_settled(llm: LLM, policy: CachePolicy, tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
     """Seconds until the first response token was final, on a miss and then on a hit of the same prefix."""
     engine = llm.new_engine(EngineConfig(max_num_seqs=1, store_budget_tokens=16384))
-    misses, hits = [], []
+    misses: list[float] = []
+    hits: list[float] = []
     for task in tasks:
         for times in (misses, hits):
             (output,) = llm.run([Work(task.request, policy)], engine=engine, progress=False)

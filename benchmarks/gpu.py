@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from remask.profiling.table import DepthTable
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.depth import percent
 from remask.evals.bench import Contender, run_bench
 from remask.evals.workload import random_workload
 from remask.policies import BiCache
+from remask.profiling.table import DepthTable
 
 CELLS = ((0.759, 1600), (0.882, 2400), (0.901, 3200), (0.945, 4096))  # (prefix share of the prompt, canvas)
+STAND_IN = ("llada-100m", "float32")
 TABLE = Path(__file__).parents[1] / "src/remask/tables/llada-8b-instruct.json"
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--output", help="file for the JSON")
     args = parser.parse_args()
     real = torch.cuda.is_available()
-    model, dtype = ("llada-8b", "bfloat16") if real else ("llada-100m", "float32")
+    model, dtype = ("llada-8b", "bfloat16") if real else STAND_IN
     new, steps = (256, 128) if real else (16, 8)
     llm = LLM(model, load_format="dummy", dtype=dtype, engine=EngineConfig(max_num_seqs=1, max_model_len=64))
     results = []

@@ -1,7 +1,7 @@
 """`LLM`: a model, its engine and its depth table behind one object."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ class LLM:
 
     def run(
         self, work: Sequence[Work], *, trace: bool = False, engine: Engine | None = None, progress: bool | None = None
-    ) -> Iterator[Output]:
+    ) -> Generator[Output, None, None]:
         """Run requests to their ends, each under its own policy, and yield outputs as they finish.
 
         Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early

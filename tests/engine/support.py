@@ -21,6 +21,9 @@ from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
 from remask.store.pages import Extent
 
 CPU = torch.device("cpu")
@@ -188,13 +191,33 @@ def outcome(result: Result) -> tuple[Any, ...]:
     return (result.token_ids, result.finish_reason, result.trace, work_of(result.usage), result.error)
 
 
-def random_policy(rng: random.Random) -> CachePolicy:
-    """Any policy with any settings."""
+def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
+    """One policy of each kind that caches within a request, with any settings; `dkv-greedy` only fits some samplers."""
+    interval, dream = rng.choice([None, 1, 2, 3, 16]), family == "dream"
+    shifts: tuple[Literal["un", "un_right"] | None, ...] = (None, "un", "un_right") if dream else (None,)
+    fills: tuple[Literal["transfer", "separate"], ...] = ("transfer",) if dream else ("transfer", "separate")
+    cached = DllmCache(rng.choice([1, 3, 100]), rng.choice([1, 2, 4]), rng.choice([0.0, 0.3, 1.0]), rng.choice([1, 2, 3]))
+    policies: dict[str, CachePolicy] = {
+        "none": Dense(),
+        "block-prefix": BlockPrefix(),
+        "block-dual": BlockDual(rng.choice(fills)),
+        "dkv-decode": DkvDecode(interval, rng.choice(shifts)),
+        "dkv-prefill": DkvPrefill(),
+        "dkv-pd": DkvPd(interval, rng.choice(shifts)),
+        "dllm-cache": cached,
+    }
+    return policies if dream else policies | {"dkv-greedy": DkvGreedy(interval, rng.randint(0, 4))}
+
+
+def random_policy(rng: random.Random, family: str, ordered: bool) -> CachePolicy:
+    """Any policy with any settings that a sampler fits which knows its positions beforehand (`ordered`) or not."""
     states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
+    inner = inner_policies(rng, family)
+    if not ordered:
+        inner.pop("dkv-greedy", None)
     interval = rng.choice([None, 1, 2, 3, 16])
-    bicache = BiCache(depth=rng.randint(0, LAYERS), refresh_interval=interval, boundary_state=rng.choice(states))
-    policies: list[CachePolicy] = [Dense(), Reuse(), bicache, bicache, bicache]
-    return rng.choice(policies)
+    over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(0, LAYERS), interval, rng.choice(states))
+    return rng.choice([Reuse(), over, over, over, *inner.values()])
 
 
 SAMPLING: tuple[Mapping[str, Any], ...] = (
@@ -204,6 +227,7 @@ SAMPLING: tuple[Mapping[str, Any], ...] = (
     {"steps": 3},
     {"steps": 16},
     {"remasking": "random"},
+    {"remasking": "random", "block_length": 4, "steps": 4},
     {"remasking": "entropy", "eps": 0.01},
     {"remasking": "topk_margin"},
     {"remasking": "maskgit_plus", "top_p": 0.9, "temperature": 0.8},
@@ -226,4 +250,5 @@ def random_work(rng: random.Random, family: str, name: str) -> Work:
     prompt = prompt_of(length, seed=rng.randrange(2)) + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 5))]
     sampling = {"max_tokens": 8, "ignore_eos": True, **rng.choice(SAMPLING), "seed": rng.randrange(1000)}
     prefix = rng.choice([0, length, length, length, min(length + 1, len(prompt))])
-    return Work(Request(name, prompt, SamplingParams(**sampling), prefix), random_policy(rng), rng.randrange(12))
+    policy = random_policy(rng, family, sampling.get("remasking") == "random")
+    return Work(Request(name, prompt, SamplingParams(**sampling), prefix), policy, rng.randrange(12))

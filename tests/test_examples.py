@@ -1,0 +1,41 @@
+"""The examples run, and say what they promise."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_shared_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "shared_prefix.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("## ")[1].split()[0] for line in lines] == ["pond", "reef", "mill"]
+    assert [int(number) > 0 for number in re.findall(r"\[(\d+) tokens", "\n".join(lines))] == [False, True, True]
+
+
+def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(ROOT / "examples" / "transit.jsonl")
+    sampling = '{"max_tokens": 16, "steps": 8, "block_length": 2}'
+    options = ["--model", "bundled", "--dtype", "float32", "--cache", "bicache", "--sampling", sampling]
+    assert main(["--quiet", "generate", *options, "--input", file]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["text"].split("## ")[1] for answer in sorted(answers, key=lambda answer: str(answer["id"]))] == [
+        "laurel",
+        "meadow",
+        "river",
+        "quarry",
+    ]
+
+
+def test_every_python_block_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+    assert "## pond" in capsys.readouterr().out
