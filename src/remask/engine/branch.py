@@ -48,8 +48,8 @@ class Branch:
 
     @property
     def sharing(self) -> int:
-        """Equal for branches that read the same leased prefix; 0 without one."""
-        return 0 if self.lease is None else id(self.lease.entry)
+        """Equal for branches that read the same leased prefix; -1 without one."""
+        return -1 if self.lease is None else self.lease.entry.key
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""

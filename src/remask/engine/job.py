@@ -22,8 +22,6 @@ from remask.store.prefix import Lease
 
 Decode = Callable[[Sequence[int]], str]
 
-GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs (dLLM-Cache's code)
-
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -127,8 +125,9 @@ class Job:
         )
 
     def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
-        """Keep the guidance' residual, conditional minus unconditional, where later steps go without the latter."""
-        if group.guide is not None and (self.policy.cfg_interval or 1) > 1:
+        """Keep the guidance' residual, conditional minus unconditional, where the next step goes without the latter."""
+        assert self.decoder is not None
+        if group.guide is not None and not self.policy.guides(self.decoder.step + 1):
             self._residual = (np.flatnonzero(self.plan.predict), logits[group.rows] - logits[group.guide])
 
     def _kept_residual(self) -> Tensor:
@@ -139,17 +138,14 @@ class Job:
 
     def _guided_now(self) -> bool:
         assert self.decoder is not None
-        interval = self.policy.cfg_interval
-        if len(self.branches) == 1 or interval is None:
-            return len(self.branches) == 2
-        return self.decoder.step < GUIDED_STEPS or self.decoder.step % interval == 0
+        return len(self.branches) == 2 and self.policy.guides(self.decoder.step)
 
     def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
         """End the pass: transfer what the plan or the sampler chooses of the predicted positions; None for nothing."""
         assert self.decoder is not None
         plan = self.plan
         clocks = [branch for branch, _ in self.items()]
-        self.usage.forwards += 1 if self.policy.cfg_interval is None else len(clocks)
+        self.usage.forwards += len(clocks) if self.policy.own_clocks else 1
         self.usage.row_layers += self.cost
         self._items = None
         if plan.fills:

@@ -36,5 +36,5 @@ class Pool:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in one layer."""
-        return 2 * self.k[0][0].nbytes
+        """Bytes of one token in one layer: K and V, and outputs where they are kept."""
+        return sum(t[0].nbytes for t in (self.k[0], self.v[0], *(self.outputs[0] if self.outputs else ())))

@@ -37,10 +37,12 @@ class CachePolicy(Protocol):
         ...
 
     @property
-    def cfg_interval(self) -> int | None:
-        """Guided requests: None runs both canvases in every pass, which counts as one. Else the unconditional canvas
-        has a clock of its own, and runs every so many steps; its share of the guidance is kept in between.
-        """
+    def own_clocks(self) -> bool:
+        """Whether the two canvases of a guided request count their steps and forwards apart."""
+        ...
+
+    def guides(self, step: int) -> bool:
+        """Whether a guided request's unconditional canvas runs in `step`; else its share of the guidance is kept."""
         ...
 
     @property
@@ -79,9 +81,13 @@ class WithinRequest:
         return False
 
     @property
-    def cfg_interval(self) -> int | None:
-        """Both canvases in every pass."""
-        return None
+    def own_clocks(self) -> bool:
+        """A guided pair is one forward."""
+        return False
+
+    def guides(self, step: int) -> bool:  # noqa: ARG002
+        """Both canvases run in every pass."""
+        return True
 
     @property
     def without_prefix(self) -> Self:

@@ -62,9 +62,13 @@ class BiCache:
         return self.inner.needs_outputs
 
     @property
-    def cfg_interval(self) -> int | None:
+    def own_clocks(self) -> bool:
         """As the inner policy."""
-        return self.inner.cfg_interval
+        return self.inner.own_clocks
+
+    def guides(self, step: int) -> bool:
+        """As the inner policy."""
+        return self.inner.guides(step)
 
     @property
     def without_prefix(self) -> CachePolicy:

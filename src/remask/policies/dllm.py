@@ -7,6 +7,8 @@ import numpy as np
 from remask.core.plan import Mask, Plan, Span, TopRho, View
 from remask.policies.base import IdlePasses, WithinRequest
 
+GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
+
 
 @dataclass(frozen=True, slots=True)
 class DllmCache(WithinRequest):
@@ -43,9 +45,13 @@ class DllmCache(WithinRequest):
         return True
 
     @property
-    def cfg_interval(self) -> int | None:
-        """Kcfg."""
-        return self.guidance_interval
+    def own_clocks(self) -> bool:
+        """Each canvas of a guided pair has caches and a clock of its own."""
+        return True
+
+    def guides(self, step: int) -> bool:
+        """In the first steps, and every Kcfg."""
+        return step < GUIDED_STEPS or step % self.guidance_interval == 0
 
     def plan(self, view: View) -> Plan:
         """The first layer over all rows that are live, then the others with what the clocks leave of them."""

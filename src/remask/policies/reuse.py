@@ -32,8 +32,13 @@ class Reuse:
         return False
 
     @property
-    def cfg_interval(self) -> None:
-        """Both canvases in every pass."""
+    def own_clocks(self) -> bool:
+        """A guided pair is one forward."""
+        return False
+
+    def guides(self, step: int) -> bool:  # noqa: ARG002
+        """Both canvases run in every pass."""
+        return True
 
     @property
     def without_prefix(self) -> Dense:
