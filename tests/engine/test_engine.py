@@ -18,6 +18,9 @@ from remask.engine.engine import Engine
 from remask.errors import ConfigError, IntegrityError, UnknownNameError
 from remask.models.transformer import Transformer
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
 from remask.sampling.score import score
 from tests.engine.support import (
     EOS,
@@ -27,6 +30,7 @@ from tests.engine.support import (
     VOCAB,
     Work,
     alone,
+    inner_policies,
     lively_weights,
     make_engine,
     outcome,
@@ -180,6 +184,79 @@ def test_without_a_prefix_every_policy_is_none(family: str) -> None:
     same_answers(some_work(Dense(), 0), others, family)
 
 
+def shown(result: Result) -> tuple[Any, ...]:
+    """What was transferred in which order, steps without a pass left out."""
+    return result.token_ids, [(item.positions, item.token_ids) for item in result.trace]
+
+
+ALWAYS: dict[str, CachePolicy] = {
+    "dkv-decode, interval 1": DkvDecode(1),
+    "dllm-cache, Kp = Kr = 1": DllmCache(1, 1, 0.0),
+    "dllm-cache, Kp = 1, rho = 1": DllmCache(1, 100, 1.0),
+}
+DREAM_ALWAYS: dict[str, CachePolicy] = {
+    "dkv-decode, un": DkvDecode(1, "un"),
+    "dkv-decode, un_right": DkvDecode(1, "un_right"),
+}
+IDENTITIES: list[dict[str, Any]] = [
+    *SOME,
+    {"factor": 0.9, "block_length": 4},
+    {"remasking": "random", "block_length": 4, "steps": 4, "seed": 3},
+    {"remasking": "topk_margin"},
+    {"temperature": 1.0, "seed": 3},
+    {"cfg_scale": 1.0, "block_length": 4},
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [
+        *(pytest.param(family, policy, id=f"{family}, {name}") for family in MODELS for name, policy in ALWAYS.items()),
+        *(pytest.param("dream", policy, id=f"dream, {name}") for name, policy in DREAM_ALWAYS.items()),
+    ],
+)
+def test_a_cache_that_is_always_renewed_is_none(family: str, policy: CachePolicy) -> None:
+    for sampling in IDENTITIES:
+        work = request("r", 9, 6, **sampling)
+        plain, cached = (alone(Work(work, chosen), family) for chosen in (Dense(), policy))
+        assert shown(plain) == shown(cached), sampling
+
+
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("steps", [2, 4, 8, 16])
+def test_dkv_greedy_with_interval_1_is_none(window: int, steps: int) -> None:
+    for more in ({"remasking": "random", "seed": 5}, {"remasking": "order", "order": [[10, 9, 12, 11], [13, 16, 15, 14]]}):
+        work = request("r", 9, block_length=4, steps=steps, **more)
+        plain, cached = (alone(Work(work, chosen)) for chosen in (Dense(), DkvGreedy(1, window)))
+        assert shown(plain) == shown(cached)
+
+
+@pytest.mark.parametrize("policy", [BlockDual(), BlockPrefix()], ids=repr)
+@pytest.mark.parametrize("cfg_scale", [0.0, 1.0])
+def test_block_caches_with_one_step_a_block_are_none(policy: CachePolicy, cfg_scale: float) -> None:
+    for length in (1, 2, 4, 8):
+        work = request("r", 9, block_length=length, steps=8 // length, cfg_scale=cfg_scale)
+        plain, cached = (alone(Work(work, chosen)) for chosen in (Dense(), policy))
+        assert shown(plain) == shown(cached)
+        assert plain.usage.row_layers == cached.usage.row_layers
+
+
+@FAMILIES
+@pytest.mark.parametrize("seed", range(3))
+def test_bicache_without_a_prefix_or_at_depth_0_is_its_inner_policy(family: str, seed: int) -> None:
+    rng = random.Random(f"inner {family} {seed}")
+    for name, inner in inner_policies(rng, family).items():
+        rules: list[dict[str, Any]] = [{}, {"block_length": 4, "steps": 12}, {"threshold": 0.3}, {"cfg_scale": 1.0}]
+        sampling = {"remasking": "random", "seed": 1} if name == "dkv-greedy" else rng.choice(rules)
+        expected = outcome(alone(Work(request("r", 9, 0, **sampling), inner), family))
+        for prefix, depth in ((0, 2), (6, 0)):
+            policy = BiCache(inner, depth, rng.choice([None, 1, 2]), rng.choice(["stored", "recomputed"]))
+            got = outcome(alone(Work(request("r", 9, prefix, **sampling), policy), family))
+            if isinstance(inner, Dense) and depth == 0:
+                continue
+            assert got == expected, (name, prefix, depth)
+
+
 @FAMILIES
 def test_caching_is_an_approximation(family: str) -> None:
     """Were all these equal, the identities above would show nothing."""
@@ -188,9 +265,22 @@ def test_caching_is_an_approximation(family: str) -> None:
         Reuse(),
         BiCache(depth=1, refresh_interval=1),
         BiCache(depth=2, refresh_interval=4),
+        BlockPrefix(),
+        BlockDual(),
+        DkvDecode(4),
+        DkvPrefill(),
+        DkvPd(4),
+        DllmCache(3, 2, 0.5),
+        DllmCache(3, 2, 0.0),
+        BiCache(DkvDecode(4), depth=2),
+        BiCache(BlockDual(), depth=2),
+        BiCache(DllmCache(3, 2, 0.5), depth=2),
     ]
     traces = {
-        tuple(alone(Work(request("r", prompt_of(20, seed), 16), policy), family).trace for seed in range(6))
+        tuple(
+            alone(Work(request("r", prompt_of(20, seed), 16, block_length=4, max_tokens=16), policy), family).trace
+            for seed in range(6)
+        )
         for policy in policies
     }
     assert len(traces) == len(policies)
@@ -511,6 +601,34 @@ def test_ids_must_differ_while_in_use() -> None:
     run(engine, [])
     engine.add(request("a"), Dense())
     run(engine, [])
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-300])
+def test_a_temperature_that_float32_cannot_divide_by_is_greedy(temperature: float) -> None:
+    plain, tiny = (alone(Work(request("r", temperature=value, seed=1), Dense())) for value in (0.0, temperature))
+    assert outcome(plain) == outcome(tiny)
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "sampling", "message"),
+    [
+        ("llada", DkvDecode(8, "un"), {}, "shift='un' is for models"),
+        ("llada", BiCache(DkvPd(8, "un_right"), 1), {}, "shift='un_right' is for models"),
+        ("llada", DkvGreedy(), {}, "dkv-greedy plans by an order"),
+        ("llada", DkvGreedy(), {"threshold": 0.5}, "dkv-greedy plans by an order"),
+        ("dream", DkvGreedy(), {"remasking": "random"}, "dkv-greedy is defined for models"),
+        ("dream", BlockDual("separate"), {}, "fill_pass='separate'"),
+        ("dream", BiCache(BlockDual("separate"), 1), {}, "fill_pass='separate'"),
+    ],
+)
+def test_policies_that_do_not_suit_are_refused_with_the_request(
+    family: str, policy: CachePolicy, sampling: dict[str, Any], message: str
+) -> None:
+    engine = make_engine(family)
+    for call in (engine.check, engine.add):
+        with pytest.raises(ConfigError, match=message):
+            call(request("r", **sampling), policy)
+    assert not engine.busy
 
 
 def test_a_full_canvas_fits() -> None:

@@ -1,9 +1,13 @@
 """Random views for tests of policies."""
 
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Plan, PrefixHit, View
+from remask.core.plan import NEVER, Mask, Plan, PrefixHit, View
 
 MAX_LAYERS = 6
 
@@ -41,3 +45,66 @@ def layer_rows(plan: Plan, layer: int) -> tuple[list[bool], list[bool]]:
     span = next(span for span in plan.spans if layer in span.layers)
     frozen = np.zeros_like(span.rows) if span.frozen is None else span.frozen
     return span.rows.tolist(), (span.rows & frozen).tolist()
+
+
+@dataclass
+class Walk:
+    """A request on its way: views step after step, while positions are transferred at random."""
+
+    layers: int = 3
+    prompt: int = 4
+    block_length: int = 4
+    blocks: int = 2
+    per_step: int = 1
+    shift: int = 0
+    ordered: bool = False
+    seed: int = 0
+    idle: tuple[int, ...] = ()  # steps that transfer nothing
+
+    def __post_init__(self) -> None:
+        self.known: list[set[int]] = []  # what was final at the end of each step
+        self.moved: list[list[int]] = []  # what each step transferred, in order
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.block_length * self.blocks
+
+    def views(self) -> Iterator[View]:
+        """The view of every step; the step's transfers happen when the next one is asked for."""
+        rng = random.Random(self.seed)
+        noisy = np.arange(self.length) >= self.prompt
+        settled = np.where(noisy, NEVER, -1).astype(np.int32)
+        step = 0
+        for start in range(self.prompt, self.length, self.block_length):
+            block, block_step = range(start, start + self.block_length), 0
+            while noisy[block.start : block.stop].any():
+                left = [p for p in block if noisy[p]]
+                now = [] if step in self.idle else rng.sample(left, min(self.per_step, len(left)))
+                yield View(
+                    layers=self.layers,
+                    step=step,
+                    block_step=block_step,
+                    block=block,
+                    prompt=self.prompt,
+                    noisy=noisy.copy(),
+                    settled=settled.copy(),
+                    prefix=None,
+                    shift=self.shift,
+                    order=np.array(now, dtype=np.int64) if self.ordered else None,
+                )
+                noisy[now], settled[now] = False, step
+                self.moved.append(now)
+                self.known.append({p for p in range(self.length) if not noisy[p]})
+                step, block_step = step + 1, block_step + 1
+
+
+def rows_of(plan: Plan) -> set[int]:
+    """The rows of a plan that has the same in all layers, none of them frozen, picked or held."""
+    (span,) = plan.spans
+    assert (span.frozen, span.save, span.pick, span.held) == (None, None, None, None)
+    return positions(span.rows)
+
+
+def positions(mask: Mask) -> set[int]:
+    """The positions of a mask."""
+    return set(np.flatnonzero(mask).tolist())

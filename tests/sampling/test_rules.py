@@ -61,3 +61,31 @@ def test_eps_needs_a_rule_that_counts() -> None:
     """A threshold decides alone; an eps beside it would be silently dropped."""
     with pytest.raises(ConfigError, match="eps"):
         rule("dream", remasking="maskgit_plus", threshold=0.9, eps=0.1)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_under_block_caches_a_confidence_threshold_has_no_budget(family: str) -> None:
+    params = SamplingParams(max_tokens=4, remasking="confidence_threshold", threshold=0.5)
+    assert resolve(params, family, blockwise=True) == Rule("maskgit_plus", "probability", None, True)
+    assert resolve(params, family, blockwise=False).remasking == "confidence_threshold"
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"threshold": 0.5}, {"factor": 1.0}, {"remasking": "entropy"}, {"remasking": "random"}, {"remasking": "origin"}],
+    ids=repr,
+)
+def test_block_caches_change_no_other_rule(family: str, values: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=4, **values)
+    assert resolve(params, family, blockwise=True) == resolve(params, family)
+
+
+@pytest.mark.parametrize("remasking", REMASKING)
+def test_positions_are_known_beforehand_where_confidence_has_no_say(remasking: str) -> None:
+    values: dict[str, Any] = {"remasking": remasking}
+    if remasking == "order":
+        values["order"] = [[1, 2, 3, 4]]
+    if remasking == "confidence_threshold":
+        values["threshold"] = 0.5
+    assert rule("llada", **values).ordered == (remasking in ("order", "random"))

@@ -205,6 +205,28 @@ def test_groups_are_read_apart_and_in_order() -> None:
         at += count
 
 
+@pytest.mark.parametrize("scale", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.7}, {"measure": "entropy"}, {"top_k": 3, "filtered": True}])
+def test_a_kept_residual_guides_as_the_rows_that_it_came_from(scale: float, more: dict[str, Any]) -> None:
+    x = logits(6)
+    both = run(x, group(3, guide=slice(3, 6), cfg_scale=scale, **more))
+    kept = run(x[:3], group(3, residual=x[:3] - x[3:], cfg_scale=scale, **more))
+    assert kept[0] == both[0]
+    assert close(kept[1], both[1])
+
+
+def test_a_residual_is_added_to_its_own_rows_only() -> None:
+    x = logits(5)
+    residual = logits(2, seed=3)
+    guided = torch.cat([x[:1], x[1:3] + 2.0 * residual, x[3:]])
+    groups = group(1), group(0, rows=slice(1, 3), residual=residual, cfg_scale=2.0), group(0, rows=slice(3, 5))
+    before = residual.clone()
+    tokens, confidence = run(x, *groups)
+    assert tokens == without_mask(guided).argmax(-1).tolist()
+    assert close(confidence, softmax(guided)[range(5), tokens])
+    assert torch.equal(residual, before)
+
+
 @pytest.mark.parametrize("before", [0, 1, 7])
 def test_a_seed_gives_the_same_draw_whatever_stands_beside(before: int) -> None:
     x = logits(4, seed=9, scale=0.5)

@@ -28,22 +28,24 @@ class SdpaAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
         """See `Attention`."""
-        out = torch.empty_like(q)
-        for segment in segments:
-            if isinstance(segment, Direct):
-                out[segment.rows] = _direct(q[segment.rows], k, v, segment)
-            else:
-                out[segment.rows] = _cascade(q[segment.rows], k, v, segment)
-        return out.flatten(1)
+        if not segments:  # no row of the stage is computed
+            return q.flatten(1)
+        parts = [
+            (_direct if isinstance(segment, Direct) else _cascade)(q[segment.rows], k, v, segment)
+            for segment in segments
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 def _direct(q: Tensor, k: Tensor, v: Tensor, segment: Direct) -> Tensor:
     rows, heads, dim = q.shape
-    keys, values = k[segment.keys], v[segment.keys]
-    groups = keys.shape[1]
+    keys, values = k[segment.keys].transpose(0, 1)[None], v[segment.keys].transpose(0, 1)[None]
+    groups = k.shape[1]
+    if groups == heads:
+        return F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
     # Everything is visible, so the query heads that share a key head are only more rows of it.
     grouped = q.view(rows, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(1, groups, -1, dim)
-    out = F.scaled_dot_product_attention(grouped, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+    out = F.scaled_dot_product_attention(grouped, keys, values)
     return out.view(groups, heads // groups, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim)
 
 

@@ -1,0 +1,89 @@
+"""Long random runs of one engine, and every golden run by itself. Too long for every run: `scripts/soak`."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from remask.core.request import Result
+from tests import goldens
+from tests.cli.test_goldens import LAYERS, SUPPORTED, check
+from tests.engine.support import Work, alone, make_engine, outcome, random_work
+
+pytestmark = pytest.mark.soak
+
+STEPS = 4000
+COMPARED = 0.1  # share of the requests that are run again, alone
+
+
+def limits(rng: random.Random) -> dict[str, Any]:
+    """Memory and budgets that are mostly too small."""
+    return {
+        "max_num_seqs": rng.randint(1, 8),
+        "max_model_len": 32,
+        "max_row_layers": rng.choice([None, 1, 50, 200, 600]),
+        "page_size": rng.choice([1, 3, 4, 16]),
+        "store_budget_tokens": rng.choice([4, 10, 16, 40]),
+        "eviction": rng.choice(["fifo", "lru"]),
+    }
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> None:
+    """All policies, some cancelled in any phase; every page has its owners throughout, and company changes nothing."""
+    rng = random.Random(f"soak {family} {seed}")
+    chosen = limits(rng)
+    engine = make_engine(family, **chosen)
+    work: dict[str, Work] = {}
+    results: dict[str, Result] = {}
+    alive: list[str] = []
+    step = 0
+    while step < STEPS or engine.busy:
+        if step < STEPS and engine.waiting < 4 and rng.random() < 0.5:
+            item = random_work(rng, family, f"r{len(work)}")
+            work[item.request.id] = item
+            engine.add(item.request, item.policy)
+            alive.append(item.request.id)
+        if alive and rng.random() < 0.03:
+            engine.cancel(rng.choice(alive))
+        for event in engine.step():
+            if event.result is not None:
+                assert event.id not in results
+                results[event.id] = event.result
+                alive.remove(event.id)
+        engine.check_integrity()
+        if rng.random() < 0.005:
+            engine.store.drop()
+        step += 1
+        assert step < 20 * STEPS, f"stuck with {engine.waiting} waiting and {engine.running} running"
+    assert not alive
+    assert {result.finish_reason for result in results.values()} == {"stop", "length", "cancelled"}
+    engine.store.drop()
+    assert engine.allocator.used == 0
+    store = {name: chosen[name] for name in ("store_budget_tokens", "max_model_len")}
+    ended = [name for name, result in results.items() if result.finish_reason != "cancelled"]
+    assert len(ended) > 100
+    for name in rng.sample(ended, int(COMPARED * len(ended))):
+        assert outcome(results[name]) == outcome(alone(work[name], family, **store)), work[name]
+
+
+@pytest.mark.parametrize("model", goldens.MODELS)
+@pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-num-seqs", "64"]], ids=["alone", "together"])
+def test_all_golden_runs(tmp_path: Path, model: str, options: list[str]) -> None:
+    """One at a time, and all that fit at once."""
+    runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
+    source, target = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    lines = [json.dumps(goldens.request_line(run, name)) + "\n" for name, run in runs.items()]
+    source.write_text("".join(lines), encoding="utf-8")
+    files = ["--model", str(goldens.model_dir(model)), "--input", str(source), "--output", str(target)]
+    common = ["--dtype", "float32", "--device", "cpu", "--trace", "--max-model-len", "512"]
+    assert main(["--quiet", "generate", *files, *common, *options]) == 0
+    answers = {answer["id"]: answer for answer in map(json.loads, target.read_text(encoding="utf-8").splitlines())}
+    assert set(answers) == set(runs)
+    for name, run in runs.items():
+        check(run, answers[name], LAYERS[model])

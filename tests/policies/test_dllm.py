@@ -1,0 +1,178 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.depth import DepthLookup
+from remask.core.ledger import Ledger
+from remask.core.plan import Plan
+from remask.errors import ConfigError
+from remask.policies import BiCache, CachePolicy, parse
+from remask.policies.base import Circumstances
+from remask.policies.dllm import DllmCache
+from tests.policies.views import Walk, positions
+
+KNOBS = st.builds(
+    DllmCache,
+    prompt_interval=st.integers(1, 6),
+    response_interval=st.integers(1, 6),
+    ratio=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.999, 1.0]),
+    guidance_interval=st.integers(1, 3),
+)
+WALKS = st.builds(
+    Walk,
+    layers=st.integers(1, 4),
+    prompt=st.integers(1, 5),
+    block_length=st.integers(1, 6),
+    blocks=st.integers(1, 2),
+    shift=st.sampled_from([0, 1]),
+    seed=st.integers(0, 9),
+)
+
+
+def no_table() -> DepthLookup:
+    raise AssertionError("the depth table was asked for")
+
+
+def parts(plan: Plan, layer: int) -> tuple[set[int], set[int], set[int], int]:
+    """Of one layer: rows computed in any case, rows held, rows among which is picked, and how many."""
+    span = next(span for span in plan.spans if layer in span.layers)
+    held = set() if span.held is None else positions(span.held)
+    among = set() if span.pick is None else positions(span.pick.among)
+    assert span.frozen is None
+    assert held | among <= positions(span.rows)
+    assert not held & among
+    return positions(span.computed), held, among, 0 if span.pick is None else span.pick.count
+
+
+@given(WALKS, KNOBS)
+def test_rows_are_the_authors_but_for_idle_prompt_rows(walk: Walk, policy: DllmCache) -> None:
+    """Section 4. Between prompt refreshes only the prompt row that predicts the first response position is live."""
+    prompt, response = set(range(walk.prompt)), set(range(walk.prompt, walk.length))
+    live_prompt = {walk.prompt - 1} if walk.shift else set()
+    count = int(len(response) * policy.ratio)
+    for view in walk.views():
+        plan = policy.plan(view)
+        assert plan.layers == walk.layers
+        prompt_due = view.step % policy.prompt_interval == 0
+        response_due = view.step % policy.response_interval == 0
+        assert parts(plan, 0) == ((prompt if prompt_due else live_prompt) | response, set(), set(), 0)
+        for layer in range(1, walk.layers):
+            computed, held, among, picked = parts(plan, layer)
+            assert computed == (prompt if prompt_due else set()) | (response if response_due else set())
+            still = set() if prompt_due else live_prompt
+            picks = not response_due and count > 0
+            assert held == still | (set() if response_due or picks else response)
+            assert among == (response if picks else set())
+            assert picked == (count if picks else 0)
+
+
+@given(WALKS, KNOBS)
+def test_its_cost_counts_rows_that_are_computed(walk: Walk, policy: DllmCache) -> None:
+    for view in walk.views():
+        plan = policy.plan(view)
+        expected = 0
+        for layer in range(walk.layers):
+            computed, _, _, picked = parts(plan, layer)
+            expected += len(computed) + picked
+        assert plan.cost == expected
+
+
+@given(WALKS, KNOBS)
+def test_a_residual_that_is_kept_serves_later_blocks_too(walk: Walk, policy: DllmCache) -> None:
+    for view in walk.views():
+        plan = policy.plan(view)
+        wanted = view.candidates if policy.guidance_interval == 1 else view.noisy
+        assert plan.predict.tolist() == wanted.tolist()
+        assert plan.predict is not view.noisy
+        assert plan.commit is None
+
+
+@given(WALKS, KNOBS)
+def test_plans_read_only_what_was_written_and_change_no_view(walk: Walk, policy: DllmCache) -> None:
+    ledger = Ledger(walk.layers, walk.length, None)
+    for view in walk.views():
+        before = view.noisy.copy()
+        ledger.apply(policy.plan(view))
+        assert np.array_equal(before, view.noisy)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ratio", "count"), [(16, 0.25, 4), (15, 0.25, 3), (3, 0.3, 0), (10, 0.999, 9), (7, 1.0, 7), (8, 0.0, 0)]
+)
+def test_the_share_of_all_response_positions_is_rounded_down(tokens: int, ratio: float, count: int) -> None:
+    walk = Walk(block_length=tokens, blocks=1)
+    _, view, *_ = walk.views()
+    assert parts(DllmCache(ratio=ratio).plan(view), 1)[3] == count
+
+
+def test_what_it_says_of_itself() -> None:
+    policy = DllmCache()
+    assert policy == DllmCache(prompt_interval=100, response_interval=8, ratio=0.25, guidance_interval=1)
+    assert policy.idle_passes == "all"
+    assert policy.needs_outputs
+    assert policy.own_clocks
+    assert not policy.blockwise
+    assert policy.without_prefix is policy
+    assert policy.boundary(3, 9, 4) == 0
+    for shift in (0, 1):
+        policy.check(Circumstances(3, shift, ordered=False))
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"), [(1, list(range(13))), (3, [0, 1, 2, 3, 4, 6, 9, 12]), (100, [0, 1, 2, 3, 4])]
+)
+def test_guidance_runs_in_the_first_five_steps_and_every_interval(interval: int, expected: list[int]) -> None:
+    for policy in (DllmCache(guidance_interval=interval), BiCache(DllmCache(guidance_interval=interval), 1)):
+        assert [step for step in range(13) if policy.guides(step)] == expected
+        assert policy.own_clocks
+        assert policy.needs_outputs
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "expected"),
+    [
+        ("dllm-cache", None, DllmCache()),
+        (
+            "dllm-cache",
+            {"prompt_interval": 50, "response_interval": 7, "ratio": 0.5, "cfg_interval": 2},
+            DllmCache(50, 7, 0.5, 2),
+        ),
+        ("dllm-cache", {"ratio": 0}, DllmCache(ratio=0.0)),
+        ("dllm-cache", {"ratio": 1}, DllmCache(ratio=1.0)),
+        ("bicache+dllm-cache", {"depth": 2, "refresh_interval": 3, "ratio": 0.1}, BiCache(DllmCache(ratio=0.1), 2, 3)),
+    ],
+)
+def test_specs(spec: str, settings: dict[str, Any] | None, expected: CachePolicy) -> None:
+    assert parse(spec, settings, no_table) == expected
+
+
+@pytest.mark.parametrize("ratio", [-0.01, 1.01, 2, -1, np.nan, np.inf, "0.5", True, None, [0.5]])
+def test_bad_ratios(ratio: Any) -> None:
+    with pytest.raises(ConfigError, match="ratio must be a number from 0 to 1, got"):
+        parse("dllm-cache", {"ratio": ratio}, no_table)
+
+
+@pytest.mark.parametrize("name", ["prompt_interval", "response_interval", "cfg_interval"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True, None, np.nan])
+def test_bad_intervals(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number >= 1, got"):
+        parse("dllm-cache", {name: value}, no_table)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "message"),
+    [
+        ("dllm-cache", {"rho": 0.5}, "Unknown setting of cache policy 'dllm-cache' 'rho'.*Available: cfg_interval"),
+        ("dllm-cache", {"refresh_interval": 5}, "Unknown setting .* 'refresh_interval'"),
+        ("dllm-cache", {"promt_interval": 5}, r"Did you mean 'prompt_interval'\?"),
+        ("dllm", {}, "Unknown cache policy 'dllm'"),
+        ("dllm-cache+bicache", {}, "'dllm-cache' cannot stand before another policy"),
+        ("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot stand before another policy"),
+    ],
+)
+def test_what_cannot_be(spec: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(spec, settings, no_table)
