@@ -17,6 +17,15 @@ settings.register_profile(
 settings.load_profile("remask")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Soak tests run only where a marker expression asks for them."""
+    if config.option.markexpr:
+        return
+    soak = [item for item in items if item.get_closest_marker("soak") is not None]
+    config.hook.pytest_deselected(items=soak)
+    items[:] = [item for item in items if item not in soak]
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

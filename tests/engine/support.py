@@ -95,10 +95,8 @@ def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | 
     return poisoned_engine(MODELS[family], decode, **limits)
 
 
-def poisoned_engine(
-    model: Transformer, decode: Callable[[Sequence[int]], str] | None = None, **limits: Any
-) -> Engine:
-    """The same of any model: K, V, cached outputs and boundary states are NaN until written, and once they are freed."""
+def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:
+    """The same of any model: K, V, outputs and boundary states are NaN until they are written, and once freed."""
     defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
     engine = Engine(model, EngineConfig(**{**defaults, **limits}), "test", decode)
     pool, allocator = engine.pool, engine.allocator
@@ -196,7 +194,9 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
     interval, dream = rng.choice([None, 1, 2, 3, 16]), family == "dream"
     shifts: tuple[Literal["un", "un_right"] | None, ...] = (None, "un", "un_right") if dream else (None,)
     fills: tuple[Literal["transfer", "separate"], ...] = ("transfer",) if dream else ("transfer", "separate")
-    cached = DllmCache(rng.choice([1, 3, 100]), rng.choice([1, 2, 4]), rng.choice([0.0, 0.3, 1.0]), rng.choice([1, 2, 3]))
+    cached = DllmCache(
+        rng.choice([1, 3, 100]), rng.choice([1, 2, 4]), rng.choice([0.0, 0.3, 1.0]), rng.choice([1, 2, 3])
+    )
     policies: dict[str, CachePolicy] = {
         "none": Dense(),
         "block-prefix": BlockPrefix(),
@@ -217,7 +217,8 @@ def random_policy(rng: random.Random, family: str, ordered: bool) -> CachePolicy
         inner.pop("dkv-greedy", None)
     interval = rng.choice([None, 1, 2, 3, 16])
     over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(0, LAYERS), interval, rng.choice(states))
-    return rng.choice([Reuse(), over, over, over, *inner.values()])
+    policies: list[CachePolicy] = [Reuse(), over, over, over, *inner.values()]
+    return rng.choice(policies)
 
 
 SAMPLING: tuple[Mapping[str, Any], ...] = (

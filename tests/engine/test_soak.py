@@ -1,17 +1,14 @@
 """Long random runs of one engine, and every golden run by itself. Too long for every run: `scripts/soak`."""
 
-import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remask.cli import main
 from remask.core.request import Result
 from tests import goldens
-from tests.cli.test_goldens import LAYERS, SUPPORTED, check
+from tests.cli.test_goldens import LAYERS, SUPPORTED, check, generate
 from tests.engine.support import Work, alone, make_engine, outcome, random_work
 
 pytestmark = pytest.mark.soak
@@ -77,13 +74,7 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
 def test_all_golden_runs(tmp_path: Path, model: str, options: list[str]) -> None:
     """One at a time, and all that fit at once."""
     runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
-    source, target = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
-    lines = [json.dumps(goldens.request_line(run, name)) + "\n" for name, run in runs.items()]
-    source.write_text("".join(lines), encoding="utf-8")
-    files = ["--model", str(goldens.model_dir(model)), "--input", str(source), "--output", str(target)]
-    common = ["--dtype", "float32", "--device", "cpu", "--trace", "--max-model-len", "512"]
-    assert main(["--quiet", "generate", *files, *common, *options]) == 0
-    answers = {answer["id"]: answer for answer in map(json.loads, target.read_text(encoding="utf-8").splitlines())}
+    answers = generate(tmp_path, model, (goldens.request_line(run, name) for name, run in runs.items()), *options)
     assert set(answers) == set(runs)
     for name, run in runs.items():
         check(run, answers[name], LAYERS[model])

@@ -191,7 +191,7 @@ def test_a_shift_is_for_dream(kind: type[DkvDecode], shift: Literal["un", "un_ri
 def test_greedy_needs_an_order_and_rows_that_predict_their_own_position() -> None:
     DkvGreedy().check(Circumstances(3, 0, ordered=True))
     for policy in (DkvGreedy(), BiCache(DkvGreedy(), 1)):
-        with pytest.raises(ConfigError, match="dkv-greedy .* use remasking 'random' or 'order'"):
+        with pytest.raises(ConfigError, match=r"dkv-greedy .* use remasking 'random' or 'order'"):
             policy.check(LLADA)
         with pytest.raises(ConfigError, match=r"dkv-greedy .*\(LLaDA\), not Dream"):
             policy.check(Circumstances(3, 1, ordered=True))

@@ -111,7 +111,7 @@ def test_a_block_that_is_committed_early_ends_as_the_mode_says(idle: Idle, finis
 
 @pytest.mark.parametrize("idle", IDLE)
 @pytest.mark.parametrize("rule", [{"threshold": 0.0}, {"factor": 4.0}])
-def test_a_dynamic_rule_ends_a_block_with_its_last_transfer(idle: Idle, rule: dict[str, float]) -> None:
+def test_a_dynamic_rule_ends_a_block_with_its_last_transfer(idle: Idle, rule: dict[str, Any]) -> None:
     bench = Bench(idle=idle, max_tokens=4, block_length=2, steps=40, **rule)
     assert bench.run() == [[3, 4], [5, 6]]
     assert bench.decoder.step == 2

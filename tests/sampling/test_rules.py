@@ -73,7 +73,14 @@ def test_under_block_caches_a_confidence_threshold_has_no_budget(family: str) ->
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize(
     "values",
-    [{}, {"threshold": 0.5}, {"factor": 1.0}, {"remasking": "entropy"}, {"remasking": "random"}, {"remasking": "origin"}],
+    [
+        {},
+        {"threshold": 0.5},
+        {"factor": 1.0},
+        {"remasking": "entropy"},
+        {"remasking": "random"},
+        {"remasking": "origin"},
+    ],
     ids=repr,
 )
 def test_block_caches_change_no_other_rule(family: str, values: dict[str, Any]) -> None:

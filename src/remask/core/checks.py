@@ -14,7 +14,7 @@ def whole(name: str, value: object, low: int, *, optional: bool = False) -> None
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= LARGEST:
-        raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
+        raise ConfigError(f"{name} must be a whole number from {low} to 2**63 - 1, got {value!r}")
 
 
 def real(

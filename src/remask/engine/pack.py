@@ -118,8 +118,6 @@ def _computed_count(part: _Part) -> int:
 
 
 def _partial(parts: list[_Part], device: torch.device) -> Partial:
-    if any(part.span.frozen is not None for part in parts):
-        raise PlanError("frozen rows and cached outputs cannot meet in one stage")
     computed: list[Index] = []
     rows, owner, order, target = [], [], [], []
     seen = at = 0
@@ -145,15 +143,17 @@ def _partial(parts: list[_Part], device: torch.device) -> Partial:
 
 
 def _writes(parts: list[_Part]) -> tuple[Index | None, Index]:
-    """Rows whose K/V are written (None: all), and their slots."""
-    rows, slots, frozen = [], [], False
+    """Which of the computed rows write their K/V (None: all), and the slots of those that are known beforehand."""
+    rows, slots, frozen, at = [], [], False, 0
     for part in parts:
-        keep = np.ones(len(part.positions), dtype=np.bool_)
+        fixed = part.positions[part.span.computed[part.positions]]
+        keep = np.ones(_computed_count(part), dtype=np.bool_)  # the fixed rows, then those that a pick takes
         if part.span.frozen is not None:
-            keep = ~part.span.frozen[part.positions]
+            keep[: len(fixed)] = ~part.span.frozen[fixed]
             frozen = frozen or not keep.all()
-        rows.append(part.rows.start + np.flatnonzero(keep))
-        slots.append(part.table.slots[part.positions[keep]])
+        rows.append(at + np.flatnonzero(keep))
+        slots.append(part.table.slots[fixed[keep[: len(fixed)]]])
+        at += len(keep)
     return np.concatenate(rows) if frozen else None, np.concatenate(slots)
 
 

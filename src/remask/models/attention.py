@@ -30,10 +30,10 @@ class SdpaAttention:
         """See `Attention`."""
         if not segments:  # no row of the stage is computed
             return q.flatten(1)
-        parts = [
-            (_direct if isinstance(segment, Direct) else _cascade)(q[segment.rows], k, v, segment)
-            for segment in segments
-        ]
+        parts = []
+        for segment in segments:
+            rows = q[segment.rows]
+            parts.append(_direct(rows, k, v, segment) if isinstance(segment, Direct) else _cascade(rows, k, v, segment))
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 

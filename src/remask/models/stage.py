@@ -81,8 +81,8 @@ class Stage:
 
     layers: range
     positions: Tensor  # int64 [N], on their canvases: for RoPE
-    slots: Tensor  # int64 [W]: where the written rows' K/V live, in each of `layers`
-    written: Tensor | None  # int64 [W]: rows whose K/V are written; None: all N
+    slots: Tensor  # int64 [W]: where the written rows' K/V live, in each of `layers`, if all rows are computed
+    written: Tensor | None  # int64 [W]: computed rows whose K/V and outputs are written; None: all
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows go on
     segments: Segments
     restore: tuple[Restore, ...] = ()

@@ -57,7 +57,7 @@ class Transformer:
         fed = self._feed(h, w)
         if stage.outputs:
             for kept, new in zip(pool.outputs[layer], (attended, fed), strict=True):
-                kept.index_copy_(0, stage.slots, new)
+                kept.index_copy_(0, stage.slots, new if stage.written is None else new[stage.written])
         return h + fed
 
     def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
@@ -68,11 +68,10 @@ class Transformer:
         if part.pick is not None:
             rows = self._choose(h, w, layer, part, part.pick, pool)
         slots = part.slots[rows]
-        attention, ffn = pool.outputs[layer]
-        attention.index_copy_(0, slots, self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], slots))
-        h = h + attention[part.slots]
-        ffn.index_copy_(0, slots, self._feed(h[rows], w))
-        return h + ffn[part.slots]
+        written = slots if stage.written is None else slots[stage.written]
+        attended = self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], written)
+        h = h + _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
+        return h + _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
 
     def _choose(self, h: Tensor, w: LayerWeights, layer: int, part: Partial, pick: Pick, pool: Pool) -> Tensor:
         """The computed rows, those of `pick` whose V moved most among them; V is renewed for all that it looks at.
@@ -129,6 +128,18 @@ def _enter(stage: Stage, h: Tensor) -> Tensor:
     for save in stage.save:
         save.states.copy_(h[save.rows])
     return h
+
+
+def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
+    """What all rows of a stage add, [N, D]: `new` for the computed `rows`, what was kept at their slots for the others.
+
+    `new` is kept too, except where `written` leaves rows out: canvases that lease one prefix share its slots.
+    """
+    if written is None:
+        kept.index_copy_(0, slots[rows], new)
+        return kept[slots]
+    kept.index_copy_(0, slots[rows[written]], new[written])
+    return kept[slots].index_copy_(0, rows, new)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
