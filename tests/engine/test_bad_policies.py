@@ -7,24 +7,18 @@ import numpy as np
 import pytest
 
 from remask.core.plan import Plan, Span, View
-from remask.policies import BiCache, Dense, Reuse
-from remask.policies.base import IdlePasses, WithinRequest
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, prompt_of, request, run
 
 Planner = Callable[[View], Plan]
 
 
 @dataclass(frozen=True)
-class Bad(WithinRequest):
+class Bad(CachePolicy):
     """Plans as `Reuse` does, until step 2: from then on as told. `layers` is how many read the prefix."""
 
     planner: Planner
     layers: int = LAYERS
-
-    @property
-    def idle_passes(self) -> IdlePasses:
-        """Runs every pass."""
-        return "all"
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """As many as told."""

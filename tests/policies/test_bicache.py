@@ -59,7 +59,7 @@ def test_the_defaults_are_the_papers() -> None:
     policy = BiCache()
     assert policy.refresh_interval == 16
     assert policy.boundary_state == "stored"
-    assert policy.idle_passes == "all"
+    assert policy.traits.idle_passes == "all"
 
 
 @given(views(prefix=True), INTERVALS)

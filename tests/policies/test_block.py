@@ -79,12 +79,12 @@ def test_plans_read_only_what_was_written_and_change_no_view(policy: CachePolicy
 
 def test_what_they_say_of_themselves() -> None:
     assert BlockDual() == BlockDual(fill_pass="transfer")
-    assert BlockPrefix().idle_passes == BlockDual().idle_passes == "within_block"
-    assert BlockDual("separate").idle_passes == "all"
+    assert BlockPrefix().traits.idle_passes == BlockDual().traits.idle_passes == "within_block"
+    assert BlockDual("separate").traits.idle_passes == "all"
     for policy in (BlockPrefix(), BlockDual(), BlockDual("separate")):
-        assert policy.blockwise
-        assert not policy.needs_outputs
-        assert not policy.own_clocks
+        assert policy.traits.blockwise
+        assert not policy.traits.needs_outputs
+        assert not policy.traits.own_clocks
         assert policy.guides(1)
         assert policy.without_prefix is policy
         assert policy.boundary(3, 9, 4) == 0

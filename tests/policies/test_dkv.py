@@ -168,10 +168,10 @@ def test_what_they_say_of_themselves() -> None:
     assert DkvPd() == DkvPd(refresh_interval=8, shift=None)
     assert DkvGreedy() == DkvGreedy(refresh_interval=8, window=4)
     for policy in (DkvDecode(), DkvPrefill(), DkvPd(), DkvGreedy()):
-        assert policy.idle_passes == "all"
-        assert not policy.blockwise
-        assert not policy.needs_outputs
-        assert not policy.own_clocks
+        assert policy.traits.idle_passes == "all"
+        assert not policy.traits.blockwise
+        assert not policy.traits.needs_outputs
+        assert not policy.traits.own_clocks
         assert policy.guides(7)
         assert policy.without_prefix is policy
         assert policy.boundary(3, 9, 4) == 0

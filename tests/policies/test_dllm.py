@@ -111,10 +111,10 @@ def test_the_share_of_all_response_positions_is_rounded_down(tokens: int, ratio:
 def test_what_it_says_of_itself() -> None:
     policy = DllmCache()
     assert policy == DllmCache(prompt_interval=100, response_interval=8, ratio=0.25, guidance_interval=1)
-    assert policy.idle_passes == "all"
-    assert policy.needs_outputs
-    assert policy.own_clocks
-    assert not policy.blockwise
+    assert policy.traits.idle_passes == "all"
+    assert policy.traits.needs_outputs
+    assert policy.traits.own_clocks
+    assert not policy.traits.blockwise
     assert policy.without_prefix is policy
     assert policy.boundary(3, 9, 4) == 0
     for shift in (0, 1):
@@ -127,8 +127,8 @@ def test_what_it_says_of_itself() -> None:
 def test_guidance_runs_in_the_first_five_steps_and_every_interval(interval: int, expected: list[int]) -> None:
     for policy in (DllmCache(guidance_interval=interval), BiCache(DllmCache(guidance_interval=interval), 1)):
         assert [step for step in range(13) if policy.guides(step)] == expected
-        assert policy.own_clocks
-        assert policy.needs_outputs
+        assert policy.traits.own_clocks
+        assert policy.traits.needs_outputs
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def make_job(
     length = _checked_length(request, shape, max_model_len)
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-    rule = resolve(params, shape.family, policy.blockwise)
+    rule = resolve(params, shape.family, policy.traits.blockwise)
     policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
     job = Job(
         request=request,

@@ -61,7 +61,7 @@ class Job:
         self.branches, self.lease = branches, lease
         if lease is None:
             self.policy = self.policy.without_prefix
-        params, idle = self.request.params, self.policy.idle_passes
+        params, idle = self.request.params, self.policy.traits.idle_passes
         self.decoder = MaskedDecoder(params, self.rule, branches[0].canvas, self.seed, idle)
 
     def items(self) -> tuple[tuple[Branch, Plan], ...]:
@@ -145,7 +145,7 @@ class Job:
         assert self.decoder is not None
         plan = self.plan
         clocks = [branch for branch, _ in self.items()]
-        self.usage.forwards += len(clocks) if self.policy.own_clocks else 1
+        self.usage.forwards += len(clocks) if self.policy.traits.own_clocks else 1
         self.usage.row_layers += self.cost
         self._items = None
         if plan.fills:

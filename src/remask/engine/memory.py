@@ -58,7 +58,7 @@ class Memory:
         if not own or (boundary and lease is None):
             self.free(job)
             return False
-        outputs = job.policy.needs_outputs
+        outputs = job.policy.traits.needs_outputs
         if outputs:
             self.pool.keep_outputs()
         leases = [lease, None]  # only the conditional canvas starts with the shared prefix; the other one's is masked

@@ -1,12 +1,12 @@
 """What every cache policy answers."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 from remask.core.plan import Plan, View
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
-"""Which passes that transfer nothing are run: none, those of a block that still has noisy positions, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,85 +18,56 @@ class Circumstances:
     ordered: bool  # the sampler knows a step's positions before the pass
 
 
-class CachePolicy(Protocol):
-    """A frozen set of knobs and a pure function from `View` to `Plan`; it holds no tensors and no request state."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How requests under a policy are run, beside what their plans say.
+
+    Attributes:
+        idle_passes: which scheduled passes are run although they transfer nothing: none of them ("skipped"), those of
+            a block that still has noisy positions ("within_block"), or all, because later passes read what they write.
+        blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
+        needs_outputs: attention and FFN outputs are cached, beside K and V.
+        own_clocks: the two canvases of a guided request count their steps and forwards apart.
+    """
+
+    idle_passes: IdlePasses = "all"
+    blockwise: bool = False
+    needs_outputs: bool = False
+    own_clocks: bool = False
+
+
+class CachePolicy(ABC):
+    """A frozen set of knobs and a pure function from `View` to `Plan`; it holds no tensors and no request state.
+
+    The defaults are those of a policy that caches within one request only, and fits any model and sampler.
+    """
+
+    __slots__ = ()
 
     @property
-    def idle_passes(self) -> IdlePasses:
-        """Which scheduled passes are run although they transfer nothing, because later passes read what they write."""
-        ...
-
-    @property
-    def blockwise(self) -> bool:
-        """Whether threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget."""
-        ...
-
-    @property
-    def needs_outputs(self) -> bool:
-        """Whether attention and FFN outputs are cached, beside K and V."""
-        ...
-
-    @property
-    def own_clocks(self) -> bool:
-        """Whether the two canvases of a guided request count their steps and forwards apart."""
-        ...
-
-    def guides(self, step: int) -> bool:
-        """Whether a guided request's unconditional canvas runs in `step`; else its share of the guidance is kept."""
-        ...
+    def traits(self) -> Traits:
+        """How requests under this policy are run."""
+        return Traits()
 
     @property
     def without_prefix(self) -> "CachePolicy":
         """The policy for a request that leases no shared prefix."""
-        ...
+        return self
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, circumstances: Circumstances) -> None:  # noqa: B027 - most policies fit everything
         """Raise `ConfigError` where the policy cannot work on this model or with this sampler."""
-        ...
 
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """How many leading layers read a shared prefix of `prefix` tokens from the store; 0 leases nothing.
 
         `canvas` counts prompt and response, masks included; `layers` is the model's number of layers.
         """
-        ...
-
-    def plan(self, view: View) -> Plan:
-        """The next pass of the canvas in `view`, which is not changed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WithinRequest:
-    """What policies share that cache within one request only, and fit any model and sampler."""
-
-    @property
-    def blockwise(self) -> bool:
-        """Threshold decoding of Dream works on a budget."""
-        return False
-
-    @property
-    def needs_outputs(self) -> bool:
-        """K and V alone."""
-        return False
-
-    @property
-    def own_clocks(self) -> bool:
-        """A guided pair is one forward."""
-        return False
+        return 0
 
     def guides(self, step: int) -> bool:  # noqa: ARG002
-        """Both canvases run in every pass."""
+        """Whether a guided request's unconditional canvas runs in `step`; else its share of the guidance is kept."""
         return True
 
-    @property
-    def without_prefix(self) -> Self:
-        """Itself: no prefix is read anyway."""
-        return self
-
-    def check(self, circumstances: Circumstances) -> None:
-        """Fits everything."""
-
-    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
-        """Reads nothing from the store."""
-        return 0
+    @abstractmethod
+    def plan(self, view: View) -> Plan:
+        """The next pass of the canvas in `view`, which is not changed."""

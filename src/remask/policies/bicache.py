@@ -8,14 +8,14 @@ import numpy as np
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError, UnknownNameError
-from remask.policies.base import CachePolicy, Circumstances, IdlePasses
+from remask.policies.base import CachePolicy, Circumstances, Traits
 from remask.policies.dense import Dense
 
 BOUNDARIES = ("stored", "recomputed")
 
 
 @dataclass(frozen=True, slots=True)
-class BiCache:
+class BiCache(CachePolicy):
     """BiCache (arXiv 2606.07571, section 5) over any inner policy.
 
     Below the boundary the prefix's K/V come from the store and its rows are never computed. Above it the prefix rows
@@ -47,28 +47,9 @@ class BiCache:
             raise UnknownNameError("boundary", str(self.boundary_state), BOUNDARIES)
 
     @property
-    def idle_passes(self) -> IdlePasses:
-        """A pass that transfers nothing may be a refresh."""
-        return "all"
-
-    @property
-    def blockwise(self) -> bool:
-        """As the inner policy."""
-        return self.inner.blockwise
-
-    @property
-    def needs_outputs(self) -> bool:
-        """As the inner policy."""
-        return self.inner.needs_outputs
-
-    @property
-    def own_clocks(self) -> bool:
-        """As the inner policy."""
-        return self.inner.own_clocks
-
-    def guides(self, step: int) -> bool:
-        """As the inner policy."""
-        return self.inner.guides(step)
+    def traits(self) -> Traits:
+        """The inner policy's; but a pass that transfers nothing may be a refresh."""
+        return replace(self.inner.traits, idle_passes="all")
 
     @property
     def without_prefix(self) -> CachePolicy:
@@ -81,6 +62,10 @@ class BiCache:
         if isinstance(self.depth, int) and self.depth > layers:
             raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
         self.inner.check(circumstances)
+
+    def guides(self, step: int) -> bool:
+        """As the inner policy."""
+        return self.inner.guides(step)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
         """Depth b, from the table or as given, at most `layers`."""

@@ -1,5 +1,6 @@
 """`block-prefix` and `block-dual`: Fast-dLLM's caches, renewed by a full pass at the start of each block."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,13 +8,13 @@ import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import Circumstances, IdlePasses, WithinRequest
+from remask.policies.base import CachePolicy, Circumstances, Traits
 
 FILL_PASSES = ("transfer", "separate")
 
 
 @dataclass(frozen=True, slots=True)
-class Blockwise(WithinRequest):
+class Blockwise(CachePolicy):
     """Everything at a block's first step, then only the rows that `_rows` names (Fast-dLLM section 3.2).
 
     Where a row predicts the position after it (Dream), the row before the block is absent from cached passes; so the
@@ -21,14 +22,9 @@ class Blockwise(WithinRequest):
     """
 
     @property
-    def idle_passes(self) -> IdlePasses:
-        """A complete block pays no further pass."""
-        return "within_block"
-
-    @property
-    def blockwise(self) -> bool:
-        """Thresholds are compared within the block."""
-        return True
+    def traits(self) -> Traits:
+        """A complete block pays no further pass; thresholds are compared within the block."""
+        return Traits(idle_passes="within_block", blockwise=True)
 
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
@@ -41,8 +37,9 @@ class Blockwise(WithinRequest):
             (Span(layers, view.everything),), predict=view.candidates if commit is None else first, commit=commit
         )
 
+    @abstractmethod
     def _rows(self, view: View) -> Mask:
-        raise NotImplementedError
+        """Rows of a cached pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,9 @@ class BlockDual(Blockwise):
     fill_pass: Literal["transfer", "separate"] = "transfer"
 
     @property
-    def idle_passes(self) -> IdlePasses:
+    def traits(self) -> Traits:
         """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
-        return "all" if self.fill_pass == "separate" else "within_block"
+        return Traits(idle_passes="all" if self.fill_pass == "separate" else "within_block", blockwise=True)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses a separate fill pass where the row before the block predicts its first position."""

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from remask.core.plan import Plan, Span, View
-from remask.policies.base import IdlePasses, WithinRequest
+from remask.policies.base import CachePolicy, Traits
 
 
 @dataclass(frozen=True, slots=True)
-class Dense(WithinRequest):
+class Dense(CachePolicy):
     """Every row in every layer, every step."""
 
     @property
-    def idle_passes(self) -> IdlePasses:
+    def traits(self) -> Traits:
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return "skipped"
+        return Traits(idle_passes="skipped")
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows."""

@@ -1,5 +1,6 @@
 """dKV-Cache (arXiv 2505.15781): a token's K/V are cached one step after it is decoded."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,26 +9,22 @@ from numpy.typing import NDArray
 
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import Circumstances, IdlePasses, WithinRequest
+from remask.policies.base import CachePolicy, Circumstances
 
 SHIFTS = ("un", "un_right")
 
 
 @dataclass(frozen=True, slots=True)
-class _Delayed(WithinRequest):
-    """What the variants share."""
-
-    @property
-    def idle_passes(self) -> IdlePasses:
-        """A pass that transfers nothing still caches what the step before decoded."""
-        return "all"
+class _Delayed(CachePolicy):
+    """What the variants share. A pass that transfers nothing still caches what the step before decoded."""
 
     def plan(self, view: View) -> Plan:
         """One span over the rows that are not cached."""
         return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
 
+    @abstractmethod
     def _rows(self, view: View) -> Mask:
-        raise NotImplementedError
+        """Rows that are not cached."""
 
 
 @dataclass(frozen=True, slots=True)

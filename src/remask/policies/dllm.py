@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, TopRho, View
-from remask.policies.base import IdlePasses, WithinRequest
+from remask.policies.base import CachePolicy, Traits
 
 GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
 
 
 @dataclass(frozen=True, slots=True)
-class DllmCache(WithinRequest):
+class DllmCache(CachePolicy):
     """dLLM-Cache (arXiv 2506.06295): K, V, attention and FFN outputs are cached per layer.
 
     Prompt rows are computed every `prompt_interval` steps, response rows every `response_interval`; steps are counted
@@ -35,19 +35,9 @@ class DllmCache(WithinRequest):
     guidance_interval: int = 1
 
     @property
-    def idle_passes(self) -> IdlePasses:
-        """A pass that transfers nothing may be a refresh."""
-        return "all"
-
-    @property
-    def needs_outputs(self) -> bool:
-        """Rows that are not computed add cached outputs."""
-        return True
-
-    @property
-    def own_clocks(self) -> bool:
-        """Each canvas of a guided pair has caches and a clock of its own."""
-        return True
+    def traits(self) -> Traits:
+        """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
+        return Traits(needs_outputs=True, own_clocks=True)
 
     def guides(self, step: int) -> bool:
         """In the first steps, and every Kcfg."""
