@@ -161,7 +161,7 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
     with pytest.raises(ConfigError, match="holds no prompts"):
         read_prompts(path, ascii_model)
     path.write_text('\n{"prompt": ')
-    with pytest.raises(ConfigError, match="line 2: not JSON"):
+    with pytest.raises(ConfigError, match="line 2: a line is not JSON"):
         read_prompts(path, ascii_model)
     write_lines(path, [{"prompt": "One?"}, {"prompt_token_ids": [1]}])
     with pytest.raises(ConfigError, match="both texts and token ids"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remask.cli.options import add_model_options, json_object, open_llm
+from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    own = json_object("--sampling", args.sampling)
+    own = object_option("--sampling", args.sampling)
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
     if is_bundled(llm):
         if args.prefix_tokens is not None or args.prompt_tokens is not None:
@@ -68,7 +68,7 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[Contender]:
-    settings = json_object("--cache-config", args.cache_config)
+    settings = object_option("--cache-config", args.cache_config)
     names = [name.strip() for name in args.caches.split(",")]
     for name in settings:
         if name not in names:

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from remask.cli.options import add_engine_options, add_model_options, engine_config, json_object, open_llm
+from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.core.checks import json_object
 from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, RemaskError, UnknownNameError
@@ -49,7 +50,7 @@ class _Defaults:
 def run(args: argparse.Namespace) -> int:
     """Answer everything; 0 where all lines were answered, 1 where some failed."""
     defaults = _Defaults(
-        json_object("--sampling", args.sampling), args.cache, json_object("--cache-config", args.cache_config)
+        object_option("--sampling", args.sampling), args.cache, object_option("--cache-config", args.cache_config)
     )
     SamplingParams.from_mapping(defaults.sampling)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
@@ -84,7 +85,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults,
             continue
         name: object = None
         try:
-            line = _parse(text)
+            line = json_object("a line", text)
             name = line.get("id")
             item = _work(llm, line, str(number), defaults)
             llm.engine.check(item.request, item.policy)
@@ -101,16 +102,6 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults,
             failed += 1
             _fail(target, names[output.id], int(output.id), output.error)
     return 1 if failed else 0
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error}") from error
-    if not isinstance(line, dict):
-        raise ConfigError(f"a line must be a JSON object, got {type(line).__name__}")
-    return line
 
 
 def _work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: _Defaults) -> Work:

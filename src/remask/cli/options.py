@@ -1,11 +1,10 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
-import json
 from typing import Any
 
+from remask.core.checks import json_object
 from remask.engine.config import EngineConfig
-from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.eviction import EVICTIONS
 
@@ -76,14 +75,6 @@ def open_llm(
     )
 
 
-def json_object(option: str, text: str | None) -> dict[str, Any]:
+def object_option(option: str, text: str | None) -> dict[str, Any]:
     """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{option} must be a JSON object such as '{{\"depth\": 6}}': {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option} must be a JSON object, got {text!r}")
-    return value
+    return {} if text is None else json_object(option, text)

@@ -1,5 +1,6 @@
 """Checks of values that users give. Each raises `ConfigError` naming the field, the value and what is allowed."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -34,4 +35,15 @@ def listed(name: str, value: object, of: str) -> Sequence[Any]:
     """A list or tuple; `of` says of what."""
     if not isinstance(value, list | tuple):
         raise ConfigError(f"{name} must be a list of {of}, got {value!r}")
+    return value
+
+
+def json_object(what: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`; `what` names it in errors."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{what} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")
     return value

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from remask.core.checks import json_object
 from remask.errors import ConfigError, UnknownNameError
 from remask.models.loaded import LoadedModel
 from remask.models.tokenizer import ROLES, Tokenizer
@@ -86,12 +87,7 @@ def _reads(tokenizer: Tokenizer, text: str) -> bool:
 
 def _line(text: str, model: LoadedModel) -> Any:
     """The prompt on one line: a tuple of messages, or a tuple of token ids."""
-    try:
-        line = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON: {error}") from error
-    if not isinstance(line, dict):
-        raise ConfigError(f"a line must be a JSON object, got {type(line).__name__}")
+    line = json_object("a line", text)
     for key in line:
         if key not in KINDS:
             raise UnknownNameError("key", str(key), KINDS)
