@@ -53,12 +53,13 @@ class Transformer:
         """One layer in which every row is computed."""
         w = self.weights.layers[layer]
         attended = self._attend(h, w, layer, stage, pool, cos, sin, stage.slots)
-        h = h + attended
+        h += attended
         fed = self._feed(h, w)
         if stage.outputs:
             for kept, new in zip(pool.outputs[layer], (attended, fed), strict=True):
                 kept.index_copy_(0, stage.slots, new if stage.written is None else new[stage.written])
-        return h + fed
+        h += fed
+        return h
 
     def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
         """One layer in which some rows are computed, and the others add the outputs that they had last time."""
@@ -110,7 +111,7 @@ class Transformer:
         """FFN output of the rows `h`."""
         c = self.config
         gate, up = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), w.down)
+        return F.linear(F.silu(gate, inplace=True).mul_(up), w.down)
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:
