@@ -39,7 +39,19 @@ LEVELS = {
 # Packages of one level that may not see each other, although no order between them would break a layer.
 APART = {(a, b) for a in ("models", "sampling", "store") for b in ("models", "sampling", "store") if a != b}
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
-PURE = {"__future__", "dataclasses", "typing", "collections", "math", "types", "abc", "enum", "numpy", "difflib"}
+PURE = {
+    "__future__",
+    "json",
+    "dataclasses",
+    "typing",
+    "collections",
+    "math",
+    "types",
+    "abc",
+    "enum",
+    "numpy",
+    "difflib",
+}
 
 
 def place(module: str) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from remask.cli import main
+from tests.goldens import model_dir
+from tests.profiling.models import with_ascii_tokenizer
 
 KEYS = {
     "cache",
@@ -101,3 +103,12 @@ def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as stop:
         main(["generte"])
     assert stop.value.code == 2
+
+
+def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tiny model's context is too short for the worked examples, which the error says."""
+    folder = with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")
+    assert bench("--model", str(folder), "--caches", "none", "--requests", "2") == 2
+    assert "max_tokens=256" in capsys.readouterr().err
+    lengths = ["--prefix-tokens", "20", "--prompt-tokens", "4", "--max-tokens", "4"]
+    assert bench("--model", str(folder), *SMALL, "--caches", "none", *lengths) == 0

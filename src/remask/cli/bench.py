@@ -12,13 +12,27 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.bench import Contender, run_bench
 from remask.evals.report import table
-from remask.evals.workload import BUNDLED_SAMPLING, Workload, bundled_workload, is_bundled, random_workload
+from remask.evals.workload import (
+    BUNDLED_SAMPLING,
+    GSM8K_SAMPLING,
+    Workload,
+    bundled_workload,
+    gsm8k_workload,
+    is_bundled,
+    random_workload,
+    reads_chats,
+)
 from remask.llm import LLM
 
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser("bench", help="compare cache policies side by side")
+    parser = commands.add_parser(
+        "bench",
+        help="compare cache policies side by side",
+        description="Compare cache policies side by side: on its own task for the bundled model, on GSM8K questions "
+        "for a model with a chat template, and on random tokens for all others or where their lengths are given.",
+    )
     parser.add_argument("--caches", default="none,reuse,bicache", help="policies, separated by commas")
     parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
     parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
@@ -61,6 +75,9 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
             )
         sampling = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **lengths, **own})
         return bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling)
+    if reads_chats(llm) and args.prefix_tokens is None and args.prompt_tokens is None:
+        sampling = SamplingParams.from_mapping({**GSM8K_SAMPLING, **lengths, **own})
+        return gsm8k_workload(llm, args.requests, args.prefixes, args.seed, sampling)
     # Random tokens carry no meaning, so an end token among them must not shorten the work.
     sampling = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **lengths, **own})
     prefix, prompt = args.prefix_tokens or 230, args.prompt_tokens or 10

@@ -10,9 +10,12 @@ from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED
+from remask.tasks import gsm8k
 from remask.tasks.transit import is_correct, make_workload
 
 BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
+GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
+MAX_GSM8K_PREFIXES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,23 @@ def bundled_workload(
     return Workload("transit" if with_prefix else "transit without its prefix", seed, tuple(tasks), prefixes)
 
 
+def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
+    """GSM8K questions under shared system prompts of rules and worked examples, answered after `##`.
+
+    Raises `ConfigError` for more shared prompts than the questions at hand allow.
+    """
+    if llm.tokenizer is None:
+        raise ConfigError("GSM8K is text, and this model folder has no tokenizer")
+    if not 1 <= prefixes <= MAX_GSM8K_PREFIXES:
+        raise ConfigError(f"GSM8K workloads have 1 to {MAX_GSM8K_PREFIXES} shared prefixes, got {prefixes}")
+    tasks = []
+    for index, item in enumerate(gsm8k.make_questions(requests, prefixes, seed)):
+        tokens = llm.tokenizer.apply_chat(item.messages)
+        request = Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(item.messages))
+        tasks.append(Task(request, item.answer))
+    return Workload("GSM8K", seed, tuple(tasks), prefixes)
+
+
 def random_workload(
     llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, prefix_tokens: int, prompt_tokens: int
 ) -> Workload:
@@ -74,6 +94,11 @@ def random_workload(
         prompt = shared[index % prefixes] + rng.integers(0, vocabulary, prompt_tokens).tolist()
         tasks.append(Task(Request(str(index), prompt, sampling, prefix_tokens)))
     return Workload("random tokens", seed, tuple(tasks), prefixes)
+
+
+def reads_chats(llm: LLM) -> bool:
+    """Whether the model takes chat messages in plain English, as the GSM8K workload gives them."""
+    return llm.tokenizer is not None and llm.tokenizer.has_chat_template and not is_bundled(llm)
 
 
 def is_bundled(llm: LLM) -> bool:

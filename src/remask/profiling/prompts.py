@@ -1,12 +1,6 @@
-"""Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts.
+"""Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts."""
 
-`data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's train split (OpenAI, MIT licence beside it),
-without the calculator annotations, in the format that `read_prompts` takes.
-"""
-
-import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +16,7 @@ from remask.profiling.conversations import (
     TokenPrompts,
     TransitPrompts,
 )
-from remask.tasks import transit
+from remask.tasks import gsm8k, transit
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer
@@ -35,9 +29,9 @@ def default_prompts(model: LoadedModel) -> PromptSet:
     bundled model's); random token ids without a tokenizer that reads either.
     """
     if model.tokenizer is not None:
-        gsm8k = _gsm8k(model.tokenizer)
-        if _reads(model.tokenizer, gsm8k.conversations[0][0]["content"]):
-            return gsm8k
+        arithmetic = _gsm8k(model.tokenizer)
+        if _reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
+            return arithmetic
         if _reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
             return TransitPrompts(model.tokenizer)
         return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
@@ -73,8 +67,7 @@ def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
 
 
 def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
-    lines = (files("remask.profiling") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
-    conversations = tuple(tuple(json.loads(line)["messages"]) for line in lines)
+    conversations = gsm8k.conversations()
     return ChatPrompts(f"{len(conversations)} questions of GSM8K's train split", conversations, tokenizer)
 
 

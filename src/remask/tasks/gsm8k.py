@@ -1,0 +1,63 @@
+"""GSM8K: grade-school arithmetic, answered after `##` under a system prompt of rules and worked examples.
+
+`data/gsm8k.jsonl` holds the first 200 questions and answers of GSM8K's train split (OpenAI, MIT licence beside it),
+without the calculator annotations.
+"""
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from remask.tasks.transit import SEPARATOR, Message
+
+RULES: Final = (
+    "You solve arithmetic word problems. Think step by step, in short sentences. End with a line that holds "
+    f"{SEPARATOR} and the answer as a plain number, without units."
+)
+EXAMPLES: Final = 8
+"""Worked examples in every system prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question under a system prompt that other questions share."""
+
+    messages: tuple[Message, ...]
+    answer: str
+
+
+@cache
+def conversations() -> tuple[tuple[Message, Message], ...]:
+    """The shipped questions and worked answers, as a user's and an assistant's message each."""
+    lines = (files("remask.tasks") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(tuple(json.loads(line)["messages"]) for line in lines)
+
+
+def make_questions(requests: int, prompts: int, seed: int) -> list[Question]:
+    """Draws `requests` questions over `prompts` system prompts, dealt out evenly.
+
+    A prompt's worked examples are never asked under any prompt. Questions repeat once all of the others are used.
+    """
+    rng = random.Random(seed)
+    order = rng.sample(conversations(), len(conversations()))
+    examples, asked = order[: prompts * EXAMPLES], order[prompts * EXAMPLES :]
+    systems = [_system(examples[i * EXAMPLES : (i + 1) * EXAMPLES]) for i in range(prompts)]
+    drawn = []
+    for number in range(requests):
+        user, worked = asked[number % len(asked)]
+        drawn.append(Question((systems[number % prompts], user), _split(worked)[1]))
+    return drawn
+
+
+def _system(examples: list[tuple[Message, Message]]) -> Message:
+    shown = [f"Question: {user['content']}\n{' '.join(_split(worked))}" for user, worked in examples]
+    return {"role": "system", "content": "\n\n".join([RULES, *shown])}
+
+
+def _split(worked: Message) -> tuple[str, str]:
+    """A worked answer's steps, ending in the separator, and its final number."""
+    steps, _, number = worked["content"].rpartition("####")
+    return f"{steps.strip()}\n{SEPARATOR}", number.strip()
