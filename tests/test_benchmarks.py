@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from benchmarks import concurrency, gpu, overhead
+from benchmarks import boundary, concurrency, gpu, overhead
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +22,18 @@ def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["eight_at_a_time_gain"] > 0
     assert report["first_settled_hit_ms"] > 0
+
+
+def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:
+    boundary.main()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 18
+    exact = next(
+        row for row in rows if (row["depth"], row["refresh_interval"], row["boundary"]) == (1, 1, "recomputed")
+    )
+    assert (exact["equal"], exact["work"]) == (1.0, 1.0), (
+        "depth 1, refreshed every step, from states that saw everything"
+    )
 
 
 def test_the_paper_setting_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
