@@ -94,6 +94,7 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
         lines += [bad, GOOD]
     status, answers = run(tmp_path, lines)
     assert status == 1
+    assert ["error" in answer for answer in answers] == [False] + [True, False] * len(BAD_LINES), "in order"
     errors = [answer["error"] for answer in answers if "error" in answer]
     assert len(errors) == len(BAD_LINES)
     for (bad, text), error in zip(BAD_LINES, errors, strict=True):
@@ -172,3 +173,16 @@ def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> 
     cached = [answer["usage"]["cached_tokens"] for answer in answers]
     assert cached[0] == 0
     assert cached[1] == cached[2] > 10
+
+
+def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b'{"id": 1, "prompt": "where \xff am i ?"}\n{"id": 2, "prompt": "where am i ?"}\n')
+    options = ["--dtype", "float32", "--sampling", '{"max_tokens": 4}']
+    assert (
+        main(["--quiet", "generate", "--model", "bundled", "--input", str(source), "--output", str(target), *options])
+        == 1
+    )
+    first, second = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert "not valid Unicode" in first["error"]
+    assert len(second["token_ids"]) > 0

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -79,29 +80,51 @@ def _answer_one(llm: LLM, work: Work, args: argparse.Namespace) -> int:
 def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults, trace: bool) -> int:
     work: list[Work] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
+    answers = _InOrder(target)
     failed = 0
     for number, text in enumerate(source, start=1):
         if not text.strip():
             continue
-        name: object = None
+        request_id, name = str(number), None
+        answers.expect(request_id)
         try:
             line = json_object("a line", text)
             name = line.get("id")
-            item = _work(llm, line, str(number), defaults)
+            item = _work(llm, line, request_id, defaults)
             llm.engine.check(item.request, item.policy)
         except RemaskError as error:
             failed += 1
-            _fail(target, name, number, str(error))
+            answers.give(request_id, _failure(name, request_id, str(error)))
             continue
         work.append(item)
-        names[item.request.id] = name
+        names[request_id] = name
     for output in llm.run(work, trace=trace):
+        name = names[output.id]
         if output.error is None:
-            _write(target, _answer(output, names[output.id]))
+            answers.give(output.id, _answer(output, name))
         else:
             failed += 1
-            _fail(target, names[output.id], int(output.id), output.error)
+            answers.give(output.id, _failure(name, output.id, output.error))
     return 1 if failed else 0
+
+
+class _InOrder:
+    """Writes answers in the order of their lines, each as soon as all before it are there."""
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._line: deque[str] = deque()
+        self._ready: dict[str, Mapping[str, Any]] = {}
+
+    def expect(self, request_id: str) -> None:
+        """An answer of this id will be given, after those expected so far."""
+        self._line.append(request_id)
+
+    def give(self, request_id: str, answer: Mapping[str, Any]) -> None:
+        """The answer of a line."""
+        self._ready[request_id] = answer
+        while self._line and self._line[0] in self._ready:
+            _write(self._target, self._ready.pop(self._line.popleft()))
 
 
 def _work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: _Defaults) -> Work:
@@ -159,9 +182,9 @@ def _answer(output: Output, name: object) -> dict[str, Any]:
     return answer
 
 
-def _fail(target: TextIO, name: object, number: int, error: str) -> None:
+def _failure(name: object, number: str, error: str) -> dict[str, Any]:
     print(f"remask generate: line {number}: {error}", file=sys.stderr)
-    _write(target, {"id": name, "error": error})
+    return {"id": name, "error": error}
 
 
 def _write(target: TextIO, value: Mapping[str, Any]) -> None:
@@ -171,6 +194,7 @@ def _write(target: TextIO, value: Mapping[str, Any]) -> None:
 
 def _open(path: str, mode: str) -> TextIO:
     try:
-        return Path(path).open(mode, encoding="utf-8")  # type: ignore[return-value]
+        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
+        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
     except OSError as error:
         raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error
