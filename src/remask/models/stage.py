@@ -1,6 +1,6 @@
 """A packed step: what the transformer executes. Index tensors and slices only; no policy is known by name here."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
@@ -98,4 +98,4 @@ class StepBatch:
     tokens: Tensor  # int64 [N0]: rows of the first stage
     stages: tuple[Stage, ...]
     predict: Tensor  # int64 [M]: rows of the last stage whose logits are wanted
-    row_layers: int = field(default=0)
+    row_layers: int
