@@ -74,6 +74,7 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
         (["--depths", "one"], "--depths must be numbers"),
         (["--depths", "99"], "exceeds the model's"),
         (["--without-prefix"], "only 'bundled' has a task"),
+        (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
     ],
 )
 def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:

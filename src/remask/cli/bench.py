@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remask.cli.options import add_model_options, object_option, open_llm
+from remask.cli.options import add_model_options, check_folder, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "concurrency", "prefixes", "rounds"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)
     report = run_bench(llm, workload, _contenders(llm, args, workload), args.rounds, llm.engine_config, not args.quiet)

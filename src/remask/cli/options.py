@@ -1,10 +1,12 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
 from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.eviction import EVICTIONS
 
@@ -73,6 +75,12 @@ def open_llm(
         engine=engine,
         progress=not args.quiet,
     )
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Raise `ConfigError` where `path` cannot hold a file: a long measurement must not end in one."""
+    if path is not None and not Path(path).parent.is_dir():
+        raise ConfigError(f"{option}: there is no folder {str(Path(path).parent)!r}; make it, or name another file")
 
 
 def object_option(option: str, text: str | None) -> dict[str, Any]:

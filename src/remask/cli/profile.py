@@ -1,12 +1,10 @@
 """`remask profile`: measure how deep a shared prefix may be reused, and keep the result."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from remask.cli.options import add_model_options, open_llm
+from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.engine.config import EngineConfig
-from remask.errors import ConfigError
 from remask.plots.depth import check_target, plot_depth
 from remask.profiling.profile import ProfileSettings, profile
 from remask.profiling.prompts import default_prompts, read_prompts
@@ -64,11 +62,9 @@ def run(args: argparse.Namespace) -> int:
         response=args.response,
         seed=args.seed,
     )
-    # A long measurement must not end in a file that cannot be written.
     if args.plot is not None:
         check_target(args.plot)
-    if args.output is not None and not Path(args.output).parent.is_dir():
-        raise ConfigError(f"--output: there is no folder {str(Path(args.output).parent)!r}")
+    check_folder("--output", args.output)
     # Profiling brings memory of its own; the engine's is kept as small as it can be.
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)

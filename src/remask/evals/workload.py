@@ -56,7 +56,8 @@ def bundled_workload(
     if llm.tokenizer is None:
         raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
     tasks = []
-    for index, item in enumerate(make_workload(requests, min(prefixes, requests), seed)):
+    prefixes = min(prefixes, requests)
+    for index, item in enumerate(make_workload(requests, prefixes, seed)):
         messages = item.messages if with_prefix else item.messages[-1:]
         request = Request(
             str(index), llm.tokenizer.apply_chat(messages), sampling, llm.tokenizer.shared_prefix(messages)
@@ -88,6 +89,7 @@ def random_workload(
     """Random token ids: `prefix_tokens` shared by many requests, then `prompt_tokens` of each one's own. No answers."""
     rng = np.random.default_rng(seed)
     vocabulary = llm.loaded.config.vocab
+    prefixes = min(prefixes, requests)
     shared = [rng.integers(0, vocabulary, prefix_tokens).tolist() for _ in range(prefixes)]
     tasks = []
     for index in range(requests):
