@@ -2,9 +2,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from remask.core.sampling import REMASKING, SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 
@@ -25,8 +22,17 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [0, 1, "yes", None],
     "remasking": ["", "low-confidence", "LOW_CONFIDENCE", 3],
     "stop": [[""], ["a", ""], "", [1], ["a", None], 5, None],
-    "stop_token_ids": [[-1], [1.0], ["1"], [True], 5, None],
-    "order": [[[1], [2]], [], 5],
+    "stop_token_ids": [[-1], [1.0], ["1"], [True], 5],
+    "order": [[1], 5, [[1], 2], [[-1]]],
+    "steps_per_block": [0, -1, 2.0, True],
+    "tokens_per_step": [0, 1.5, "1"],
+    "canvas_length": [0, "64"],
+    "initial_canvas": [[-1], [1.5], 5],
+    "min_tokens": [-1, 1.5, True],
+    "eb_threshold": [-0.1, NAN, "1"],
+    "sampler": ["adaptiv", 1],
+    "schedule": ["cos", 0],
+    "fallback": ["left", 0],
 }
 CASES = [pytest.param(name, value, id=f"{name}={value!r}") for name, values in BAD.items() for value in values]
 
@@ -91,7 +97,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         UnknownNameError, match=r"Unknown sampling parameter 'temprature'. Did you mean 'temperature'\?"
     ):
         SamplingParams.from_mapping({"temprature": 1})
-    with pytest.raises(UnknownNameError, match="Available: block_length, cfg_scale"):
+    with pytest.raises(UnknownNameError, match="Available: block_length, canvas_length"):
         SamplingParams.from_mapping({"zzz": 1})
 
 
@@ -112,36 +118,6 @@ def test_null_means_the_default() -> None:
     assert SamplingParams.from_mapping(nothing) == SamplingParams()
 
 
-def test_max_tokens_must_be_whole_blocks() -> None:
-    with pytest.raises(ConfigError, match=r"max_tokens=10 is not a multiple of block_length=4; use max_tokens=12"):
-        SamplingParams(max_tokens=10, block_length=4)
-    with pytest.raises(ConfigError, match="use max_tokens=8"):
-        SamplingParams(max_tokens=4, block_length=8)
-
-
-def test_steps_must_be_shared_evenly_among_blocks() -> None:
-    with pytest.raises(ConfigError, match=r"steps=6 cannot be shared evenly among 4 blocks .* a multiple of 4"):
-        SamplingParams(max_tokens=16, block_length=4, steps=6)
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.none() | st.integers(1, 80))
-def test_blocks_and_steps(max_tokens: int, block: int, steps: int | None) -> None:
-    fits = max_tokens % block == 0 and (steps is None or steps % (max_tokens // block) == 0)
-    if not fits:
-        with pytest.raises(ConfigError):
-            SamplingParams(max_tokens=max_tokens, block_length=block, steps=steps)
-        return
-    params = SamplingParams(max_tokens=max_tokens, block_length=block, steps=steps)
-    assert params.block == block
-    assert params.blocks * params.block == max_tokens
-    assert params.steps_per_block * params.blocks == (steps or max_tokens)
-
-
-def test_one_block_is_the_default() -> None:
-    params = SamplingParams(max_tokens=12, steps=5)
-    assert (params.block, params.blocks, params.steps_per_block) == (12, 1, 5)
-
-
 def test_threshold_and_factor_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="threshold and factor are two rules"):
         SamplingParams(threshold=0.9, factor=1.0)
@@ -157,8 +133,11 @@ def test_order_and_its_rule_go_together() -> None:
         SamplingParams(max_tokens=2, order=[[3, 4]])
     with pytest.raises(ConfigError, match="go together"):
         SamplingParams(max_tokens=2, remasking="order")
-    with pytest.raises(ConfigError, match="2 blocks, got 1 lists"):
-        SamplingParams(max_tokens=4, block_length=2, remasking="order", order=[[3, 4]])
+
+
+def test_steps_are_given_in_one_way() -> None:
+    with pytest.raises(ConfigError, match="steps and steps_per_block say the same"):
+        SamplingParams(steps=8, steps_per_block=2)
 
 
 @pytest.mark.parametrize("name", ["order", "stop_token_ids"])

@@ -39,7 +39,7 @@ def cascade(start: int, common: tuple[slice, ...], members: Sequence[Member]) ->
     """The segment and, row by row, the slots it stands for. Padding is written out by hand."""
     most, widest = max(m.rows for m in members), max(len(m.own) for m in members)
     own = torch.tensor([[*m.own, *[m.own[-1]] * (widest - len(m.own))] for m in members])
-    hidden = torch.tensor([[i >= len(m.own) for i in range(widest)] for m in members])
+    hidden = torch.tensor([[[i >= len(m.own) for i in range(widest)]] for m in members])
     ragged = len({m.rows for m in members}) > 1
     queries, back, keys, at = [], [], [], 0
     shared = [slot for run in common for slot in range(run.start, run.stop)]

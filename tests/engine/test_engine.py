@@ -703,7 +703,7 @@ def test_the_fingerprint_and_dtype_are_part_of_a_prefixs_identity() -> None:
         ("max_num_seqs", [0, -1, 1.0, True, None, "2"]),
         ("max_model_len", [0, 1.5, True, "9"]),
         ("max_row_layers", [0, -5, 2.0, False]),
-        ("page_size", [0, 1.0, None, True]),
+        ("page_size", [0, 1.0, "16", True]),
         ("store_budget_tokens", [-1, 1.0, None, math.nan]),
     ],
 )

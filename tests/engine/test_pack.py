@@ -47,7 +47,7 @@ class Memory:
 
     def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> Branch:
         """A canvas that leases `prefix` tokens in `boundary` layers, or owns all of its slots."""
-        canvas = Canvas([7] * prefix + [9] * (prompt - prefix), response, MASK_ID)
+        canvas = Canvas.masked([7] * prefix + [9] * (prompt - prefix), response, MASK_ID)
         length = len(canvas)
         if not boundary:
             extent = self.allocator.allocate(length, range(LAYERS))
@@ -90,7 +90,7 @@ def slots_seen(segments: Segments, rows: int) -> list[list[int]]:
             if segment.hidden is not None:
                 own = [
                     [slot for slot, pad in zip(line, pads, strict=True) if not pad]
-                    for line, pads in zip(own, segment.hidden.tolist(), strict=True)
+                    for line, (pads,) in zip(own, segment.hidden.tolist(), strict=True)
                 ]
             members = len(own)
             if segment.queries is None:
@@ -205,7 +205,9 @@ def test_random_batches(seed: int) -> None:
         elif branch.lease is not None:
             restoring.add(len(branch.lease.entry))
         canvas = branch.canvas
-        canvas.transfer(np.array([canvas.prompt]), np.array([11]), 0)
+        first = np.array([canvas.prompt])
+        canvas.write(first, np.array([11]))
+        canvas.settle(first, 0)
         items.append((branch, policy.plan(view(branch, step))))
     label_states(items)
     check(pack(items, CPU), items)
@@ -259,7 +261,7 @@ def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
     memory = Memory()
     lease = memory.store.reserve([1, 2, 3, 4], 2)
     assert lease is not None
-    branch, plan = prefix_branch(lease.entry, LAYERS, MASK_ID)
+    branch, plan = prefix_branch(lease.entry, LAYERS)
     other = memory.branch(4, 2)
     items = [(other, Dense().plan(view(other, 0))), (branch, plan)]
     batch = pack(items, CPU)

@@ -158,7 +158,7 @@ def test_bicache_over_several_steps(family: str, state: str) -> None:
     branches = [bench.branch(5 + i, 2 + i, prefix, depth) for i, depth in enumerate(depths)]
     lease = branches[0].lease
     assert lease is not None
-    lone, plan = prefix_branch(lease.entry, LAYERS, bench.config.mask_id)
+    lone, plan = prefix_branch(lease.entry, LAYERS)
     bench.model.forward(pack([(lone, plan)], CPU), bench.pool)
     stored = empty()
     _, leaving = bench.naive.forward([7] * prefix, lambda _: list(range(prefix)), stored)
@@ -199,7 +199,7 @@ def test_leased_pages_are_never_written() -> None:
     branches = [bench.branch(6, 3, 4, 2), bench.branch(6, 3, 4, 3)]
     lease = branches[0].lease
     assert lease is not None
-    lone, plan = prefix_branch(lease.entry, LAYERS, bench.config.mask_id)
+    lone, plan = prefix_branch(lease.entry, LAYERS)
     bench.model.forward(pack([(lone, plan)], CPU), bench.pool)
     slots = lease.entry.extent.slots()
     before = [tensor[slots].clone() for tensor in (*bench.pool.k, *bench.pool.v)]

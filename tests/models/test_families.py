@@ -8,10 +8,12 @@ from remask.errors import CheckpointError, UnknownNameError
 from remask.models.config import ModelConfig
 from remask.models.families import DREAM as DREAM_FAMILY
 from remask.models.families import FAMILIES, Family, family_of
+from remask.models.families import GIDD as GIDD_FAMILY
 from remask.models.families import LLADA as LLADA_FAMILY
+from remask.models.families import SDAR as SDAR_FAMILY
 from remask.models.presets import preset
 from remask.models.weights import empty_weights
-from tests.models.checkpoints import DREAM, LLADA
+from tests.models.checkpoints import DREAM, GIDD, LLADA, SDAR
 
 LLADA_8B = LLADA | {
     "d_model": 4096,
@@ -40,9 +42,37 @@ DREAM_7B = DREAM | {
 }
 
 
+RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR}
+
+GIDD_3B = GIDD | {
+    "hidden_size": 3072,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+    "num_hidden_layers": 19,
+    "intermediate_size": 12288,
+    "vocab_size": 131072,
+    "max_position_embeddings": 2048,
+}
+
+SDAR_4B = SDAR | {
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 36,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "mask_token_id": 151669,
+    "eos_token_id": 151643,
+}
+
+
 def test_published_configurations_map_to_their_presets() -> None:
     assert LLADA_FAMILY.config(LLADA_8B) == preset("llada-8b") == preset("llada-1.5")
     assert DREAM_FAMILY.config(DREAM_7B) == preset("dream-7b") == preset("diffucoder-7b")
+    assert GIDD_FAMILY.config(GIDD_3B) == preset("gidd-unif-3b")
+    assert SDAR_FAMILY.config(SDAR_4B) == preset("sdar-4b")
 
 
 def test_every_key_of_a_small_configuration_arrives() -> None:
@@ -152,9 +182,11 @@ def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
 def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
     assert family_of({"model_type": "dream"}) is DREAM_FAMILY
     assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
-    with pytest.raises(UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, llada"):
+    with pytest.raises(
+        UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, gidd, llada, sdar"
+    ):
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
-    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, LLaDAModelLM"):
+    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, GiddForDiffusionLM, LLaDAModelLM"):
         family_of({"architectures": ["BertModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
     for raw in neither:
@@ -166,7 +198,7 @@ def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> None:
 
-    raw = LLADA | {"weight_tying": tied} if family is LLADA_FAMILY else DREAM | {"tie_word_embeddings": tied}
+    raw = RAW[family.name] | {"weight_tying" if family is LLADA_FAMILY else "tie_word_embeddings": tied}
     config = family.config(raw)
     weights = empty_weights(config, torch.float32, torch.device("cpu"))
     for tensor in weights.tensors():

@@ -11,11 +11,23 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    # The counts that the model cards of LLaDA-8B and of Qwen2.5-7B, Dream's shape, publish.
-    [("llada-8b", 8_015_581_184), ("llada-1.5", 8_015_581_184), ("dream-7b", 7_615_616_512)],
+    # The counts that the model cards of LLaDA-8B, of Qwen2.5-7B (Dream's shape) and of Qwen3-8B (SDAR's) publish.
+    [
+        ("llada-8b", 8_015_581_184),
+        ("llada-1.5", 8_015_581_184),
+        ("dream-7b", 7_615_616_512),
+        ("sdar-8b", 8_190_735_360),
+    ],
 )
 def test_published_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert preset(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gidd-unif-3b", 2.96), ("gidd-mask-3b", 2.84), ("gidd-unif-10b", 9.87)]
+)
+def test_gidd_shapes_have_the_number_of_parameters_that_their_notes_give(name: str, billions: float) -> None:
+    assert preset(name).parameters / 1e9 == pytest.approx(billions, abs=0.005)
 
 
 def test_the_small_benchmark_shape_has_about_100_million_parameters() -> None:
@@ -29,7 +41,7 @@ def test_presets_are_consistent(name: str) -> None:
     config = preset(name)
     weights = empty_weights(config, torch.bfloat16, torch.device("meta"))
     assert sum({id(t): t.numel() for t in weights.tensors()}.values()) == config.parameters
-    assert config.heads * config.head_dim == config.hidden
+    assert config.heads * config.head_dim == config.hidden or name.startswith("sdar")
     assert config.heads % config.kv_heads == 0
     assert config.mask_id < config.vocab
     assert config.stop_ids

@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.canvas import Canvas
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.sampling.masked import MaskedDecoder
-from remask.sampling.rules import resolve
+from remask.sampling.masked import MaskedDecoding
 from remask.sampling.schedule import TimeSchedule
 
 PROMPT = 3
@@ -30,8 +28,9 @@ class Bench:
         **values: Any,
     ) -> None:
         self.params = SamplingParams(**values)
-        self.canvas = Canvas([1] * PROMPT, self.params.max_tokens, MASK_ID)
-        self.decoder = MaskedDecoder(self.params, resolve(self.params, family), self.canvas, seed, idle)
+        decoding = MaskedDecoding.of([1] * PROMPT, self.params, family, MASK_ID, seed, blockwise=False)
+        self.canvas = decoding.canvas()
+        self.decoder = decoding.decoder(self.canvas, idle)
 
     def candidates(self) -> list[int]:
         return [p for p in self.decoder.block if self.canvas.noisy[p]]
@@ -40,16 +39,16 @@ class Bench:
         """One step under confidences by position; returns what was transferred."""
         positions = np.array(self.candidates(), dtype=np.int64)
         values = np.linspace(0.9, 0.1, len(self.canvas)) if confidence is None else np.asarray(confidence)
-        chosen = self.decoder.choose(positions, values[positions].astype(np.float32))
+        chosen = self.decoder.choose(positions, positions, values[positions].astype(np.float32))
         assert set(chosen.tolist()) <= set(positions.tolist())
         assert sorted(set(chosen.tolist())) == chosen.tolist()
-        self.canvas.transfer(chosen, np.zeros(len(chosen), dtype=np.int64), self.decoder.step)
+        self.canvas.settle(self.decoder.final(chosen), self.decoder.step)
         self.decoder.advance()
         return [int(p) for p in chosen]
 
     def commit(self, positions: list[int]) -> None:
         """One step whose transfers the plan chooses, not the rule."""
-        self.canvas.transfer(np.array(positions), np.zeros(len(positions), dtype=np.int64), self.decoder.step)
+        self.canvas.settle(np.array(positions), self.decoder.step)
         self.decoder.advance()
 
     def run(self, confidence: Any = None, limit: int = 500) -> list[list[int]]:
@@ -306,7 +305,8 @@ def test_confidence_threshold_shares_masks_evenly() -> None:
 
 def test_no_candidates_means_no_choice() -> None:
     bench = Bench(max_tokens=2)
-    assert bench.decoder.choose(np.array([], dtype=np.int64), np.array([], dtype=np.float32)).tolist() == []
+    nothing = np.array([], dtype=np.int64)
+    assert bench.decoder.choose(nothing, nothing, nothing.astype(np.float32)).tolist() == []
 
 
 RULES: list[dict[str, Any]] = [

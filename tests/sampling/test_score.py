@@ -16,7 +16,7 @@ VOCAB, MASK_ID = 13, 12
 
 
 def group(count: int, **more: Any) -> RowGroup:
-    base = RowGroup(slice(0, count), "probability", False, 0.0, None, None, seed=5)
+    base = RowGroup(slice(0, count), "probability", "logits", 0.0, None, None, seed=5)
     return replace(base, **more)
 
 
@@ -53,15 +53,15 @@ def test_greedy_is_argmax_and_its_probability(seed: int, scale: float) -> None:
 
 @pytest.mark.parametrize("measure", ["probability", "margin", "entropy"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("basis", ["logits", "tempered", "filtered"])
 @pytest.mark.parametrize("narrow", [{}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.05}, {"top_p": 0.5, "top_k": 3}])
 @pytest.mark.parametrize("mask_id", [0, MASK_ID])
 def test_the_mask_token_is_never_chosen(
-    measure: str, temperature: float, filtered: bool, narrow: dict[str, Any], mask_id: int
+    measure: str, temperature: float, basis: str, narrow: dict[str, Any], mask_id: int
 ) -> None:
     x = logits(6)
     x[:, mask_id] = 20.0
-    options: dict[str, Any] = {"measure": measure, "temperature": temperature, "filtered": filtered, **narrow}
+    options: dict[str, Any] = {"measure": measure, "temperature": temperature, "basis": basis, **narrow}
     tokens, _ = run(x, group(6, **options), mask_id=mask_id)
     assert mask_id not in tokens
 
@@ -73,7 +73,7 @@ def test_filters_leave_the_best_token_other_than_the_mask(temperature: float, na
     best = without_mask(x)[:, 1:].argmax(-1) + 1
     x[range(6), best] = 15.0
     x[:, MASK_ID] = 20.0
-    tokens, _ = run(x, group(6, temperature=temperature, filtered=True, **narrow))
+    tokens, _ = run(x, group(6, temperature=temperature, basis="filtered", **narrow))
     assert tokens == best.tolist()
 
 
@@ -128,7 +128,7 @@ def naive_filter(row: list[float], top_k: int | None, top_p: float | None) -> se
 def test_confidence_after_filters(seed: int, top_k: int | None, top_p: float | None) -> None:
     x = logits(4, seed)
     x[:, MASK_ID] = -9.0
-    tokens, confidence = run(x, group(4, filtered=True, top_k=top_k, top_p=top_p))
+    tokens, confidence = run(x, group(4, basis="filtered", top_k=top_k, top_p=top_p))
     for row, (token, value) in enumerate(zip(tokens, confidence.tolist(), strict=True)):
         kept = naive_filter(x[row].tolist(), top_k, top_p)
         narrowed = torch.tensor([float(x[row, t]) if t in kept else -torch.inf for t in range(VOCAB)])
@@ -139,7 +139,7 @@ def test_confidence_after_filters(seed: int, top_k: int | None, top_p: float | N
 @pytest.mark.parametrize("filtered", [False, True])
 def test_temperature_shapes_confidence_where_dream_says_so(filtered: bool) -> None:
     x = logits(6)
-    tokens, confidence = run(x, group(6, temperature=0.5, filtered=filtered))
+    tokens, confidence = run(x, group(6, temperature=0.5, basis="filtered" if filtered else "logits"))
     assert close(confidence, softmax(x / 0.5 if filtered else x)[range(6), tokens])
 
 
@@ -206,7 +206,7 @@ def test_groups_are_read_apart_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("more", [{}, {"temperature": 0.7}, {"measure": "entropy"}, {"top_k": 3, "filtered": True}])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.7}, {"measure": "entropy"}, {"top_k": 3, "basis": "filtered"}])
 def test_a_kept_residual_guides_as_the_rows_that_it_came_from(scale: float, more: dict[str, Any]) -> None:
     x = logits(6)
     both = run(x, group(3, guide=slice(3, 6), cfg_scale=scale, **more))

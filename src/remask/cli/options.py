@@ -35,7 +35,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
     group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
     group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
-    group.add_argument("--page-size", type=int, default=_DEFAULTS.page_size, help="token slots a page")
+    group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(
         "--store-budget-tokens",
         type=int,

@@ -9,36 +9,46 @@ from remask.core.plan import NEVER, Mask
 
 
 class Canvas:
-    """Prompt followed by response positions still to be denoised.
+    """Prompt followed by positions still to be denoised: the response, and what the model's canvas holds after it.
 
     Whether a position is noisy is state of its own, never inferred from `token == mask_id`: a prompt may contain the
     mask token as text.
     """
 
-    def __init__(self, prompt: Sequence[int], response: int, mask_id: int) -> None:
-        self.prompt = len(prompt)
+    def __init__(self, prompt: Sequence[int], noise: Sequence[int] | NDArray[np.int64], response: int) -> None:
+        """`noise` are the tokens after the prompt, of which the first `response` are the response's."""
+        self.prompt, self.end = len(prompt), len(prompt) + response
         self.tokens: NDArray[np.int64] = np.concatenate(
-            [np.asarray(prompt, dtype=np.int64), np.full(response, mask_id, dtype=np.int64)]
+            [np.asarray(prompt, dtype=np.int64), np.asarray(noise, dtype=np.int64)]
         )
         self.noisy: Mask = np.arange(len(self.tokens)) >= self.prompt
         self.settled: NDArray[np.int32] = np.where(self.noisy, NEVER, -1).astype(np.int32)
+
+    @classmethod
+    def masked(cls, prompt: Sequence[int], response: int, mask_id: int) -> "Canvas":
+        """A prompt and `response` masks."""
+        return cls(prompt, [mask_id] * response, response)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def response(self) -> NDArray[np.int64]:
-        """The response's tokens, masks included; a view of the canvas."""
-        return self.tokens[self.prompt :]
+        """The response's tokens, noise included; a view of the canvas."""
+        return self.tokens[self.prompt : self.end]
 
     @property
     def settled_lead(self) -> int:
         """How many response positions are final without a gap, from the first."""
-        noisy = self.noisy[self.prompt :]
+        noisy = self.noisy[self.prompt : self.end]
         return int(noisy.argmax()) if noisy.any() else len(noisy)
 
-    def transfer(self, positions: NDArray[np.int64], tokens: NDArray[np.int64], step: int) -> None:
-        """Make noisy positions final at the end of `step`. Changes nothing else."""
+    def write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+        """Put tokens at noisy positions, which stay noisy."""
         self.tokens[positions] = tokens
-        self.noisy[positions] = False
-        self.settled[positions] = step
+
+    def settle(self, positions: NDArray[np.int64], step: int) -> None:
+        """Make positions final at the end of `step`, with the tokens that they have. Final ones stay as they are."""
+        fresh = positions[self.noisy[positions]]
+        self.noisy[fresh] = False
+        self.settled[fresh] = step

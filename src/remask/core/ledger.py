@@ -44,8 +44,9 @@ class Ledger:
             if (part[:, rows] == LEASED).any():
                 raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
             part[:, rows] = self.step + 1
-            if (part == UNWRITTEN).any():
-                layer, position = np.argwhere(part == UNWRITTEN)[0]
+            seen = part[:, : plan.reach(span.computed | (span.rows if span.pick else False))]
+            if (seen == UNWRITTEN).any():
+                layer, position = np.argwhere(seen == UNWRITTEN)[0]
                 raise PlanError(
                     f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
                 )

@@ -6,7 +6,7 @@ hold host arrays only, so planning never waits for the device.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from remask.errors import PlanError
 
 Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
+
+Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading positions each row attends to
 
 NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
 
@@ -64,11 +66,15 @@ class Plan:
 
     `commit`, where given, takes the choice from the sampler: exactly these positions are transferred, whatever their
     confidence. An empty mask makes a fill pass, which only writes caches and does not end the step.
+
+    `sees` is the model family's to fill in, from the `View`: row p attends to the positions below sees[p], and where it
+    is None every row attends to all. It never falls from left to right.
     """
 
     spans: tuple[Span, ...]
     predict: Mask
     commit: Mask | None = None
+    sees: Reach | None = None
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -80,13 +86,13 @@ class Plan:
             at = span.layers.stop
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless every mask has `length` positions and what is committed is predicted."""
-        masks = [self.predict, self.commit]
+        """Raise `PlanError` unless every array has `length` positions and what is committed is predicted."""
+        masks: list[NDArray[Any] | None] = [self.predict, self.commit, self.sees]
         for span in self.spans:
             masks += [span.rows, span.frozen, span.save, span.held, None if span.pick is None else span.pick.among]
         wrong = [mask.shape for mask in masks if mask is not None and mask.shape != (length,)]
         if wrong:
-            raise PlanError(f"a mask of shape {wrong[0]} for a canvas of {length} positions")
+            raise PlanError(f"an array of shape {wrong[0]} for a canvas of {length} positions")
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
 
@@ -99,6 +105,13 @@ class Plan:
     def cost(self) -> int:
         """Row-layers: the scheduler's budget, the profiler's x-axis, the usage report."""
         return sum(span.cost for span in self.spans)
+
+    def reach(self, rows: Mask) -> int:
+        """How many leading positions `rows` attend to between them."""
+        if self.sees is None:
+            return len(rows)
+        last = np.flatnonzero(rows)[-1:]
+        return int(self.sees[last[0]]) if len(last) else 0
 
     @property
     def fills(self) -> bool:
@@ -150,6 +163,8 @@ class View:
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # the family's: position p is predicted by row p - shift
     order: NDArray[np.int64] | None = None  # positions that this step transfers, in order, where that is known before
+    sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
+    response: int | None = None  # the response ends before this position; None: at the end of the canvas
 
     @property
     def length(self) -> int:
@@ -160,6 +175,11 @@ class View:
     def everything(self) -> Mask:
         """A fresh mask of all positions."""
         return np.ones(self.length, dtype=np.bool_)
+
+    @property
+    def horizon(self) -> int:
+        """How many leading positions the current block's rows attend to. What stands after them is without effect."""
+        return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property
     def candidates(self) -> Mask:

@@ -41,7 +41,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Positions on the canvas that became final at the end of `step`, in ascending order."""
+    """Positions on the canvas that got tokens at the end of `step`, in ascending order.
+
+    They are final, except on uniform models, whose tokens may change again until their block is done.
+    """
 
     step: int
     positions: tuple[int, ...]

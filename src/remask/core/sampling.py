@@ -16,7 +16,12 @@ REMASKING = (
     "origin",
     "order",
     "confidence_threshold",
+    "sequential",
+    "entropy_bounded",
 )
+SAMPLERS = ("adaptive", "ancestral")
+SCHEDULES = ("cosine", "linear")
+FALLBACKS = ("confidence", "leftmost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,13 @@ class SamplingParams:
     Attributes:
         max_tokens: response positions on the canvas.
         steps: denoising steps in total, shared evenly among the blocks; default one per token.
-        block_length: positions denoised together, left to right (semi-autoregressive); default the whole response.
+        steps_per_block: denoising steps of each block, in place of `steps`.
+        block_length: positions denoised together, left to right (semi-autoregressive); default the whole response, the
+            block that a block-causal model was trained with, or up to 128 positions of a uniform model.
         remasking: which candidates stay masked: by `low_confidence` (largest probability first), `random`, `entropy`,
             `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, or `confidence_threshold`
-            (Fast-dLLM's rule for Dream). Default `low_confidence` for LLaDA, `entropy` for Dream.
+            (Fast-dLLM's rule for Dream); on block-causal models `low_confidence`, `sequential` or `entropy_bounded`.
+            Default `entropy` for Dream, `low_confidence` for all others.
         eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
         threshold: transfer every candidate at least this confident (and always the best one).
         factor: Fast-dLLM's factor rule in place of a threshold.
@@ -44,10 +52,22 @@ class SamplingParams:
         stop_token_ids: tokens that end the response; kept in `token_ids`.
         ignore_eos: treat the model's own end tokens as ordinary ones. `stop_token_ids` still stop.
         order: for `remasking="order"`: per block, its positions on the canvas in decoding order.
+        fallback: where too few candidates pass the threshold of a block-causal model: the most "confidence"-worthy are
+            taken, or the "leftmost" in their place.
+        eb_threshold: for `remasking="entropy_bounded"`: bound of the summed entropies, in nats.
+        sampler: of uniform models: "adaptive" changes the `tokens_per_step` positions that gain most, "ancestral" draws
+            every position of the block from the exact posterior.
+        tokens_per_step: positions that a step of the adaptive sampler may change.
+        schedule: of a uniform model's noise over a block, "cosine" or "linear".
+        canvas_length: positions of a uniform model's canvas, prompt included; default the model's. What stands after
+            the response is noise that is attended to and never changed.
+        initial_canvas: token ids of a uniform model's canvas after the prompt; drawn where it is not given.
+        min_tokens: the first end token of a uniform model's response may stand after so many tokens.
     """
 
     max_tokens: int = 128
     steps: int | None = None
+    steps_per_block: int | None = None
     block_length: int | None = None
     remasking: str | None = None
     eps: float | None = None
@@ -62,11 +82,20 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     order: Sequence[Sequence[int]] | None = None
+    fallback: str | None = None
+    eb_threshold: float | None = None
+    sampler: str | None = None
+    tokens_per_step: int | None = None
+    schedule: str | None = None
+    canvas_length: int | None = None
+    initial_canvas: Sequence[int] | None = None
+    min_tokens: int | None = None
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, low=1)
-        for name in ("steps", "block_length", "top_k"):
+        for name in ("steps", "steps_per_block", "block_length", "top_k", "tokens_per_step", "canvas_length"):
             whole(name, getattr(self, name), low=1, optional=True)
+        whole("min_tokens", self.min_tokens, low=0, optional=True)
         whole("seed", self.seed, low=0, optional=True)
         real("temperature", self.temperature, low=0.0)
         real("cfg_scale", self.cfg_scale, low=0.0)
@@ -74,12 +103,21 @@ class SamplingParams:
         real("factor", self.factor, low=0.0, optional=True)
         real("top_p", self.top_p, low=0.0, high=1.0, above=True, optional=True)
         real("eps", self.eps, low=0.0, high=1.0, above=True, optional=True)
+        real("eb_threshold", self.eb_threshold, low=0.0, optional=True)
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
-        if self.remasking is not None and self.remasking not in REMASKING:
-            raise UnknownNameError("remasking", str(self.remasking), REMASKING)
-        self._check_stops()
-        self._check_blocks()
+        for name, known in (
+            ("remasking", REMASKING),
+            ("sampler", SAMPLERS),
+            ("schedule", SCHEDULES),
+            ("fallback", FALLBACKS),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise UnknownNameError(name, str(value), known)
+        if self.steps is not None and self.steps_per_block is not None:
+            raise ConfigError("steps and steps_per_block say the same thing in two ways; set one of them")
+        self._check_tokens()
         self._check_rules()
 
     @property
@@ -87,41 +125,15 @@ class SamplingParams:
         """Whether tokens are taken by argmax. Temperatures that float32 cannot divide by count as 0."""
         return self.temperature < 1e-5
 
-    @property
-    def block(self) -> int:
-        """Positions per block, with the default filled in."""
-        return self.block_length or self.max_tokens
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return self.max_tokens // self.block
-
-    @property
-    def steps_per_block(self) -> int:
-        """Scheduled steps of each block."""
-        return (self.steps or self.max_tokens) // self.blocks
-
-    def _check_stops(self) -> None:
+    def _check_tokens(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for text in listed("stop", self.stop, "texts"):
             if not isinstance(text, str) or not text:
                 raise ConfigError(f"stop must hold texts that are not empty, got {text!r}")
-        for token in listed("stop_token_ids", self.stop_token_ids, "token ids"):
-            whole("stop_token_ids", token, low=0)
-
-    def _check_blocks(self) -> None:
-        if self.max_tokens % self.block:
-            raise ConfigError(
-                f"max_tokens={self.max_tokens} is not a multiple of block_length={self.block}; "
-                f"use max_tokens={-(-self.max_tokens // self.block) * self.block} or another block_length"
-            )
-        if self.steps is not None and self.steps % self.blocks:
-            raise ConfigError(
-                f"steps={self.steps} cannot be shared evenly among {self.blocks} blocks "
-                f"(max_tokens / block_length); use a multiple of {self.blocks}"
-            )
+        for name in ("stop_token_ids", "initial_canvas"):
+            for token in listed(name, getattr(self, name) or (), "token ids"):
+                whole(name, token, low=0)
 
     def _check_rules(self) -> None:
         if self.threshold is not None and self.factor is not None:
@@ -130,11 +142,7 @@ class SamplingParams:
             raise ConfigError("remasking 'confidence_threshold' needs threshold, a probability from 0 to 1")
         if (self.order is not None) != (self.remasking == "order"):
             raise ConfigError("order and remasking='order' go together: one list of canvas positions per block")
-        if self.order is None:
-            return
-        if len(listed("order", self.order, "lists, one per block")) != self.blocks:
-            raise ConfigError(f"order must hold one list per block: {self.blocks} blocks, got {len(self.order)} lists")
-        for block in self.order:
+        for block in listed("order", self.order or (), "lists, one per block"):
             for position in listed("order", block, "lists of canvas positions"):
                 whole("order", position, low=0)
 

@@ -45,11 +45,13 @@ class Branch:
     shift: int = 0
     clock: int = 0  # steps that it took part in
     outputs: bool = False  # attention and FFN outputs are cached too
+    prefix: PrefixHit | None = None  # leading positions that others computed
+    chain: int = 0  # the last of the exact pages that it shares, by its hash
 
     @property
-    def sharing(self) -> int:
-        """Equal for branches that read the same leased prefix; -1 without one."""
-        return -1 if self.lease is None else self.lease.entry.key
+    def sharing(self) -> tuple[int, int]:
+        """Equal for branches that read the same shared prefix in place."""
+        return (-1 if self.lease is None else self.lease.entry.key), self.chain
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
@@ -77,6 +79,12 @@ def leased_tables(lease: Lease, own: Sequence[Extent]) -> tuple[Table, ...]:
     return (shallow, *(plain_table(extent) for extent in own[1:]))
 
 
+def shared_table(pages: Sequence[Extent], own: Extent) -> Table:
+    """The table of a canvas that begins with shared pages, in all layers; `own` holds the rest."""
+    shared, rest = np.concatenate([page.slots() for page in pages]), own.slots()
+    return Table(own.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+
+
 def plain_table(extent: Extent) -> Table:
     """The table of an extent that holds a whole canvas."""
     slots = extent.slots()
@@ -90,9 +98,9 @@ def runs(slots: NDArray[np.int64]) -> list[Run]:
     return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
 
 
-def prefix_branch(entry: Entry, layers: int, mask_id: int) -> tuple[Branch, Plan]:
+def prefix_branch(entry: Entry, layers: int) -> tuple[Branch, Plan]:
     """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
-    canvas = Canvas(entry.tokens, 0, mask_id)
+    canvas = Canvas(entry.tokens, (), 0)
     rows = np.ones(len(canvas), dtype=np.bool_)
     spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
     branch = Branch(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)

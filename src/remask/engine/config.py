@@ -14,7 +14,7 @@ class EngineConfig:
         max_num_seqs: canvases that run at a time; a guided request takes two, and runs alone where that is too many.
         max_model_len: longest canvas (prompt and response) in tokens; None takes the model's, at most 4096.
         max_row_layers: row-layers that one step may compute; None does not limit it. A single request may exceed it.
-        page_size: token slots per page.
+        page_size: token slots per page; None takes 16, or the next multiple of a block-causal model's block.
         store_budget_tokens: tokens that the prefix store may hold.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
     """
@@ -22,7 +22,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_model_len: int | None = None
     max_row_layers: int | None = None
-    page_size: int = 16
+    page_size: int | None = None
     store_budget_tokens: int = 8192
     eviction: Eviction = "fifo"
 
@@ -30,7 +30,7 @@ class EngineConfig:
         low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "page_size": 1, "store_budget_tokens": 0}
         for name, least in low.items():
             value = getattr(self, name)
-            if name in ("max_model_len", "max_row_layers") and value is None:
+            if name in ("max_model_len", "max_row_layers", "page_size") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")

@@ -31,10 +31,15 @@ MAX_DEFAULT_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step did to one request."""
+    """What a step did to one request.
+
+    `settled` are the response tokens that have become final with no gap before them, so that they can be shown in
+    order; tokens after a stop may be among them, the result's are cut.
+    """
 
     id: str
     transfer: Transfer | None = None
+    settled: tuple[int, ...] = ()
     result: Result | None = None
 
 
@@ -127,7 +132,7 @@ class Engine:
     def cancel(self, request_id: str) -> bool:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
         for job in [*self._waiting, *(item for item in self._running if isinstance(item, Job))]:
-            if job.request.id == request_id:
+            if job.request.id == request_id and not job.closing:
                 self._end(job, "cancelled")
                 return True
         return False
@@ -161,18 +166,24 @@ class Engine:
         return make_job(request, policy, self.model.config, self.max_model_len, self.decode)
 
     def _admit(self) -> None:
-        """Begin waiting requests in order of arrival, as far as slots and pages go."""
-        while self._waiting:
+        """Begin waiting requests in order of arrival, as far as slots and pages go.
+
+        One that awaits a page which a running request computes lets others pass.
+        """
+        for job in list(self._waiting):
             running = self.running
-            if running and running + self._waiting[0].branches_needed > self.config.max_num_seqs:
+            if running and running + job.branches_needed > self.config.max_num_seqs:
                 return
-            job = self._waiting[0]
-            if not self.memory.place(job):
+            placement = self.memory.place(job)
+            if placement == "full":
                 return
-            self._running.add(self._waiting.popleft())
+            if placement == "awaiting":
+                continue
+            self._waiting.remove(job)
+            self._running.add(job)
             if job.lease is not None and not job.lease.hit:
-                shape, entry = self.model.config, job.lease.entry
-                self._running.add(PrefixPass(entry, *prefix_branch(entry, shape.layers, shape.mask_id)))
+                entry = job.lease.entry
+                self._running.add(PrefixPass(entry, *prefix_branch(entry, self.model.config.layers)))
 
     def _next(self) -> _Batch:
         """The work of the next step, side by side where it reads the same leased prefix."""
@@ -213,20 +224,29 @@ class Engine:
         for job in batch.jobs:
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            if job.closing:
+                job.apply(tokens.astype(np.int64), confidence)
+                self._release(job)
+                continue
             transfer = job.apply(tokens.astype(np.int64), confidence)
-            if transfer is not None:
-                self._ended.append(Event(job.request.id, transfer=transfer))
+            settled = job.newly_settled()
+            if transfer is not None or settled:
+                self._ended.append(Event(job.request.id, transfer=transfer, settled=settled))
             reason = job.ending()
             if reason is not None:
                 self._end(job, reason)
 
     def _end(self, job: Job, reason: FinishReason, error: str | None = None) -> None:
-        """Tell the end of a request and free all that it owns."""
-        self._ended.append(Event(job.request.id, result=job.result(reason, error)))
-        self._ids.discard(job.request.id)
+        """Tell the end of a request and free all that it owns, once what others may read is complete."""
+        if not job.closing:
+            self._ended.append(Event(job.request.id, result=job.result(reason, error)))
+            self._ids.discard(job.request.id)
         if job in self._waiting:
             self._waiting.remove(job)
-            return
+        elif reason not in ("stop", "length") or not job.close():
+            self._release(job)
+
+    def _release(self, job: Job) -> None:
         self._running.remove(job)
         self.memory.free(job)
 

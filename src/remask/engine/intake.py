@@ -3,14 +3,17 @@
 import secrets
 import time
 
-from remask.core.canvas import Canvas
 from remask.core.request import Request, Usage
 from remask.engine.job import Decode, Job
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
 from remask.policies.base import CachePolicy, Circumstances
-from remask.sampling.masked import MaskedDecoder
-from remask.sampling.rules import resolve
+from remask.policies.registry import names_for
+from remask.sampling.block_causal import BlockCausalDecoding
+from remask.sampling.decoder import Decoding
+from remask.sampling.fields import check_fields
+from remask.sampling.masked import MaskedDecoding
+from remask.sampling.uniform import UniformDecoding
 
 
 def make_job(
@@ -18,42 +21,53 @@ def make_job(
 ) -> Job:
     """A job for `request` under `policy`. Raises `ConfigError` on a request that cannot run."""
     params = request.params
-    length = _checked_length(request, shape, max_model_len)
+    _check_prompt(request, shape)
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-    rule = resolve(params, shape.family, policy.traits.blockwise)
-    policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
-    job = Job(
+    decoding = _decoding(request, policy, shape, max_model_len)
+    if decoding.length > max_model_len:
+        raise ConfigError(
+            f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
+            f"{decoding.length}, but max_model_len is {max_model_len}; shorten one of them or raise max_model_len"
+        )
+    if shape.kind not in policy.traits.kinds:
+        kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))
+        raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
+    policy.check(Circumstances(shape.layers, shape.shift, decoding.ordered))
+    return Job(
         request=request,
         policy=policy,
-        rule=rule,
-        seed=secrets.randbits(62) if params.seed is None else params.seed,
+        decoding=decoding,
         stops=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(shape.stop_ids)),
         layers=shape.layers,
         arrived=time.perf_counter(),
         decode=decode,
-        usage=Usage(prompt_tokens=length - params.max_tokens),
+        usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
     )
-    # The decoder checks what depends on the canvas; better now than when the request begins.
-    MaskedDecoder(params, rule, Canvas(request.prompt_token_ids, params.max_tokens, shape.mask_id), job.seed, "all")
-    return job
 
 
-def _checked_length(request: Request, shape: ModelConfig, max_model_len: int) -> int:
-    """Length of the canvas, once prompt and prefix are known to be fine."""
+def _decoding(request: Request, policy: CachePolicy, shape: ModelConfig, max_model_len: int) -> Decoding:
+    """The decoding of the model's kind, which checks the sampling parameters."""
+    prompt, params = request.prompt_token_ids, request.params
+    seed = secrets.randbits(62) if params.seed is None else params.seed
+    check_fields(params, shape.kind)
+    if shape.kind == "block_causal":
+        return BlockCausalDecoding.of(prompt, params, shape.block_length, shape.mask_id, seed)
+    if shape.kind == "uniform":
+        assert shape.noise is not None
+        canvas = min(shape.max_length, max_model_len)
+        return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
+    blockwise = policy.traits.blockwise
+    return MaskedDecoding.of(prompt, params, shape.family, shape.mask_id, seed, blockwise=blockwise)
+
+
+def _check_prompt(request: Request, shape: ModelConfig) -> None:
     prompt = list(request.prompt_token_ids)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one token")
     bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < shape.vocab]
     if bad:
         raise ConfigError(f"prompt_token_ids holds {bad[0]!r}; token ids are whole numbers from 0 to {shape.vocab - 1}")
-    length = len(prompt) + request.params.max_tokens
-    if length > max_model_len:
-        raise ConfigError(
-            f"prompt of {len(prompt)} tokens and max_tokens={request.params.max_tokens} make a canvas of {length}, but "
-            f"max_model_len is {max_model_len}; shorten one of them or raise max_model_len"
-        )
     wanted = request.prefix_length
     if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= len(prompt):
         raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {wanted!r}")
-    return length

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from remask.core.plan import Plan, View
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
-from remask.engine.branch import Branch, leased_prefix
+from remask.engine.branch import Branch
+from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy
-from remask.sampling.masked import MaskedDecoder
-from remask.sampling.rules import Rule
-from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.decoder import Decoder, Decoding
+from remask.sampling.score import RowGroup
 from remask.store.pages import Extent
 from remask.store.prefix import Lease
 
@@ -29,8 +29,7 @@ class Job:
 
     request: Request
     policy: CachePolicy
-    rule: Rule
-    seed: int
+    decoding: Decoding
     stops: frozenset[int]
     layers: int
     arrived: float
@@ -39,12 +38,15 @@ class Job:
     branches: tuple[Branch, ...] = ()
     owned: list[Extent] = field(default_factory=list)
     lease: Lease | None = None
-    decoder: MaskedDecoder | None = None
+    sharing: PageSharing | None = None
+    closing: bool = False  # the result is told, one more pass runs for what is to be shared
+    decoder: Decoder | None = None
     trace: list[Transfer] = field(default_factory=list)
     first_settled: float | None = None
     _items: tuple[tuple[Branch, Plan], ...] | None = None
     _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
     _pass_index: int = 0  # passes since the step began
+    _told: int = 0  # response tokens that `newly_settled` has given
 
     @property
     def ready(self) -> bool:
@@ -61,8 +63,7 @@ class Job:
         self.branches, self.lease = branches, lease
         if lease is None:
             self.policy = self.policy.without_prefix
-        params, idle = self.request.params, self.policy.traits.idle_passes
-        self.decoder = MaskedDecoder(params, self.rule, branches[0].canvas, self.seed, idle)
+        self.decoder = self.decoding.decoder(branches[0].canvas, self.policy.traits.idle_passes)
 
     def items(self) -> tuple[tuple[Branch, Plan], ...]:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -72,11 +73,11 @@ class Job:
         if self._items is None:
             first = self.branches[0]
             assert self.decoder is not None
-            plan = self.policy.plan(self._view(first, self.decoder.step))
+            plan = self._closing_plan(first) if self.closing else self._plan(first, self.decoder.step)
             self._items = ((first, plan),)
             if self._guided_now():
                 second = self.branches[1]
-                other = self.policy.plan(self._view(second, second.clock))
+                other = self._plan(second, second.clock)
                 # Canvases with clocks of their own still predict the same positions.
                 self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
         return self._items
@@ -98,8 +99,8 @@ class Job:
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
-        if self.plan.fills and self._pass_index:
-            raise PlanError("one step has two fill passes, and would never end")
+        if self.plan.fills and self._pass_index > len(self.branches[0].canvas):
+            raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         for branch, plan in self.items():
             branch.admit(plan)
 
@@ -109,19 +110,15 @@ class Job:
         count = self.predicted
         if count == 0:
             return None
-        params = self.request.params
+        group = self.decoder.group(slice(at, at + count), np.flatnonzero(self.plan.predict))
+        if len(self.branches) == 1:
+            return group
         both = len(self.items()) == 2
-        return RowGroup(
-            rows=slice(at, at + count),
-            measure=self.rule.measure,
-            filtered=self.rule.filtered,
-            temperature=0.0 if params.greedy else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=step_seed(self.seed, self.decoder.step),
+        return replace(
+            group,
             guide=slice(at + count, at + 2 * count) if both else None,
-            residual=self._kept_residual() if len(self.branches) == 2 and not both else None,
-            cfg_scale=params.cfg_scale,
+            residual=None if both else self._kept_residual(),
+            cfg_scale=self.request.params.cfg_scale,
         )
 
     def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
@@ -148,6 +145,8 @@ class Job:
         self.usage.forwards += len(clocks) if self.policy.traits.own_clocks else 1
         self.usage.row_layers += self.cost
         self._items = None
+        if self.sharing is not None:
+            self.sharing.computed(plan, self.sharing.ready())
         if plan.fills:
             self._pass_index += 1
             return None
@@ -156,16 +155,20 @@ class Job:
         positions = np.flatnonzero(plan.predict)
         inside = (positions >= self.decoder.block.start) & (positions < self.decoder.block.stop)
         positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
-        chosen = self.decoder.choose(positions, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
+        written = (
+            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
+        )
+        values = tokens[np.searchsorted(positions, written)]
+        final = self.decoder.final(written)
+        for branch in self.branches:
+            branch.canvas.write(written, values)
+            branch.canvas.settle(final, self.decoder.step)
         transfer = None
-        if len(chosen):
-            values = tokens[np.searchsorted(positions, chosen)]
-            for branch in self.branches:
-                branch.canvas.transfer(chosen, values, self.decoder.step)
-            transfer = Transfer(self.decoder.step, tuple(chosen.tolist()), tuple(values.tolist()))
+        if len(written):
+            transfer = Transfer(self.decoder.step, tuple(written.tolist()), tuple(values.tolist()))
             self.trace.append(transfer)
-            if self.first_settled is None and self.branches[0].canvas.settled_lead:
-                self.first_settled = time.perf_counter()
+        if self.first_settled is None and self.branches[0].canvas.settled_lead:
+            self.first_settled = time.perf_counter()
         self._pass_index = 0
         self.decoder.advance()
         self.usage.steps = self.decoder.step
@@ -177,6 +180,21 @@ class Job:
         if self._stop_at() is not None:
             return "stop"
         return "length" if self.decoder.finished else None
+
+    def close(self) -> bool:
+        """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""
+        assert self.decoder is not None
+        if self.sharing is None or self.closing:
+            return False
+        stop = self.decoder.block.stop
+        self.closing = self.sharing.ready() >= stop and self.sharing.would_complete(stop)
+        return self.closing
+
+    def newly_settled(self) -> tuple[int, ...]:
+        """Response tokens that have become final without a gap before them since this was last asked."""
+        canvas, begin = self.branches[0].canvas, self._told
+        self._told = canvas.settled_lead
+        return tuple(canvas.response[begin : self._told].tolist())
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """What the request came to. A cancelled or failed one has no tokens: a part of a canvas is not a response."""
@@ -197,6 +215,18 @@ class Job:
             error,
         )
 
+    def _closing_plan(self, branch: Branch) -> Plan:
+        assert self.decoder is not None
+        view = self._view(branch, self.decoder.step)
+        plan = self.policy.closing(view)
+        if plan is None:
+            raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
+        return replace(plan, sees=view.sees)
+
+    def _plan(self, branch: Branch, step: int) -> Plan:
+        view = self._view(branch, step)
+        return replace(self.policy.plan(view), sees=view.sees)
+
     def _view(self, branch: Branch, step: int) -> View:
         assert self.decoder is not None
         return View(
@@ -207,10 +237,12 @@ class Job:
             prompt=branch.canvas.prompt,
             noisy=branch.canvas.noisy,
             settled=branch.canvas.settled,
-            prefix=leased_prefix(branch.lease),
+            prefix=branch.prefix,
             pass_index=self._pass_index,
             shift=branch.shift,
             order=self.decoder.order,
+            sees=self.decoding.sees(branch.canvas),
+            response=branch.canvas.end,
         )
 
     def _stop_at(self) -> int | None:

@@ -10,11 +10,16 @@ from remask.core.ledger import Ledger
 from remask.engine.branch import Branch, leased_prefix, leased_tables, new_states, plain_table
 from remask.engine.config import EngineConfig
 from remask.engine.job import Job
-from remask.errors import IntegrityError
+from remask.engine.paged import Placement, place_paged
+from remask.errors import ConfigError, IntegrityError
+from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
+from remask.store.chain import PageChain
 from remask.store.pages import Extent, PageAllocator
 from remask.store.prefix import Lease, PrefixStore
+
+DEFAULT_PAGE = 16
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +30,18 @@ class Memory:
     def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
         shape = self.shape = model.config
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
+        size = _page_size(config.page_size, shape)
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // config.page_size)
-        self.allocator = PageAllocator(shape.layers, pages, config.page_size)
-        self.pool = Pool(shape, pages, config.page_size, model.dtype, model.device)
+        pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // size)
+        self.allocator = PageAllocator(shape.layers, pages, size)
+        self.pool = Pool(shape, pages, size, model.dtype, model.device)
+        salt = f"{fingerprint}:{model.dtype}".encode()
+        self.chain = PageChain(self.allocator, config.store_budget_tokens, salt)
         self.store = PrefixStore(
             allocator=self.allocator,
             budget_tokens=config.store_budget_tokens,
             eviction=config.eviction,
-            salt=f"{fingerprint}:{model.dtype}".encode(),
+            salt=salt,
             new_states=lambda tokens: new_states(shape.layers, shape.hidden, model.dtype, model.device, tokens),
         )
 
@@ -43,11 +51,16 @@ class Memory:
         page = self.allocator.page_size * self.pool.bytes_per_token
         return self.allocator.used * page + self.store.state_bytes
 
-    def place(self, job: Job) -> bool:
-        """Give a request its canvases, pages and lease; False, with nothing changed, where there is no room."""
+    def place(self, job: Job) -> Placement:
+        """Give a request its canvases, pages and lease.
+
+        Nothing is changed where there is no room, or where another request is computing a page that this one awaits.
+        """
+        if job.policy.traits.pages:
+            return place_paged(job, self.shape, self.chain)
         shape, request = self.shape, job.request
         prefix, boundary = self._shareable(job)
-        canvases = [Canvas(request.prompt_token_ids, request.params.max_tokens, shape.mask_id)]
+        canvases = [job.decoding.canvas()]
         if job.branches_needed == 2:
             canvases.append(_unconditional(canvases[0], shape.mask_id))
         own = self._claim_all(job, [len(canvas) for canvas in canvases], prefix, boundary)
@@ -57,7 +70,7 @@ class Memory:
             lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
         if not own or (boundary and lease is None):
             self.free(job)
-            return False
+            return "full"
         outputs = job.policy.traits.needs_outputs
         if outputs:
             self.pool.keep_outputs()
@@ -67,7 +80,7 @@ class Memory:
         if lease is not None:
             job.usage.prefix_depth = boundary
             job.usage.cached_tokens = prefix if lease.hit else 0
-        return True
+        return "placed"
 
     def free(self, job: Job) -> None:
         """Take back all that a request owns and leases. Freeing twice changes nothing."""
@@ -77,12 +90,15 @@ class Memory:
         if job.lease is not None:
             self.store.release(job.lease)
             job.lease = None
+        if job.sharing is not None:
+            job.sharing.release()
+            job.sharing = None
 
     def check(self, jobs: Iterable[Job]) -> None:
         """Raise `IntegrityError` unless every page is owned by one of `jobs` or by a store entry, exactly once each."""
         expected = np.zeros_like(self.allocator.references)
         leases: dict[int, int] = {}
-        owned = [entry.extent for entry in self.store.entries]
+        owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for job in jobs:
             owned += job.owned
             if job.lease is not None:
@@ -105,7 +121,7 @@ class Memory:
         prefix = min(request.prefix_length, prompt - shape.shift)
         if prefix < 1:
             return 0, 0
-        boundary = job.policy.boundary(prefix, prompt + request.params.max_tokens, shape.layers)
+        boundary = job.policy.boundary(prefix, job.decoding.length, shape.layers)
         if boundary and not self.store.fits(prefix):
             # A request that waits for pages comes here again and again; it is refused once.
             if job.usage.prefix_note is None:
@@ -123,7 +139,7 @@ class Memory:
             if all(own):
                 return own
             self.free(job)
-            if not self.store.give_way():
+            if not (self.store.give_way() or self.chain.give_way()):
                 return []
 
     def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[Extent]:
@@ -149,6 +165,7 @@ class Memory:
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), leased_prefix(lease)),
             tables=(plain_table(own[0]),) if lease is None else leased_tables(lease, own),
+            prefix=leased_prefix(lease),
             lease=lease,
             restored=None if lease is None else lease.entry.states,
             shift=shape.shift,
@@ -158,4 +175,20 @@ class Memory:
 
 def _unconditional(canvas: Canvas, mask_id: int) -> Canvas:
     """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance)."""
-    return Canvas([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id)
+    return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id)
+
+
+def _page_size(size: int | None, shape: ModelConfig) -> int:
+    """Token slots a page: as asked, or the least whole number of blocks that is at least 16.
+
+    Raises `ConfigError` where pages of `size` hold no whole number of the model's blocks.
+    """
+    block = shape.block_length or 1
+    if size is None:
+        return -(-DEFAULT_PAGE // block) * block
+    if size % block:
+        near = -(-size // block) * block
+        raise ConfigError(
+            f"page_size={size} is not a multiple of the model's block of {block}; use {near}, or leave it"
+        )
+    return size

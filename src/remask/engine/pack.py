@@ -1,40 +1,18 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import Plan, Span
-from remask.engine.branch import Branch, Table, predicting_rows, runs
+from remask.core.plan import Plan
+from remask.engine.branch import Branch, predicting_rows
+from remask.engine.part import Index, Part, send
+from remask.engine.segments import make_segments
 from remask.errors import PlanError
-from remask.models.stage import (
-    Cascade,
-    Direct,
-    Partial,
-    Pick,
-    Restore,
-    Save,
-    Segments,
-    Stage,
-    StepBatch,
-)
-
-Index = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One canvas in one stage."""
-
-    branch: Branch
-    span: Span
-    table: Table
-    positions: Index
-    rows: slice  # among the stage's flat rows
+from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
 
 def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device) -> StepBatch:
@@ -48,7 +26,7 @@ def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device) -> StepBatc
         | {table.layers.stop for branch, _ in items for table in branch.tables}
     )
     stages: list[Stage] = []
-    before: list[_Part] = []
+    before: list[Part] = []
     for start, stop in zip([0, *edges], edges, strict=False):
         parts = _parts(items, start)
         stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device))
@@ -59,28 +37,27 @@ def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device) -> StepBatc
         for part, (branch, plan) in zip(before, items, strict=True)
     ]
     return StepBatch(
-        tokens=_send(tokens, device),
+        tokens=send(tokens, device),
         stages=tuple(stages),
-        predict=_send(np.concatenate(predict), device),
+        predict=send(np.concatenate(predict), device),
         row_layers=sum(plan.cost for _, plan in items),
     )
 
 
-def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[_Part]:
+def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[Part]:
     parts = []
     at = 0
     for branch, plan in items:
         span = next(span for span in plan.spans if layer in span.layers)
         table = next(table for table in branch.tables if layer in table.layers)
         positions = np.flatnonzero(span.rows)
-        parts.append(_Part(branch, span, table, positions, slice(at, at + len(positions))))
+        sees = None if plan.sees is None else plan.sees[positions]
+        parts.append(Part(branch, span, table, positions, slice(at, at + len(positions)), sees))
         at += len(positions)
     return parts
 
 
-def _stage(
-    layers: range, parts: list[_Part], before: list[_Part], previous: Stage | None, device: torch.device
-) -> Stage:
+def _stage(layers: range, parts: list[Part], before: list[Part], previous: Stage | None, device: torch.device) -> Stage:
     same = previous is not None and all(
         np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
     )
@@ -90,11 +67,11 @@ def _stage(
         layers=layers,
         positions=previous.positions
         if same and previous is not None
-        else _send(np.concatenate([part.positions for part in parts]), device),
-        slots=_send(slots, device),
-        written=None if written is None else _send(written, device),
+        else send(np.concatenate([part.positions for part in parts]), device),
+        slots=send(slots, device),
+        written=None if written is None else send(written, device),
         carry=None if same or previous is None else _carry(parts, before, device),
-        segments=_segments(parts if partial is None else _computed_parts(parts), device),
+        segments=make_segments(parts if partial is None else _computed_parts(parts), device),
         restore=() if same or previous is None else _restores(layers.start, parts, before),
         save=_saves(layers.start, parts),
         outputs=any(part.branch.outputs for part in parts),
@@ -102,22 +79,24 @@ def _stage(
     )
 
 
-def _computed_parts(parts: list[_Part]) -> list[_Part]:
+def _computed_parts(parts: list[Part]) -> list[Part]:
     """The same canvases with the rows that are computed, numbered among those. Which ones a pick takes stays open."""
     computed, at = [], 0
     for part in parts:
         count = _computed_count(part)
+        if part.sees is not None:
+            raise PlanError("all rows are computed where not every row attends to all positions")
         computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count)))
         at += count
     return computed
 
 
-def _computed_count(part: _Part) -> int:
+def _computed_count(part: Part) -> int:
     chosen = 0 if part.span.pick is None else part.span.pick.count
     return int(part.span.computed.sum()) + chosen
 
 
-def _partial(parts: list[_Part], device: torch.device) -> Partial:
+def _partial(parts: list[Part], device: torch.device) -> Partial:
     computed: list[Index] = []
     rows, owner, order, target = [], [], [], []
     seen = at = 0
@@ -137,12 +116,12 @@ def _partial(parts: list[_Part], device: torch.device) -> Partial:
             seen += len(among)
     pick = None
     if rows:
-        pick = Pick(*(_send(np.concatenate(index), device) for index in (rows, owner, order, target)))
+        pick = Pick(*(send(np.concatenate(index), device) for index in (rows, owner, order, target)))
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
-    return Partial(_send(np.concatenate(computed), device), pick, _send(slots, device))
+    return Partial(send(np.concatenate(computed), device), pick, send(slots, device))
 
 
-def _writes(parts: list[_Part]) -> tuple[Index | None, Index]:
+def _writes(parts: list[Part]) -> tuple[Index | None, Index]:
     """Which of the computed rows write their K/V (None: all), and the slots of those that are known beforehand."""
     rows, slots, frozen, at = [], [], False, 0
     for part in parts:
@@ -157,7 +136,7 @@ def _writes(parts: list[_Part]) -> tuple[Index | None, Index]:
     return np.concatenate(rows) if frozen else None, np.concatenate(slots)
 
 
-def _carry(parts: list[_Part], before: list[_Part], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _carry(parts: list[Part], before: list[Part], device: torch.device) -> tuple[Tensor, Tensor | None]:
     source, target = [], []
     for part, old in zip(parts, before, strict=True):
         _, here, there = np.intersect1d(part.positions, old.positions, assume_unique=True, return_indices=True)
@@ -165,10 +144,10 @@ def _carry(parts: list[_Part], before: list[_Part], device: torch.device) -> tup
         target.append(part.rows.start + here)
     rows = np.concatenate(target)
     complete = len(rows) == parts[-1].rows.stop
-    return _send(np.concatenate(source), device), None if complete else _send(rows, device)
+    return send(np.concatenate(source), device), None if complete else send(rows, device)
 
 
-def _restores(layer: int, parts: list[_Part], before: list[_Part]) -> tuple[Restore, ...]:
+def _restores(layer: int, parts: list[Part], before: list[Part]) -> tuple[Restore, ...]:
     restores = []
     for part, old in zip(parts, before, strict=True):
         joining = np.setdiff1d(part.positions, old.positions, assume_unique=True)
@@ -182,7 +161,7 @@ def _restores(layer: int, parts: list[_Part], before: list[_Part]) -> tuple[Rest
     return tuple(restores)
 
 
-def _saves(layer: int, parts: list[_Part]) -> tuple[Save, ...]:
+def _saves(layer: int, parts: list[Part]) -> tuple[Save, ...]:
     saves = []
     for part in parts:
         if part.span.save is None or part.span.layers.start != layer:
@@ -191,50 +170,3 @@ def _saves(layer: int, parts: list[_Part]) -> tuple[Save, ...]:
             raise PlanError(f"layer {layer}: states are kept of all live rows, on a canvas that has room for them")
         saves.append(Save(part.rows, part.branch.states[layer - 1, part.positions[0] : part.positions[-1] + 1]))
     return tuple(saves)
-
-
-def _segments(parts: list[_Part], device: torch.device) -> Segments:
-    segments: list[Direct | Cascade] = []
-    group: list[_Part] = []
-    for part in [part for part in parts if len(part.positions)]:
-        if group and (not part.table.common or part.branch.sharing != group[0].branch.sharing):
-            segments.append(_cascade(group, device))
-            group = []
-        if part.table.common:
-            group.append(part)
-        else:
-            in_place = runs(part.table.own)
-            keys = in_place[0] if len(in_place) == 1 else _send(part.table.own, device)
-            segments.append(Direct(part.rows, keys))
-    if group:
-        segments.append(_cascade(group, device))
-    return tuple(segments)
-
-
-def _cascade(group: list[_Part], device: torch.device) -> Cascade:
-    counts = [len(part.positions) for part in group]
-    widths = [len(part.table.own) for part in group]
-    starts = [part.rows.start - group[0].rows.start for part in group]
-    own = np.stack(
-        [
-            np.pad(part.table.own, (0, max(widths) - width), mode="edge")
-            for part, width in zip(group, widths, strict=True)
-        ]
-    )
-    hidden = np.arange(max(widths)) >= np.asarray(widths)[:, None]
-    ragged = len(set(counts)) > 1
-    column = np.arange(max(counts))
-    queries = np.stack([start + np.minimum(column, count - 1) for start, count in zip(starts, counts, strict=True)])
-    back = np.concatenate([index * max(counts) + np.arange(count) for index, count in enumerate(counts)])
-    return Cascade(
-        rows=slice(group[0].rows.start, group[-1].rows.stop),
-        common=group[0].table.common,
-        own=_send(own, device),
-        queries=_send(queries, device) if ragged else None,
-        hidden=torch.from_numpy(hidden).to(device, non_blocking=True) if len(set(widths)) > 1 else None,
-        back=_send(back, device) if ragged else None,
-    )
-
-
-def _send(index: Index, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(device, non_blocking=True)

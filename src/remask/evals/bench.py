@@ -107,7 +107,7 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "rounds": rounds,
         "max_tokens": params.max_tokens,
         "steps": params.steps or params.max_tokens,
-        "block_length": params.block,
+        "block_length": params.block_length or params.max_tokens,
     }
 
 

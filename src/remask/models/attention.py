@@ -1,7 +1,7 @@
 """Attention over runs of K/V slots. No dense masks: what a row may see is said by segments."""
 
 import math
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +9,17 @@ from torch import Tensor
 
 from remask.models.stage import Cascade, Direct, Segments
 
+Sink: TypeAlias = tuple[Tensor, Tensor]
+
 
 class Attention(Protocol):
     """Attends rows to slots as `segments` say. Neither changes its inputs nor keeps them."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-        """`q` [N, heads, Dh], `k` and `v` [slots, kv_heads, Dh] of one layer; returns [N, heads * Dh]."""
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+        """`q` [N, heads, Dh], `k` and `v` [slots, kv_heads, Dh] of one layer; returns [N, heads * Dh].
+
+        `sink` is a key and a value, [kv_heads, Dh] each, that every row attends to beside its slots.
+        """
         ...
 
 
@@ -26,8 +31,8 @@ class SdpaAttention:
     of them and is never copied.
     """
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-        """See `Attention`."""
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:  # noqa: ARG002
+        """See `Attention`. Models with a sink have an attention of their own."""
         if not segments:  # no row of the stage is computed
             return q.flatten(1)
         parts = []
@@ -41,11 +46,15 @@ def _direct(q: Tensor, k: Tensor, v: Tensor, segment: Direct) -> Tensor:
     rows, heads, dim = q.shape
     keys, values = k[segment.keys].transpose(0, 1)[None], v[segment.keys].transpose(0, 1)[None]
     groups = k.shape[1]
+    visible = segment.visible
     if groups == heads:
-        return F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
-    # Everything is visible, so the query heads that share a key head are only more rows of it.
+        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, visible)
+        return out[0].transpose(0, 1)
+    # The query heads that share a key head are only more rows of it.
     grouped = q.view(rows, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(1, groups, -1, dim)
-    out = F.scaled_dot_product_attention(grouped, keys, values)
+    if visible is not None:
+        visible = visible.repeat(heads // groups, 1)
+    out = F.scaled_dot_product_attention(grouped, keys, values, visible)
     return out.view(groups, heads // groups, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim)
 
 
@@ -62,7 +71,8 @@ def _cascade(q: Tensor, k: Tensor, v: Tensor, segment: Cascade) -> Tensor:
     own_v = v[segment.own].permute(2, 0, 1, 3)  # [kv heads, members, M, Dh]
     own = q @ own_k
     if segment.hidden is not None:
-        own = own.masked_fill(segment.hidden[:, None, :], -math.inf)
+        hidden = segment.hidden if segment.hidden.shape[1] == 1 else segment.hidden.repeat(1, heads // groups, 1)
+        own = own.masked_fill(hidden, -math.inf)
     widths = [run.stop - run.start for run in segment.common]
     common = [(flat @ k[run].permute(1, 2, 0)).view(*q.shape[:3], -1) for run in segment.common]
     weights = torch.cat([*common, own], dim=-1).softmax(dim=-1, dtype=torch.float32).to(q.dtype)

@@ -1,14 +1,27 @@
 """What the one transformer needs to know of a checkpoint: shapes and a few switches, no behaviour."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+from remask.core.kinds import ModelKind
+from remask.core.noise import Noise
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a bidirectional pre-norm transformer (LLaDA, Dream).
+    """Shape of a pre-norm transformer.
 
-    `shift` is how far left of a position its predicting row stands: 0 for LLaDA (row p predicts p), 1 for Dream
-    (row p - 1 predicts p). `stop_ids` end a response when they settle.
+    `shift` is how far left of a position its predicting row stands: 0 where row p predicts p, 1 for Dream (row p - 1
+    predicts p). `stop_ids` end a response when they settle. `kind` says how it is denoised and what a row attends to.
+
+    Attributes:
+        qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
+        sink: every layer has a learned key and value that all rows attend to, without RoPE.
+        score_cap: attention scores s become cap * tanh(s / cap).
+        mlp: "swiglu", or "relu2" for a squared ReLU without a gate.
+        mlp_bias: both matrices of the MLP have a bias; "relu2" only.
+        block_length: the block that a block-causal model was trained with, where its checkpoint says so.
+        noise: the noise process of a uniform model.
     """
 
     family: str
@@ -27,12 +40,31 @@ class ModelConfig:
     qkv_bias: bool = False
     tied: bool = False
     shift: int = 0
+    kind: ModelKind = "masked"
+    qk_norm: Literal["head", "whole"] | None = None
+    sink: bool = False
+    score_cap: float | None = None
+    mlp: Literal["swiglu", "relu2"] = "swiglu"
+    mlp_bias: bool = False
+    block_length: int | None = None
+    noise: Noise | None = None
 
     @property
     def parameters(self) -> int:
         """Number of weights, the tied matrix counted once."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        layer = self.hidden * (qkv + self.heads * self.head_dim + 3 * self.intermediate + 2)
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = self.hidden * (2 * q + 2 * kv + self.up_rows + self.intermediate + 2)
         if self.qkv_bias:
-            layer += qkv
+            layer += q + 2 * kv
+        if self.qk_norm is not None:
+            layer += 2 * self.head_dim if self.qk_norm == "head" else q + kv
+        if self.sink:
+            layer += 2 * kv
+        if self.mlp_bias:
+            layer += self.intermediate + self.hidden
         return self.layers * layer + self.hidden + self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def up_rows(self) -> int:
+        """Rows of the matrix that leads into the MLP: gate and up, or up alone."""
+        return self.intermediate * (2 if self.mlp == "swiglu" else 1)

@@ -1,5 +1,7 @@
 """Random weights at a model's real shape, for measuring speed without a checkpoint."""
 
+from itertools import chain
+
 import torch
 
 from remask.models.config import ModelConfig
@@ -16,8 +18,8 @@ def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     """
     generator = torch.Generator(device).manual_seed(seed)
     weights = empty_weights(config, dtype, device)
-    norms = [weights.norm, *(norm for layer in weights.layers for norm in (layer.attn_norm, layer.ffn_norm))]
-    ones = {id(norm) for norm in norms}
+    layers = [(layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm) for layer in weights.layers]
+    ones = {id(norm) for norm in (weights.norm, *chain.from_iterable(layers))}
     # By identity, because a tied head is the embedding and is drawn once.
     for key, tensor in {id(tensor): tensor for tensor in weights.tensors()}.items():
         if key in ones:

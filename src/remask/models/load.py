@@ -55,7 +55,7 @@ def load_weights(
             listed, found before any weight is read); or a file is truncated, corrupt or unreadable.
     """
     stored = entries(folder)
-    slots = family.tensors(config)
+    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
     _check(folder, family, config, slots, stored)
     weights = empty_weights(config, dtype, device)
     slots.sort(key=lambda slot: stored[slot.name].file)
@@ -67,7 +67,7 @@ def load_weights(
                 # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the
                 # whole checkpoint would count as a second copy.
                 with safe_open(entry.file, framework="pt") as file:
-                    slot.target(weights).copy_(file.get_tensor(slot.name))
+                    slot.fill(weights, file.get_tensor(slot.name))
             except (SafetensorError, OSError) as error:
                 raise unreadable(entry.file, error) from error
             bar.update(_BYTES[entry.dtype] * prod(slot.shape))

@@ -14,6 +14,7 @@ class Direct:
 
     rows: slice
     keys: Run | Tensor
+    visible: Tensor | None = None  # bool [rows, keys]; None: every row sees them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,16 @@ class Cascade:
     """Rows of several canvases that attend to common runs, and each canvas to slots of its own.
 
     The common runs are read once for all rows. `own` holds G canvases' slots, padded to M; `queries` the G canvases'
-    rows relative to `rows.start`, padded to N. Padding repeats an entry, `hidden` marks padded slots. `back` undoes the
-    padding of the rows. Where all canvases have as many rows and slots, nothing is padded and these three are None.
+    rows relative to `rows.start`, padded to N. Padding repeats an entry, `hidden` marks padded slots and those that a
+    row does not see. `back` undoes the padding of the rows. Where all canvases have as many rows and slots, and see
+    all, nothing is padded and these three are None.
     """
 
     rows: slice
     common: tuple[Run, ...]
     own: Tensor  # int64 [G, M]
     queries: Tensor | None  # int64 [G, N]
-    hidden: Tensor | None  # bool [G, M]
+    hidden: Tensor | None  # bool [G, N or 1, M]
     back: Tensor | None  # int64 [rows], into the G * N padded rows
 
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.models.attention import Attention, SdpaAttention
+from remask.models.capped import CappedAttention
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.stage import Partial, Pick, Stage, StepBatch
@@ -12,11 +13,12 @@ from remask.models.weights import LayerWeights, Weights
 
 
 class Transformer:
-    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, grouped K/V heads, no causal mask."""
+    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU or squared ReLU, grouped K/V heads, no causal mask."""
 
     def __init__(self, config: ModelConfig, weights: Weights, attention: Attention | None = None) -> None:
         self.config, self.weights = config, weights
-        self.attention = attention or SdpaAttention()
+        plain = config.score_cap is None and not config.sink
+        self.attention = attention or (SdpaAttention() if plain else CappedAttention(config.score_cap))
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
 
     @property
@@ -99,17 +101,25 @@ class Transformer:
         c = self.config
         x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
         heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        if w.q_norm is not None and w.k_norm is not None:
+            whole = c.qk_norm == "whole"
+            _norm(heads[:, : c.heads], w.q_norm, c.norm_eps, whole=whole)
+            _norm(heads[:, c.heads : c.heads + c.kv_heads], w.k_norm, c.norm_eps, whole=whole)
         rotated = _rotate(heads[:, : c.heads + c.kv_heads], cos, sin)
         q, k, v = rotated[:, : c.heads], rotated[:, c.heads :], heads[:, c.heads + c.kv_heads :]
         if stage.written is not None:
             k, v = k[stage.written], v[stage.written]
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
-        return F.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments), w.out)
+        sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
+        return F.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments, sink), w.out)
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
         """FFN output of the rows `h`."""
         c = self.config
+        if c.mlp == "relu2":
+            x = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up, w.up_bias)
+            return F.linear(x.relu_().square_(), w.down, w.down_bias)
         gate, up = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up).chunk(2, dim=-1)
         return F.linear(F.silu(gate, inplace=True).mul_(up), w.down)
 
@@ -141,6 +151,12 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
         return kept[slots]
     kept.index_copy_(0, slots[rows[written]], new[written])
     return kept[slots].index_copy_(0, rows, new)
+
+
+def _norm(heads: Tensor, weight: Tensor, eps: float, *, whole: bool) -> None:
+    """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of the `whole` of them together."""
+    x = heads.flatten(1) if whole else heads
+    heads.copy_(F.rms_norm(x, weight.shape, weight, eps).view_as(heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

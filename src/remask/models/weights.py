@@ -1,6 +1,6 @@
 """The weights of the one transformer, in the layout that it multiplies with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from remask.models.config import ModelConfig
 class LayerWeights:
     """One layer. Projections that read the same input are stored as one matrix, so that they are one product.
 
-    Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
+    Constant factors of a family (GIDD's 1 + w gains, its scales of residuals, linear layers and head) are multiplied in
+    when the checkpoint is read. Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
     """
 
     attn_norm: Tensor  # [D]
@@ -20,8 +21,14 @@ class LayerWeights:
     qkv_bias: Tensor | None  # [Q + 2K]
     out: Tensor  # [D, Q]
     ffn_norm: Tensor  # [D]
-    gate_up: Tensor  # [2F, D]: gate rows, then up rows
+    gate_up: Tensor  # [2F, D]: gate rows, then up rows; [F, D] of an MLP without a gate
     down: Tensor  # [D, F]
+    q_norm: Tensor | None = None  # [head_dim], or [Q] where all heads are normed together
+    k_norm: Tensor | None = None  # [head_dim], or [K]
+    sink_k: Tensor | None = None  # [kv_heads, head_dim]
+    sink_v: Tensor | None = None  # [kv_heads, head_dim]
+    up_bias: Tensor | None = None  # [F]
+    down_bias: Tensor | None = None  # [D]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,8 @@ class Weights:
         """Every tensor, layer by layer; tied ones appear twice."""
         flat = [self.embed, self.norm, self.head]
         for layer in self.layers:
-            flat += [layer.attn_norm, layer.qkv, layer.out, layer.ffn_norm, layer.gate_up, layer.down]
-            if layer.qkv_bias is not None:
-                flat.append(layer.qkv_bias)
+            values = (getattr(layer, field.name) for field in fields(layer))
+            flat += [value for value in values if value is not None]
         return flat
 
 
@@ -55,6 +61,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         return torch.empty(shape, dtype=dtype, device=device)
 
     q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    normed = {"head": (config.head_dim, config.head_dim), "whole": (q, k), None: None}[config.qk_norm]
+    sink = (config.kv_heads, config.head_dim) if config.sink else None
     layers = tuple(
         LayerWeights(
             attn_norm=new(config.hidden),
@@ -62,8 +70,14 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
             out=new(config.hidden, q),
             ffn_norm=new(config.hidden),
-            gate_up=new(2 * config.intermediate, config.hidden),
+            gate_up=new(config.up_rows, config.hidden),
             down=new(config.hidden, config.intermediate),
+            q_norm=new(normed[0]) if normed else None,
+            k_norm=new(normed[1]) if normed else None,
+            sink_k=new(*sink) if sink else None,
+            sink_v=new(*sink) if sink else None,
+            up_bias=new(config.intermediate) if config.mlp_bias else None,
+            down_bias=new(config.hidden) if config.mlp_bias else None,
         )
         for _ in range(config.layers)
     )

@@ -2,10 +2,11 @@
 
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
-from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
+from remask.policies.exact import Exact
 from remask.policies.registry import parse, policy_names
 from remask.policies.reuse import Reuse
 
@@ -20,7 +21,9 @@ __all__ = [
     "DkvPd",
     "DkvPrefill",
     "DllmCache",
+    "Exact",
     "Reuse",
+    "UniformCache",
     "parse",
     "policy_names",
 ]

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
@@ -28,12 +29,16 @@ class Traits:
         blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
         needs_outputs: attention and FFN outputs are cached, beside K and V.
         own_clocks: the two canvases of a guided request count their steps and forwards apart.
+        kinds: kinds of models that the policy is defined for.
+        pages: what is committed is shared with other requests page by page, exactly.
     """
 
     idle_passes: IdlePasses = "all"
     blockwise: bool = False
     needs_outputs: bool = False
     own_clocks: bool = False
+    kinds: tuple[ModelKind, ...] = ("masked",)
+    pages: bool = False
 
 
 class CachePolicy(ABC):
@@ -67,6 +72,10 @@ class CachePolicy(ABC):
     def guides(self, step: int) -> bool:  # noqa: ARG002
         """Whether a guided request's unconditional canvas runs in `step`; else its share of the guidance is kept."""
         return True
+
+    def closing(self, view: View) -> Plan | None:  # noqa: ARG002
+        """A pass after the last step that makes the last block's K/V fit to be shared; None where there is none."""
+        return None
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

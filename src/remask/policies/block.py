@@ -1,4 +1,4 @@
-"""`block-prefix` and `block-dual`: Fast-dLLM's caches, renewed by a full pass at the start of each block."""
+"""`block-prefix`, `block-dual` (Fast-dLLM) and `uniform-cache`: renewed by a full pass at the start of each block."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from remask.core.kinds import ModelKind
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, Circumstances, Traits
@@ -24,7 +25,7 @@ class Blockwise(CachePolicy):
     @property
     def traits(self) -> Traits:
         """A complete block pays no further pass; thresholds are compared within the block."""
-        return Traits(idle_passes="within_block", blockwise=True)
+        return Traits(idle_passes="within_block", blockwise=True, kinds=self._kinds())
 
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
@@ -37,6 +38,9 @@ class Blockwise(CachePolicy):
             (Span(layers, view.everything),), predict=view.candidates if commit is None else first, commit=commit
         )
 
+    def _kinds(self) -> tuple[ModelKind, ...]:
+        return ("masked",)
+
     @abstractmethod
     def _rows(self, view: View) -> Mask:
         """Rows of a cached pass."""
@@ -44,7 +48,13 @@ class Blockwise(CachePolicy):
 
 @dataclass(frozen=True, slots=True)
 class BlockPrefix(Blockwise):
-    """What stands before the block is cached; the block and all after it are computed in every pass."""
+    """What stands before the block is cached; the block and all after it are computed in every pass.
+
+    On uniform models this is exact: clean rows do not see noise, so their K/V change with a completed block only.
+    """
+
+    def _kinds(self) -> tuple[ModelKind, ...]:
+        return ("masked", "uniform")
 
     def _rows(self, view: View) -> Mask:
         return _positions(view, range(view.block.start, view.length))
@@ -84,6 +94,29 @@ class BlockDual(Blockwise):
 
     def _rows(self, view: View) -> Mask:
         return _positions(view, view.block)
+
+
+@dataclass(frozen=True, slots=True)
+class UniformCache(Blockwise):
+    """`uniform-cache`: everything at a block's first step, then the block, whose tokens may all change.
+
+    Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
+    """
+
+    refresh_next: int = 4
+
+    def __post_init__(self) -> None:
+        if self.refresh_next < 0:
+            raise ConfigError(f"refresh_next must be a whole number >= 0, where 0 means never, got {self.refresh_next}")
+
+    def _kinds(self) -> tuple[ModelKind, ...]:
+        return ("uniform",)
+
+    def _rows(self, view: View) -> Mask:
+        end = view.length if view.response is None else view.response
+        due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
+        stop = view.block.stop + len(view.block) if due and view.block.stop < end else view.block.stop
+        return _positions(view, range(view.block.start, stop))
 
 
 def _positions(view: View, positions: range) -> Mask:

@@ -2,19 +2,22 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from remask.core.plan import Plan, Span, View
 from remask.policies.base import CachePolicy, Traits
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(CachePolicy):
-    """Every row in every layer, every step."""
+    """Every row in every layer, every step; where attention is block-causal, every row up to the current block's."""
 
     @property
     def traits(self) -> Traits:
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return Traits(idle_passes="skipped")
+        return Traits(idle_passes="skipped", kinds=("masked", "uniform", "block_causal"))
 
     def plan(self, view: View) -> Plan:
-        """One span of all layers over all rows."""
-        return Plan(spans=(Span(range(view.layers), view.everything),), predict=view.candidates)
+        """One span of all layers over all rows that can have an effect."""
+        rows = np.arange(view.length) < view.horizon
+        return Plan(spans=(Span(range(view.layers), rows),), predict=view.candidates)

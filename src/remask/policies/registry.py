@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from remask.core.depth import DepthLookup
+from remask.core.kinds import ModelKind
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BOUNDARIES, BiCache
-from remask.policies.block import FILL_PASSES, BlockDual, BlockPrefix
+from remask.policies.block import FILL_PASSES, BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
 from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
+from remask.policies.exact import Exact
 from remask.policies.reuse import Reuse
 
 DepthTable = Callable[[], DepthLookup]
@@ -61,6 +63,17 @@ def _dllm_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTabl
     )
 
 
+def _uniform_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
+    value = settings.get("refresh_next", 4)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"refresh_next must be a whole number >= 0, where 0 means never, got {value!r}")
+    return UniformCache(value)
+
+
+def _exact(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
+    return Exact(_positive(settings, "prefill_chunk", default=512))
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """How one name is built. `around` policies may stand before another one; alone they wrap `none`."""
@@ -81,12 +94,19 @@ _POLICIES = {
     "dkv-pd": _Entry(("refresh_interval", "shift"), _dkv_pd),
     "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio", "cfg_interval"), _dllm_cache),
     "dkv-greedy": _Entry(("refresh_interval", "window"), _dkv_greedy),
+    "uniform-cache": _Entry(("refresh_next",), _uniform_cache),
+    "exact": _Entry(("prefill_chunk",), _exact),
 }
 
 
 def policy_names() -> tuple[str, ...]:
     """Names that a spec may join by `+`, outermost first."""
     return tuple(_POLICIES)
+
+
+def names_for(kind: ModelKind) -> tuple[str, ...]:
+    """Names of the policies that are defined on models of this kind."""
+    return tuple(name for name in _POLICIES if kind in parse(name, None, lambda: DepthLookup({})).traits.kinds)
 
 
 def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> CachePolicy:

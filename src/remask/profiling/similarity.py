@@ -66,8 +66,8 @@ class PrefixProbe:
         if len(prompt) + response > self.max_tokens:
             raise ConfigError(f"a canvas of {len(prompt) + response} tokens exceeds the probe's {self.max_tokens}")
         mask_id = self.model.config.mask_id
-        whole = self._dense(Canvas(prompt, response, mask_id), 0)
-        alone = self._dense(Canvas(prompt[:prefix], 0, mask_id), self.max_tokens)
+        whole = self._dense(Canvas.masked(prompt, response, mask_id), 0)
+        alone = self._dense(Canvas(prompt[:prefix], (), 0), self.max_tokens)
         self.model.forward(pack([whole, alone], self.model.device), self._pool)
         cosine = _MEASURES[measure]
         first, second = slice(0, prefix), slice(self.max_tokens, self.max_tokens + prefix)

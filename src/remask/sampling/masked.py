@@ -1,7 +1,7 @@
 """Denoising of one masked canvas: blocks, steps, and which candidates are transferred."""
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,11 +9,64 @@ from numpy.typing import NDArray
 from remask.core.canvas import Canvas
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.policies.base import IdlePasses
 from remask.sampling import select
-from remask.sampling.rules import Rule
+from remask.sampling.blocks import Blocks, even_blocks
+from remask.sampling.decoder import Confidence, Positions, Tokens
+from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_counts
+from remask.sampling.score import RowGroup, step_seed
 
-Positions = NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True)
+class MaskedDecoding:
+    """Masked diffusion of one request (LLaDA, Dream): the response starts as masks, each of which is filled once."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    rule: Rule
+    blocks: Blocks
+    mask_id: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, prompt: Sequence[int], params: SamplingParams, family: str, mask_id: int, seed: int, *, blockwise: bool
+    ) -> "MaskedDecoding":
+        """The decoding on a model of `family`; `blockwise` as the cache policy has it.
+
+        Raises `ConfigError` where parameters contradict each other or cannot be met.
+        """
+        blocks = even_blocks(params)
+        decoding = cls(prompt, params, resolve(params, family, blockwise), blocks, mask_id, seed)
+        decoding.decoder(decoding.canvas(), "all")  # checks what depends on the canvas
+        return decoding
+
+    @property
+    def length(self) -> int:
+        """Prompt and response."""
+        return len(self.prompt) + self.params.max_tokens
+
+    @property
+    def block(self) -> int:
+        """Positions per block."""
+        return self.blocks.length
+
+    @property
+    def ordered(self) -> bool:
+        """Whether an order is given or drawn beforehand."""
+        return self.rule.ordered
+
+    def canvas(self) -> Canvas:
+        """The prompt and masks."""
+        return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)
+
+    def sees(self, canvas: Canvas) -> None:
+        """Attention is fully bidirectional."""
+
+    def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
+        """A decoder at the first step."""
+        return MaskedDecoder(self.params, self.rule, self.blocks, canvas, self.seed, idle)
 
 
 class MaskedDecoder:
@@ -27,11 +80,12 @@ class MaskedDecoder:
         self,
         params: SamplingParams,
         rule: Rule,
+        blocks: Blocks,
         canvas: Canvas,
         seed: int,
-        idle: Literal["skipped", "within_block", "all"],
+        idle: IdlePasses,
     ) -> None:
-        self.params, self.rule, self.canvas, self.seed = params, rule, canvas, seed
+        self.params, self.rule, self.blocks, self.canvas, self.seed = params, rule, blocks, canvas, seed
         self.idle = idle
         self.step = 0
         self.block_step = 0
@@ -39,7 +93,7 @@ class MaskedDecoder:
         self._dynamic = rule.remasking != "confidence_threshold" and (
             params.threshold is not None or params.factor is not None
         )
-        self._times = TimeSchedule(params.steps_per_block, rule.eps) if rule.eps is not None else None
+        self._times = TimeSchedule(blocks.steps, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
         self._begin_block()
         self._skip_idle()
@@ -47,13 +101,13 @@ class MaskedDecoder:
     @property
     def finished(self) -> bool:
         """Every block is done."""
-        return self.block_index == self.params.blocks
+        return self.block_index == self.blocks.count
 
     @property
     def block(self) -> range:
         """Canvas positions of the current block."""
-        start = self.canvas.prompt + self.block_index * self.params.block
-        return range(start, start + self.params.block)
+        start = self.canvas.prompt + self.block_index * self.blocks.length
+        return range(start, start + self.blocks.length)
 
     @property
     def order(self) -> Positions | None:
@@ -63,11 +117,28 @@ class MaskedDecoder:
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
 
-    def choose(self, candidates: Positions, confidence: select.Confidence) -> Positions:
-        """Positions to transfer now, ascending. `candidates` are noisy positions of the block, `confidence` theirs."""
-        if not len(candidates):
-            return candidates
-        return candidates[self._choose(candidates, confidence)]
+    def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
+        """By the rule's measure."""
+        params = self.params
+        return RowGroup(
+            rows=rows,
+            measure=self.rule.measure,
+            basis="filtered" if self.rule.filtered else "logits",
+            temperature=0.0 if params.greedy else params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=step_seed(self.seed, self.step),
+        )
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+        """Positions to transfer now, ascending, of the noisy ones of the block."""
+        if not len(positions):
+            return positions
+        return positions[self._choose(positions, confidence)]
+
+    def final(self, written: Positions) -> Positions:
+        """What is transferred is final."""
+        return written
 
     def advance(self) -> None:
         """The step is over and its transfers are on the canvas."""
@@ -85,14 +156,14 @@ class MaskedDecoder:
     def _begin_block(self) -> None:
         self.block_step = 0
         masks = self._masks()
-        self._counts = even_counts(masks, self.params.steps_per_block)
+        self._counts = even_counts(masks, self.blocks.steps)
         self._left_over = 0
-        self._budget = masks // self.params.steps_per_block
-        self._last_step = self.params.steps_per_block
-        if self.rule.remasking == "confidence_threshold" and masks % self.params.steps_per_block:
+        self._budget = masks // self.blocks.steps
+        self._last_step = self.blocks.steps
+        if self.rule.remasking == "confidence_threshold" and masks % self.blocks.steps:
             raise ConfigError(
                 f"remasking 'confidence_threshold' shares {masks} masks evenly among "
-                f"{self.params.steps_per_block} steps: use a number of steps that divides them"
+                f"{self.blocks.steps} steps: use a number of steps that divides them"
             )
 
     def _masks(self) -> int:
@@ -103,7 +174,7 @@ class MaskedDecoder:
         if self._masks():
             return False
         dynamic = self._dynamic or self.rule.remasking == "confidence_threshold"
-        return dynamic or self.idle == "within_block" or self.block_step >= self.params.steps_per_block
+        return dynamic or self.idle == "within_block" or self.block_step >= self.blocks.steps
 
     def _skip_idle(self) -> None:
         while self.idle == "skipped" and not self.finished and self._idle():
@@ -118,7 +189,7 @@ class MaskedDecoder:
     def _scheduled(self) -> int:
         if self._times is not None:
             return self._times.count(self.block_step, self._masks())
-        if self.block_step >= self.params.steps_per_block - 1:
+        if self.block_step >= self.blocks.steps - 1:
             return self._masks()
         return int(self._counts[self.block_step])
 
@@ -157,18 +228,18 @@ class MaskedDecoder:
     def _drawn_orders(self) -> Sequence[Positions]:
         """A random order of every block's positions, from the request's seed alone."""
         rng = np.random.default_rng(self.seed)
-        starts = range(self.canvas.prompt, self.canvas.prompt + self.params.max_tokens, self.params.block)
-        return [start + rng.permutation(self.params.block) for start in starts]
+        starts = range(self.canvas.prompt, self.canvas.prompt + self.params.max_tokens, self.blocks.length)
+        return [start + rng.permutation(self.blocks.length) for start in starts]
 
     def _checked_orders(self) -> Sequence[Positions]:
         if self.params.order is None:
             return self._drawn_orders() if self.rule.ordered else ()
         orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
         for index, order in enumerate(orders):
-            start = self.canvas.prompt + index * self.params.block
-            if sorted(order.tolist()) != list(range(start, start + self.params.block)):
+            start = self.canvas.prompt + index * self.blocks.length
+            if sorted(order.tolist()) != list(range(start, start + self.blocks.length)):
                 raise ConfigError(
                     f"order: list {index} must hold each canvas position from {start} to "
-                    f"{start + self.params.block - 1} once, got {order.tolist()}"
+                    f"{start + self.blocks.length - 1} once, got {order.tolist()}"
                 )
         return orders

@@ -41,3 +41,15 @@ def _linspace(start: float, stop: float, points: int) -> NDArray[np.float32]:
     forward = np.float64(np.float32(start)) + step * index
     backward = np.float64(np.float32(stop)) - step * (points - 1 - index)
     return np.where(index < points // 2, forward, backward).astype(np.float32)
+
+
+def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
+    """GIDD's grid of log-SNRs over a block, [steps + 1]: index `steps` is the noisiest, index 0 the cleanest.
+
+    The clean probability falls from its highest to its lowest value along a line ("linear") or half a cosine.
+    """
+    times = np.arange(steps + 1) / steps
+    shape = 1 - times if kind == "linear" else (1 + np.cos(np.pi * times)) / 2
+    low, high = (1 / (1 + np.exp(-bound)) for bound in (lowest, highest))
+    clean = (high - low) * shape + low
+    return np.asarray(np.clip(np.log(clean) - np.log1p(-clean), lowest, highest))

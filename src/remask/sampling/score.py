@@ -2,17 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from remask.sampling.filters import draw, top_k, top_p
 from remask.sampling.rules import Measure
+from remask.sampling.uniform_score import NoisyRows, read_noisy
+
+Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """One request's predicted rows among the logits, and how they are read.
+
+    `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
+    after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
 
     With classifier-free guidance `guide` holds the unconditional canvas' rows for the same positions, or `residual`
     what the conditional ones differed from them by when both were last computed, [rows, V].
@@ -20,7 +28,7 @@ class RowGroup:
 
     rows: slice
     measure: Measure
-    filtered: bool
+    basis: Basis
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -28,12 +36,13 @@ class RowGroup:
     guide: slice | None = None
     residual: Tensor | None = None
     cfg_scale: float = 0.0
+    noisy: NoisyRows | None = None
 
     @property
     def greedy(self) -> bool:
         """Whether argmax and its plain probability are all that is asked."""
-        plain = self.temperature == 0 and self.measure == "probability"
-        return plain and not (self.filtered and (self.top_k is not None or self.top_p is not None))
+        plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
+        return plain and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -72,19 +81,18 @@ def _greedy(logits: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
 
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     """Token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
+    if group.noisy is not None:
+        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.seed)
     tempered = logits / group.temperature if group.temperature > 0 else logits
-    measured = _filter(tempered, group.top_k, group.top_p) if group.filtered else logits
+    measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
+    if group.basis == "filtered":
+        measured = top_k(top_p(measured, group.top_p), group.top_k)
     measured = measured.log_softmax(dim=-1)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
     choice[:, mask_id] = -torch.inf
-    choice = _filter(choice, group.top_k, group.top_p)
-    if group.temperature > 0:
-        generator = torch.Generator(device=logits.device)
-        generator.manual_seed(group.seed)
-        # argmax of logits + Gumbel noise draws from their softmax; -log of an exponential draw is Gumbel.
-        choice -= torch.empty_like(choice).exponential_(generator=generator).log_()
-    tokens = choice.argmax(dim=-1)
+    choice = top_k(top_p(choice, group.top_p), group.top_k)
+    tokens = draw(choice, group.seed) if group.temperature > 0 else choice.argmax(dim=-1)
     if group.measure == "entropy":
         probabilities = measured.exp()
         confidence = (probabilities * (probabilities + 1e-10).log()).sum(dim=-1)
@@ -94,17 +102,3 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     else:
         confidence = measured.gather(1, tokens[:, None])[:, 0].exp()
     return torch.stack((tokens.float(), confidence))
-
-
-def _filter(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Top-p, then top-k, in Dream's order; the token that crosses p is kept. Does not change `logits`."""
-    if top_p is not None and top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
-        before[:, 0] = 0
-        dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, before > top_p)
-        logits = logits.masked_fill(dropped, -torch.inf)
-    if top_k is not None and top_k < logits.shape[-1]:
-        kth = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    return logits

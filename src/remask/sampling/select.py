@@ -42,5 +42,13 @@ def within_budget(confidence: Confidence, threshold: float, considered: int) -> 
     return np.sort(ranked[(confidence[ranked] >= threshold) | (np.arange(len(ranked)) == 0)])
 
 
+def entropy_bounded(entropy: Confidence, bound: float) -> Chosen:
+    """The most certain one, and as many after it as keep the sum of entropies (nats) below `bound` (JetEngine)."""
+    ranked = np.argsort(entropy, kind="stable")
+    within = np.cumsum(entropy[ranked]) < bound
+    lead = len(ranked) if within.all() else int(within.argmin())
+    return np.sort(ranked[: max(1, lead)])
+
+
 def _ranked(confidence: Confidence) -> Chosen:
     return np.argsort(-confidence, kind="stable")

@@ -23,6 +23,14 @@ class Extent:
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
+    def single(self) -> "list[Extent]":
+        """Each page of this extent as an extent of its own."""
+        size = self.page_size
+        return [
+            Extent(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
+            for i in range(len(self.pages))
+        ]
+
     def below(self, layer: int) -> "Extent":
         """The part of this extent in layers under `layer`."""
         return Extent(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)

@@ -6,11 +6,13 @@ from typing import Any
 from remask.errors import CheckpointError, UnknownNameError
 from remask.models.families.dream import DREAM
 from remask.models.families.family import Family, Slot
+from remask.models.families.gidd import GIDD
 from remask.models.families.llada import LLADA
+from remask.models.families.sdar import SDAR
 
-__all__ = ["DREAM", "FAMILIES", "LLADA", "Family", "Slot", "family_of"]
+__all__ = ["DREAM", "FAMILIES", "GIDD", "LLADA", "SDAR", "Family", "Slot", "family_of"]
 
-FAMILIES: tuple[Family, ...] = (LLADA, DREAM)
+FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

@@ -6,22 +6,10 @@ from typing import Any
 from remask.models.config import ModelConfig
 from remask.models.families.family import Family, Names
 from remask.models.families.fields import Fields
+from remask.models.families.qwen import rope_theta
 
 # The ids of the published vocabulary. An assistant turn ends with <|im_end|>, which no key of config.json names.
 MASK, END_OF_TURN = 151666, 151645
-
-
-def _rope(fields: Fields, raw: Mapping[str, Any]) -> float:
-    """The rotary base: `rope_theta`, or `rope_parameters`, where newer writers of the same file put it."""
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = raw.get(key)
-        if scaling is not None and not (
-            isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) == "default"
-        ):
-            raise fields.unfit(key, 'null, or an object of "rope_type": "default" (no scaling of positions)')
-    if raw.get("rope_theta") is None and raw.get("rope_parameters") is not None:
-        return Fields("config.json (dream), 'rope_parameters'", raw["rope_parameters"]).number("rope_theta")
-    return fields.number("rope_theta")
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -46,7 +34,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         intermediate=fields.integer("intermediate_size"),
         vocab=vocab,
         max_length=fields.integer("max_position_embeddings"),
-        rope_theta=_rope(fields, raw),
+        rope_theta=rope_theta(fields, raw),
         norm_eps=fields.number("rms_norm_eps"),
         mask_id=mask,
         stop_ids=tuple(dict.fromkeys(stops)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -19,6 +19,14 @@ class Slot:
     field: str
     layer: int | None = None
     rows: tuple[int, int] | None = None
+    scale: float = 1.0  # the stored tensor is multiplied by this,
+    offset: float = 0.0  # after this is added
+
+    def fill(self, weights: Weights, stored: Tensor) -> None:
+        """Put a tensor of the checkpoint in its place, with the family's constant factors."""
+        if self.offset or self.scale != 1:
+            stored = (stored.float() + self.offset) * self.scale
+        self.target(weights).copy_(stored)
 
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
@@ -44,9 +52,40 @@ class Names:
     v: str
     out: str
     ffn_norm: str
-    gate: str
     up: str
     down: str
+    gate: str | None = None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    sink_k: str | None = None
+    sink_v: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Constants that a family multiplies with, taken into the weights as they are read.
+
+    Attributes:
+        linear: scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs.
+        residual: scale of what attention and MLP add to the residual stream.
+        head: scale of the logits.
+        gain: what is added to every norm's stored gain.
+    """
+
+    linear: float | Literal["fan_in", "fan_out"] = 1.0
+    residual: float = 1.0
+    head: float = 1.0
+    gain: float = 0.0
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        """Scale of a projection [out, in]."""
+        if self.linear == "fan_in":
+            return float(shape[1] ** -0.5)
+        return float(shape[0] ** -0.5) if self.linear == "fan_out" else self.linear
+
+
+def _no_factors(_raw: Mapping[str, Any]) -> Factors:
+    return Factors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +101,64 @@ class Family:
     architectures: tuple[str, ...]
     names: Names
     config: Callable[[Mapping[str, Any]], ModelConfig]
+    factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
 
     @property
     def head(self) -> str:
         """Name of the output matrix, which a checkpoint with tied embeddings may hold as a copy."""
         return f"{self.names.head}.weight"
 
-    def tensors(self, config: ModelConfig) -> list[Slot]:
+    def tensors(self, config: ModelConfig, factors: Factors | None = None) -> list[Slot]:
         """Every tensor that a checkpoint of this shape holds; together the slots fill `Weights` exactly once."""
-        names, wide = self.names, config.hidden
+        names, wide, factors = self.names, config.hidden, factors or Factors()
         slots = [
             Slot(f"{names.embed}.weight", (config.vocab, wide), "embed"),
-            Slot(f"{names.norm}.weight", (wide,), "norm"),
+            Slot(f"{names.norm}.weight", (wide,), "norm", offset=factors.gain),
         ]
         if not config.tied:
-            slots.append(Slot(self.head, (config.vocab, wide), "head"))
+            slots.append(Slot(self.head, (config.vocab, wide), "head", scale=factors.head))
         for layer in range(config.layers):
-            slots += self._layer(config, layer)
+            slots += self._attention(config, layer, factors)
+            slots += self._mlp(config, layer, factors)
         return slots
 
-    def _layer(self, config: ModelConfig, layer: int) -> list[Slot]:
-        names, wide, inner = self.names, config.hidden, config.intermediate
+    def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
+        names, wide = self.names, config.hidden
         prefix = names.layer.format(layer)
         q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        scale = factors.of((wide, q)) * factors.residual
         slots = [
-            Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer),
-            Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer),
-            Slot(f"{prefix}{names.ffn_norm}.weight", (wide,), "ffn_norm", layer),
-            Slot(f"{prefix}{names.gate}.weight", (inner, wide), "gate_up", layer, (0, inner)),
-            Slot(f"{prefix}{names.up}.weight", (inner, wide), "gate_up", layer, (inner, 2 * inner)),
-            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer),
+            Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain),
+            Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale),
         ]
         for name, first, end in ((names.q, 0, q), (names.k, q, q + k), (names.v, q + k, q + 2 * k)):
-            slots.append(Slot(f"{prefix}{name}.weight", (end - first, wide), "qkv", layer, (first, end)))
+            shape = (end - first, wide)
+            slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
             if config.qkv_bias:
                 slots.append(Slot(f"{prefix}{name}.bias", (end - first,), "qkv_bias", layer, (first, end)))
+        if config.qk_norm is not None:
+            widths = (config.head_dim, config.head_dim) if config.qk_norm == "head" else (q, k)
+            for norm, width, field in zip((names.q_norm, names.k_norm), widths, ("q_norm", "k_norm"), strict=True):
+                slots.append(Slot(f"{prefix}{norm}.weight", (width,), field, layer, offset=factors.gain))
+        if config.sink:
+            shape = (config.kv_heads, config.head_dim)
+            slots += [Slot(f"{prefix}{names.sink_k}", shape, "sink_k", layer)]
+            slots += [Slot(f"{prefix}{names.sink_v}", shape, "sink_v", layer)]
+        return slots
+
+    def _mlp(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
+        names, wide, inner = self.names, config.hidden, config.intermediate
+        prefix = names.layer.format(layer)
+        into, back = factors.of((inner, wide)), factors.of((wide, inner)) * factors.residual
+        slots = [
+            Slot(f"{prefix}{names.ffn_norm}.weight", (wide,), "ffn_norm", layer, offset=factors.gain),
+            Slot(f"{prefix}{names.down}.weight", (wide, inner), "down", layer, scale=back),
+        ]
+        rows = [(names.up, (0, inner))]
+        if names.gate is not None:
+            rows = [(names.gate, (0, inner)), (names.up, (inner, 2 * inner))]
+        slots += [Slot(f"{prefix}{name}.weight", (inner, wide), "gate_up", layer, part, into) for name, part in rows]
+        if config.mlp_bias:
+            slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
+            slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
         return slots

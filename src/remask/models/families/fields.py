@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from remask.errors import CheckpointError
 
@@ -40,6 +40,22 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.unfit(key, "a positive, finite number")
         return float(value)
+
+    def real(self, key: str) -> float:
+        """A finite number of either sign."""
+        value = self._raw.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.unfit(key, "a finite number")
+        return float(value)
+
+    def scaling(self, key: str) -> float | Literal["fan_in", "fan_out"]:
+        """Scale of linear layers: "fan_in", "fan_out", or a positive number."""
+        value = self._raw.get(key)
+        if value == "fan_in" or value == "fan_out":
+            return "fan_in" if value == "fan_in" else "fan_out"
+        if isinstance(value, str):
+            raise self.unfit(key, '"fan_in", "fan_out" or a positive number')
+        return self.number(key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false; `default` where the key is absent, an error where there is none."""

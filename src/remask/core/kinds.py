@@ -1,0 +1,8 @@
+"""The kinds of diffusion models: what is noise, and what a row may attend to."""
+
+from typing import Literal, TypeAlias
+
+ModelKind: TypeAlias = Literal["masked", "uniform", "block_causal"]
+"""`masked`: the response starts as masks, attention is fully bidirectional (LLaDA, Dream). `uniform`: any token of the
+current block may change at any step, and clean rows do not see noise (GIDD, whatever the mix of its noise).
+`block_causal`: a row attends to its own block and all before it (SDAR)."""

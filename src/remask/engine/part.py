@@ -1,0 +1,35 @@
+"""One canvas' part in a stage of a pass."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.plan import Span
+from remask.engine.branch import Branch, Table
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one canvas in one stage."""
+
+    branch: Branch
+    span: Span
+    table: Table
+    positions: Index
+    rows: slice  # among the stage's flat rows
+    sees: Index | None  # how many leading positions of the canvas each row attends to; None: all
+
+
+def send(index: Index, device: torch.device) -> Tensor:
+    """An index on the device, int64, without waiting."""
+    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int64)).to(device, non_blocking=True)
+
+
+def send_mask(mask: NDArray[np.bool_], device: torch.device) -> Tensor:
+    """A mask on the device, without waiting."""
+    return torch.from_numpy(np.ascontiguousarray(mask)).to(device, non_blocking=True)

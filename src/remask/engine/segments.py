@@ -1,0 +1,103 @@
+"""Segments: which slots the rows of a stage attend to, read in place wherever they stand in one run."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from remask.engine.branch import runs
+from remask.engine.part import Index, Part, send, send_mask
+from remask.models.stage import Cascade, Direct, Segments
+
+TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
+
+
+def make_segments(parts: list[Part], device: torch.device) -> Segments:
+    """Segments of all `parts`, in their order. Neighbours that share a leading run of slots read it together."""
+    segments: list[Direct | Cascade] = []
+    group: list[Part] = []
+    for part in [part for part in parts if len(part.positions)]:
+        if group and (not part.table.common or part.branch.sharing != group[0].branch.sharing):
+            segments.append(_cascade(group, device))
+            group = []
+        if part.table.common:
+            group.append(part)
+        else:
+            segments.extend(_direct(part, device))
+    if group:
+        segments.append(_cascade(group, device))
+    return tuple(segments)
+
+
+def _direct(part: Part, device: torch.device) -> Iterator[Direct]:
+    slots = part.table.own
+    if part.sees is None:
+        yield Direct(part.rows, _keys(slots, device))
+        return
+    for first, last in _tiles(part.sees):
+        sees = part.sees[first:last]
+        reach = int(sees[-1])
+        rows = slice(part.rows.start + first, part.rows.start + last)
+        visible = None if sees[0] == reach else send_mask(np.arange(reach) < sees[:, None], device)
+        yield Direct(rows, _keys(slots[:reach], device), visible)
+
+
+def _keys(slots: Index, device: torch.device) -> slice | torch.Tensor:
+    in_place = runs(slots)
+    return in_place[0] if len(in_place) == 1 else send(slots, device)
+
+
+def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that attend together: those that see the same if they are many, else neighbours up to a tile."""
+    edges = [0, *(np.flatnonzero(np.diff(sees)) + 1).tolist(), len(sees)]
+    start = 0
+    for begin, end in pairwise(edges):
+        if end - begin >= TILE // 2:
+            if start < begin:
+                yield start, begin
+            yield begin, end
+            start = end
+        elif end - start > TILE:
+            yield start, begin
+            start = begin
+    if start < len(sees):
+        yield start, len(sees)
+
+
+def _cascade(group: list[Part], device: torch.device) -> Cascade:
+    counts = [len(part.positions) for part in group]
+    lead = sum(run.stop - run.start for run in group[0].table.common)
+    reaches = [len(part.table.slots) if part.sees is None else int(part.sees[-1]) for part in group]
+    slots = [part.table.own[: reach - lead] for part, reach in zip(group, reaches, strict=True)]
+    widths = [len(own) for own in slots]
+    starts = [part.rows.start - group[0].rows.start for part in group]
+    own = np.stack([np.pad(s, (0, max(widths) - len(s)), mode="edge") for s in slots])
+    ragged = len(set(counts)) > 1
+    column = np.arange(max(counts))
+    queries = np.stack([start + np.minimum(column, count - 1) for start, count in zip(starts, counts, strict=True)])
+    back = np.concatenate([index * max(counts) + np.arange(count) for index, count in enumerate(counts)])
+    return Cascade(
+        rows=slice(group[0].rows.start, group[-1].rows.stop),
+        common=group[0].table.common,
+        own=send(own, device),
+        queries=send(queries, device) if ragged else None,
+        hidden=_hidden(group, lead, widths, max(counts), device),
+        back=send(back, device) if ragged else None,
+    )
+
+
+def _hidden(group: list[Part], lead: int, widths: list[int], rows: int, device: torch.device) -> torch.Tensor | None:
+    """Which of the own slots, padded to the widest, each row does not see: bool [G, rows or 1, M]; None where none."""
+    column = np.arange(max(widths))
+    limits = []
+    for part, width in zip(group, widths, strict=True):
+        if part.sees is None or part.sees[0] == part.sees[-1]:
+            limits.append(np.full(rows, width))
+        else:
+            limits.append(np.pad(part.sees - lead, (0, rows - len(part.sees)), mode="edge"))
+    hidden = column >= np.stack(limits)[:, :, None]
+    if not hidden.any():
+        return None
+    alike = (hidden == hidden[:, :1]).all()
+    return send_mask(hidden[:, :1] if alike else hidden, device)

@@ -1,0 +1,59 @@
+"""`exact`: committed K/V of a block-causal model, which never change, are computed once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.plan import Mask, Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy, Traits
+
+
+@dataclass(frozen=True, slots=True)
+class Exact(CachePolicy):
+    """Only the current block is computed, and once what K/V of earlier ones are still those of noisy rows.
+
+    A block's commit pass, over its final tokens, is merged with the next block's first pass, and so is the end of the
+    prompt's prefill. The last block's is left out, unless its pages are to be shared. Pages of committed rows are
+    shared between requests without loss.
+
+    Attributes:
+        prefill_chunk: rows that a pass of a long prompt computes, rounded down to whole blocks; the rest of the prompt
+            waits for the passes after it, so that other requests do not stall.
+    """
+
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        if self.prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk must be a whole number >= 1, got {self.prefill_chunk}")
+
+    @property
+    def traits(self) -> Traits:
+        """Of block-causal models alone."""
+        return Traits(kinds=("block_causal",), pages=True)
+
+    def plan(self, view: View) -> Plan:
+        """A chunk of the prompt, or the current block with what is to be committed before it."""
+        block = view.block
+        if view.step == 0:
+            chunk = max(len(block), self.prefill_chunk // len(block) * len(block))
+            start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * chunk
+            if block.start - start > chunk:
+                nothing = _rows(view, 0, 0)
+                return Plan((Span(range(view.layers), _rows(view, start, start + chunk)),), nothing, commit=nothing)
+        else:
+            start = block.start - (len(block) if view.block_step == 0 else 0)
+        return Plan((Span(range(view.layers), _rows(view, start, block.stop)),), predict=view.candidates)
+
+    def closing(self, view: View) -> Plan:
+        """The last block's commit pass."""
+        nothing = _rows(view, 0, 0)
+        rows = _rows(view, view.block.start, view.block.stop)
+        return Plan((Span(range(view.layers), rows),), nothing, commit=nothing)
+
+
+def _rows(view: View, start: int, stop: int) -> Mask:
+    mask = np.zeros(view.length, dtype=np.bool_)
+    mask[start:stop] = True
+    return mask

@@ -1,0 +1,31 @@
+"""Top-p, top-k and reproducible draws over rows of logits. Nothing here changes its inputs."""
+
+import torch
+from torch import Tensor
+
+
+def top_p(logits: Tensor, share: float | None) -> Tensor:
+    """Drop all but the smallest set of tokens of total probability `share`; the token that crosses it is kept."""
+    if share is None or share >= 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+    before[:, 0] = 0
+    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, before > share)
+    return logits.masked_fill(dropped, -torch.inf)
+
+
+def top_k(logits: Tensor, count: int | None) -> Tensor:
+    """Drop all but the `count` most probable tokens; ties with the last of them are kept."""
+    if count is None or count >= logits.shape[-1]:
+        return logits
+    kth = logits.topk(count, dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < kth, -torch.inf)
+
+
+def draw(logits: Tensor, seed: int) -> Tensor:
+    """A token of every row from the softmax of `logits`, int64 [rows]. The draw depends on `seed` and shape alone."""
+    generator = torch.Generator(device=logits.device)
+    generator.manual_seed(seed)
+    # argmax of logits + Gumbel noise draws from their softmax; -log of an exponential draw is Gumbel.
+    return (logits - torch.empty_like(logits).exponential_(generator=generator).log_()).argmax(dim=-1)

@@ -1,0 +1,197 @@
+"""Uniform and hybrid diffusion (GIDD): any token of the current block may change at any step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.canvas import Canvas
+from remask.core.noise import Noise
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.policies.base import IdlePasses
+from remask.sampling import select
+from remask.sampling.decoder import Confidence, Positions, Tokens
+from remask.sampling.schedule import log_snrs
+from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.uniform_score import NoisyRows, Transition
+
+BLOCK = 128  # the published code's default
+
+
+@dataclass(frozen=True, slots=True)
+class UniformDecoding:
+    """Uniform diffusion of one request, block by block.
+
+    The canvas is as long as the model's, or as `canvas_length` says; what stands after the response is noise that is
+    attended to and never changed. The last block may reach into it; what it writes there is not part of the answer.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    noise: Noise
+    stop_ids: tuple[int, ...]
+    length: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        noise: Noise,
+        stop_ids: tuple[int, ...],
+        model_length: int,
+        seed: int,
+    ) -> "UniformDecoding":
+        """The decoding on a model whose canvas has `model_length` positions. Raises `ConfigError` on bad parameters."""
+        given = params.initial_canvas
+        length = params.canvas_length or (model_length if given is None else len(prompt) + len(given))
+        needed = len(prompt) + params.max_tokens
+        if length < needed:
+            raise ConfigError(
+                f"canvas_length={length} is shorter than the prompt of {len(prompt)} tokens and "
+                f"max_tokens={params.max_tokens} together; use {needed} or more, or a shorter response"
+            )
+        if given is not None and len(given) != length - len(prompt):
+            raise ConfigError(
+                f"initial_canvas must hold the {length - len(prompt)} tokens of the canvas after the prompt, "
+                f"got {len(given)}"
+            )
+        foreign = [token for token in given or () if token >= noise.vocab]
+        if foreign:
+            raise ConfigError(f"initial_canvas holds {foreign[0]}; token ids go from 0 to {noise.vocab - 1}")
+        decoding = cls(prompt, params, noise, stop_ids, length, seed)
+        if params.sampler == "ancestral" and params.tokens_per_step is not None:
+            raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral one draws every position")
+        changes = decoding.steps * decoding.per_step
+        if noise.only_masks and params.sampler != "ancestral" and changes > decoding.block:
+            raise ConfigError(
+                f"steps_per_block={decoding.steps} times tokens_per_step={decoding.per_step} is more than the "
+                f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
+            )
+        return decoding
+
+    @property
+    def block(self) -> int:
+        """Positions per block."""
+        return self.params.block_length or min(BLOCK, self.params.max_tokens)
+
+    @property
+    def steps(self) -> int:
+        """Steps per block."""
+        return self.params.steps_per_block or self.block // self.per_step
+
+    @property
+    def per_step(self) -> int:
+        """Positions that a step of the adaptive sampler may change."""
+        return self.params.tokens_per_step or 1
+
+    @property
+    def ordered(self) -> bool:
+        """Positions are chosen after the pass."""
+        return False
+
+    def canvas(self) -> Canvas:
+        """The prompt, and noise to the end of the canvas."""
+        noise: Sequence[int] | NDArray[np.int64]
+        if self.params.initial_canvas is None:
+            noise = self.noise.draw(self.length - len(self.prompt), self.seed)
+        else:
+            noise = self.params.initial_canvas
+        return Canvas(self.prompt, noise, self.params.max_tokens)
+
+    def sees(self, canvas: Canvas) -> NDArray[np.int64]:
+        """Prompt and completed blocks see one another; noise sees everything."""
+        clean = int(canvas.noisy.argmax())
+        return np.where(canvas.noisy, len(canvas), clean)
+
+    def decoder(self, canvas: Canvas, idle: IdlePasses) -> "UniformDecoder":  # noqa: ARG002
+        """A decoder at the first step. All steps are run, as in the original."""
+        return UniformDecoder(self, canvas)
+
+
+class UniformDecoder:
+    """One request's place in its decoding. It reads the canvas and never writes to it."""
+
+    def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
+        self._decoding, self._canvas = decoding, canvas
+        self.step = 0
+        self.block_step = 0
+        self._index = 0
+        self._blocks = -(-decoding.params.max_tokens // decoding.block)
+        noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
+        self._levels = log_snrs(schedule, decoding.steps, noise.min_log_snr, noise.max_log_snr)
+
+    @property
+    def finished(self) -> bool:
+        """Every block is done."""
+        return self._index == self._blocks
+
+    @property
+    def block(self) -> range:
+        """The current block."""
+        start = self._canvas.prompt + self._index * self._decoding.block
+        return range(start, min(start + self._decoding.block, len(self._canvas)))
+
+    @property
+    def order(self) -> None:
+        """Positions are chosen after the pass."""
+        return
+
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
+        """Gains for the adaptive sampler, draws from the posterior for the ancestral one."""
+        decoding, params = self._decoding, self._decoding.params
+        level = self._decoding.steps - self.block_step
+        before, after = float(self._levels[level]), float(self._levels[level - 1])
+        current = self._canvas.tokens[positions]
+        ancestral = params.sampler == "ancestral"
+        noisy = NoisyRows(
+            current=current,
+            weights=None if ancestral else self._weights(current, before),
+            transition=Transition(decoding.noise, before, after) if ancestral else None,
+            banned=decoding.stop_ids,
+            banned_rows=int((positions < self._canvas.prompt + (params.min_tokens or 0)).sum()),
+        )
+        return RowGroup(
+            rows=rows,
+            measure="probability",
+            basis="logits",
+            temperature=0.0 if params.greedy else params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            seed=step_seed(decoding.seed, self.step),
+            noisy=noisy,
+        )
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+        """Positions whose token changes now, ascending."""
+        changed: NDArray[np.bool_] = tokens != self._canvas.tokens[positions]
+        if self._decoding.params.sampler == "ancestral":
+            everywhere: Positions = positions[changed]
+            return everywhere
+        chosen = select.top(confidence, self._decoding.per_step)
+        # A score of 0 says that nothing is to be gained: either the best token stands there, or noise never put it.
+        written: Positions = positions[chosen[(confidence[chosen] > 0) & changed[chosen]]]
+        return written
+
+    def final(self, written: Positions) -> Positions:  # noqa: ARG002
+        """Nothing before the block's last step, then the block."""
+        if self.block_step + 1 < self._decoding.steps:
+            return np.empty(0, dtype=np.int64)
+        return np.arange(self.block.start, self.block.stop)
+
+    def advance(self) -> None:
+        """On to the next step, and after the last one to the next block, at full noise."""
+        self.step += 1
+        self.block_step += 1
+        if self.block_step == self._decoding.steps:
+            self._index += 1
+            self.block_step = 0
+
+    def _weights(self, current: Tokens, level: float) -> NDArray[np.float32]:
+        """Probability of each current token as noise, normalised over the block."""
+        prior = self._decoding.noise.probability(current, level)
+        total = prior.sum()
+        return (prior / total if total > 0 else prior).astype(np.float32)

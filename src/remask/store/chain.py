@@ -1,0 +1,178 @@
+"""Exact sharing of pages: where K/V depend on nothing that follows, equal leading tokens have equal pages."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from remask.errors import IntegrityError
+from remask.store.hashing import prefix_hash
+from remask.store.pages import Extent, PageAllocator
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A published page. Its K/V depend on its own tokens and those of its ancestors, and on nothing else."""
+
+    key: int
+    parent: int | None  # None: the first of a chain
+    tokens: tuple[int, ...]
+    extent: Extent
+    children: int = 0
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class ChainStats:
+    """Counters since the store was made."""
+
+    queries: int = 0  # tokens of whole pages that were looked up
+    hits: int = 0  # tokens found
+    published: int = 0  # pages
+    evictions: int = 0  # pages
+    refused: int = 0  # pages that found no room
+
+
+@dataclass(slots=True)
+class PageChain:
+    """Published pages of all requests, each identified by the hash of its parent's identity and its tokens.
+
+    A page is owned by the store and by every request that reads it, by reference counts. Pages that no request reads
+    are evicted when room is needed, the longest unused leaf of a chain first; a page goes before its parent.
+    """
+
+    allocator: PageAllocator
+    budget_tokens: int
+    salt: bytes
+    hash: Callable[[Sequence[int], bytes], int] = prefix_hash
+    stats: ChainStats = field(default_factory=ChainStats)
+    _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)  # longest unused first
+    _pending: dict[int, int] = field(default_factory=dict)  # identity -> requests that are computing that page
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.allocator.page_size
+
+    @property
+    def pages(self) -> tuple[Page, ...]:
+        """All pages, the longest unused first."""
+        return tuple(self._pages.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held."""
+        return len(self._pages) * self.page_size
+
+    def identity(self, tokens: Sequence[int], parent: int | None, salt: str = "") -> int:
+        """Identity of a page after the page `parent`, or of a first one; `salt` separates tenants."""
+        # A chain starts from what K/V depend on beside tokens, and from the tenant.
+        root = self.salt + b"\0" + salt.encode() if parent is None else parent.to_bytes(8, "little")
+        return self.hash(tokens, root)
+
+    def identities(self, tokens: Sequence[int], salt: str = "") -> list[int]:
+        """Identities of the whole pages that `tokens` fill, from the first on."""
+        size = self.page_size
+        keys: list[int] = []
+        for start in range(0, len(tokens) // size * size, size):
+            keys.append(self.identity(tokens[start : start + size], keys[-1] if keys else None, salt))
+        return keys
+
+    def holds(self, key: int) -> bool:
+        """Whether a page of this identity is stored."""
+        return key in self._pages
+
+    def match(self, tokens: Sequence[int], keys: Sequence[int]) -> list[Page]:
+        """The longest run of leading pages that are stored, each with a reference more, which is the caller's to drop.
+
+        Token ids are compared, not hashes alone. `keys` are the identities of `tokens`.
+        """
+        found: list[Page] = []
+        for number, key in enumerate(keys):
+            page = self._find(key, tokens[number * self.page_size : (number + 1) * self.page_size], found)
+            if page is None:
+                break
+            found.append(page)
+        for page in found:
+            self.allocator.retain(page.extent)
+        return found
+
+    def found(self, pages: Sequence[Page], asked: int) -> None:
+        """A request that asked for `asked` pages reads these: they count as used, an ancestor after its followers."""
+        for page in reversed(pages):
+            page.hits += 1
+            self._pages.move_to_end(page.key)
+        self.stats.queries += asked * self.page_size
+        self.stats.hits += len(pages) * self.page_size
+
+    def awaited(self, keys: Sequence[int]) -> bool:
+        """Whether a running request is computing the first of the pages `keys` that is not stored."""
+        return next((key in self._pending for key in keys if key not in self._pages), False)
+
+    def expect(self, keys: Sequence[int]) -> None:
+        """A request is about to compute these pages, so that others may wait for them."""
+        for key in keys:
+            self._pending[key] = self._pending.get(key, 0) + 1
+
+    def give_up(self, keys: Sequence[int]) -> None:
+        """What was expected has been published, or will not be. Raises `IntegrityError` where it was not expected."""
+        for key in keys:
+            left = self._pending.get(key, 0) - 1
+            if left < 0:
+                raise IntegrityError("a page was given up that nobody computes")
+            if left:
+                self._pending[key] = left
+            else:
+                del self._pending[key]
+
+    def publish(self, tokens: Sequence[int], key: int, parent: int | None, extent: Extent) -> bool:
+        """Offer one page, whose K/V are final, with its first slot in every layer; the first writer wins.
+
+        The store takes a reference of its own. False, with nothing changed, where the page is stored already, where
+        its parent is not, or where the budget leaves no room.
+        """
+        if key in self._pages or (parent is not None and parent not in self._pages):
+            return False
+        while self.tokens + self.page_size > self.budget_tokens:
+            if not self.give_way(keep=parent):
+                self.stats.refused += 1
+                return False
+        self.allocator.retain(extent)
+        self._pages[key] = Page(key, parent, tuple(int(t) for t in tokens), extent)
+        if parent is not None:
+            self._pages[parent].children += 1
+        self.stats.published += 1
+        return True
+
+    def give_way(self, keep: int | None = None) -> bool:
+        """Evict the longest unused page that no request reads and no other page follows; False where there is none."""
+        for page in self._pages.values():
+            if page.children == 0 and page.key != keep and self._unread(page):
+                self._evict(page)
+                return True
+        return False
+
+    def drop(self) -> int:
+        """Evict every page that can go; returns how many went."""
+        count = 0
+        while self.give_way():
+            count += 1
+        return count
+
+    def _find(self, key: int, tokens: Sequence[int], before: Sequence[Page]) -> Page | None:
+        page = self._pages.get(key)
+        parent = before[-1].key if before else None
+        if page is None or page.parent != parent or not np.array_equal(page.tokens, np.asarray(tokens)):
+            return None
+        return page
+
+    def _unread(self, page: Page) -> bool:
+        return int(self.allocator.references[0, page.extent.pages[0]]) == 1
+
+    def _evict(self, page: Page) -> None:
+        del self._pages[page.key]
+        if page.parent is not None:
+            self._pages[page.parent].children -= 1
+        self.allocator.release(page.extent)
+        self.stats.evictions += 1

@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.sampling.blocks import Blocks, even_blocks
+
+
+def test_max_tokens_must_be_whole_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"max_tokens=10 is not a multiple of block_length=4; use max_tokens=12"):
+        even_blocks(SamplingParams(max_tokens=10, block_length=4))
+    with pytest.raises(ConfigError, match="use max_tokens=8"):
+        even_blocks(SamplingParams(max_tokens=4, block_length=8))
+
+
+def test_steps_must_be_shared_evenly_among_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"steps=6 cannot be shared evenly among 4 blocks .* a multiple of 4"):
+        even_blocks(SamplingParams(max_tokens=16, block_length=4, steps=6))
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.none() | st.integers(1, 80))
+def test_blocks_and_steps(max_tokens: int, block: int, steps: int | None) -> None:
+    fits = max_tokens % block == 0 and (steps is None or steps % (max_tokens // block) == 0)
+    params = SamplingParams(max_tokens=max_tokens, block_length=block, steps=steps)
+    if not fits:
+        with pytest.raises(ConfigError):
+            even_blocks(params)
+        return
+    blocks = even_blocks(params)
+    assert blocks.length == block
+    assert blocks.count * blocks.length == max_tokens
+    assert blocks.steps * blocks.count == (steps or max_tokens)
+
+
+def test_one_block_is_the_default() -> None:
+    assert even_blocks(SamplingParams(max_tokens=12, steps=5)) == Blocks(12, 1, 5)
+
+
+def test_steps_may_be_given_per_block() -> None:
+    assert even_blocks(SamplingParams(max_tokens=12, block_length=4, steps_per_block=3)) == Blocks(4, 3, 3)
+
+
+def test_an_order_has_a_list_per_block() -> None:
+    with pytest.raises(ConfigError, match="2 blocks, got 1 lists"):
+        even_blocks(SamplingParams(max_tokens=4, block_length=2, remasking="order", order=[[3, 4]]))
