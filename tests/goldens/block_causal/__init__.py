@@ -1,4 +1,4 @@
-"""Golden vectors of block-causal models (SDAR): `README.md` of the parent folder says what the data are.
+"""Golden vectors of block-causal models (SDAR): `README.md` beside this file says what the data are.
 
 Everything returned is to be treated as read-only: parsed files are cached.
 """
@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.goldens.archive import read_json, read_tensors
@@ -28,7 +27,6 @@ __all__ = [
     "prompts",
     "run_logits",
     "runs",
-    "weights",
 ]
 
 ROOT = Path(__file__).parent
@@ -42,11 +40,6 @@ def model_dir(name: str) -> Path:
     if name not in MODELS:
         raise KeyError(f"no golden model {name!r}; there are {', '.join(MODELS)}")
     return ROOT / name
-
-
-def weights(model: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name."""
-    return dict(load_file(model_dir(model) / "model.safetensors"))
 
 
 def logits(model: str) -> dict[str, Tensor]:

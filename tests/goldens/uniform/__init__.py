@@ -1,4 +1,4 @@
-"""Golden vectors of GIDD and Uniform-Cache: `README.md` of the parent folder says what the data are.
+"""Golden vectors of GIDD and Uniform-Cache: `README.md` beside this file says what the data are.
 
 Everything returned is to be treated as read-only: parsed files are cached.
 """
