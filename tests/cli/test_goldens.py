@@ -1,15 +1,13 @@
 """The golden runs through `remask generate`: token ids, order of transfers, forwards and row-layers."""
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remask.cli import main
 from remask.policies import policy_names
 from tests import goldens
+from tests.cli.goldens import generate
 
 SUPPORTED = [
     run
@@ -18,18 +16,6 @@ SUPPORTED = [
     if run["method"] != "fast_dllm_dual_without_bicache_engine"
     and set(goldens.request_line(run, "0")["cache"].split("+")) <= set(policy_names())
 ]
-
-
-def generate(tmp_path: Path, model: str, lines: Iterable[dict[str, Any]], *options: str) -> dict[str, dict[str, Any]]:
-    """Answers of one `remask generate` call, by id."""
-    source, target = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    folder = str(goldens.model_dir(model))
-    files = ["--input", str(source), "--output", str(target)]
-    common = ["--dtype", "float32", "--device", "cpu", "--trace", "--max-model-len", "512"]
-    assert main(["--quiet", "generate", "--model", folder, *files, *common, *options]) == 0
-    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    return {answer["id"]: answer for answer in answers}
 
 
 def check(run: dict[str, Any], answer: dict[str, Any], layers: int) -> None:
@@ -54,7 +40,8 @@ def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str) -> N
     """Lines of all policies stand in one file, so they run batched together."""
     runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
     assert runs
-    answers = generate(tmp_path, model, (goldens.request_line(run, name) for name, run in runs.items()))
+    lines = (goldens.request_line(run, name) for name, run in runs.items())
+    answers = generate(tmp_path, goldens.model_dir(model), lines)
     assert set(answers) == set(runs)
     for name, run in runs.items():
         check(run, answers[name], LAYERS[model])
@@ -65,6 +52,7 @@ def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[s
     """One at a time, or a few at a time under a tight budget and odd pages."""
     runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == "llada"}
     names = sorted(runs)[::9]
-    answers = generate(tmp_path, "llada", (goldens.request_line(runs[name], name) for name in names), *options)
+    lines = (goldens.request_line(runs[name], name) for name in names)
+    answers = generate(tmp_path, goldens.model_dir("llada"), lines, *options)
     for name in names:
         check(runs[name], answers[name], LAYERS["llada"])

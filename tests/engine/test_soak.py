@@ -8,7 +8,8 @@ import pytest
 
 from remask.core.request import Result
 from tests import goldens
-from tests.cli.test_goldens import LAYERS, SUPPORTED, check, generate
+from tests.cli.goldens import generate
+from tests.cli.test_goldens import LAYERS, SUPPORTED, check
 from tests.engine.support import Work, alone, make_engine, outcome, random_work
 
 pytestmark = pytest.mark.soak
@@ -74,7 +75,8 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
 def test_all_golden_runs(tmp_path: Path, model: str, options: list[str]) -> None:
     """One at a time, and all that fit at once."""
     runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
-    answers = generate(tmp_path, model, (goldens.request_line(run, name) for name, run in runs.items()), *options)
+    lines = (goldens.request_line(run, name) for name, run in runs.items())
+    answers = generate(tmp_path, goldens.model_dir(model), lines, *options)
     assert set(answers) == set(runs)
     for name, run in runs.items():
         check(run, answers[name], LAYERS[model])

@@ -5,8 +5,6 @@
 returned value as read-only: parsed files are cached.
 """
 
-import gzip
-import json
 from collections.abc import Container
 from functools import cache
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.goldens.archive import read_json
 from tests.goldens.requests import exempt, expected_forwards, prompt_ids, prompts, request_line, run_id
 
 __all__ = [
@@ -81,23 +80,21 @@ def tensors(name: str) -> dict[str, Tensor]:
     return dict(load_file(ROOT / f"{name}/logits.safetensors" if name in MODELS else ROOT / f"{name}.safetensors"))
 
 
-@cache
 def profiler() -> dict[str, Any]:
     """Similarities of shared-prefix pairs, depth-table cases and ratio cases (model `llada`)."""
-    return _gunzip(ROOT / "bicache_profiler.json.gz")
+    return read_json(ROOT / "bicache_profiler.json.gz")
 
 
-@cache
 def cache_policy() -> dict[str, Any]:
     """Request logs of the prefix cache under several token budgets."""
-    return _gunzip(ROOT / "bicache_cache_policy.json.gz")
+    return read_json(ROOT / "bicache_cache_policy.json.gz")
 
 
 @cache
 def _runs(file: str) -> list[Run]:
     if file not in run_files():
         raise KeyError(f"no golden runs {file!r}; there are {', '.join(run_files())}")
-    data = _gunzip(ROOT / "runs" / f"{file}.json.gz")
+    data = read_json(ROOT / "runs" / f"{file}.json.gz")
     return [
         row | {"file": file, "index": index, "model": data["model"]}
         for index, run in enumerate(data["runs"])
@@ -118,9 +115,3 @@ def _batch_rows(run: Run) -> list[Run]:
         }
         for row, prompt in enumerate(run["prompt_ids"])
     ]
-
-
-def _gunzip(path: Path) -> dict[str, Any]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        data: dict[str, Any] = json.load(file)
-    return data

@@ -1,12 +1,18 @@
 """The oracle's front door: decodes what one line of `remask generate --input` asks for."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tests.oracles import bicache, blocks, dkv, dllm
+import torch
+
+from tests.oracles import bicache, block_causal, blocks, dkv, dllm, gidd, sdar, uniform
 from tests.oracles.bicache import Boundary
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.dense import DenseModel
+from tests.oracles.dense import load as load_masked
+from tests.oracles.gidd import GiddModel
 from tests.oracles.sampling import (
     BlockSampler,
     DreamSampler,
@@ -18,15 +24,32 @@ from tests.oracles.sampling import (
     Sampler,
     Threshold,
 )
+from tests.oracles.sdar import SdarModel
 
 Line = Mapping[str, Any]
+Model = DenseModel | GiddModel | SdarModel
 
 
-def decode(model: DenseModel, line: Line, boundary: Boundary = "stored") -> Decode:
-    """Decodes a request line at temperature 0; stop ids are not honoured, so the output is `max_tokens` long.
+def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
+    """The model of a checkpoint folder of any family; the same object for the same arguments."""
+    match json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]:
+        case "gidd":
+            return gidd.load(folder, dtype)
+        case "sdar":
+            return sdar.load(folder, dtype)
+    return load_masked(folder, dtype)
 
+
+def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
+    """Decodes a request line at temperature 0.
+
+    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models honour `stop_token_ids`.
     `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
     """
+    if isinstance(model, GiddModel):
+        return uniform.decode(model, line)
+    if isinstance(model, SdarModel):
+        return block_causal.decode(model, line)
     sampling, config = line["sampling"], line.get("cache_config", {})
     canvas = Canvas(line["prompt_token_ids"], sampling["max_tokens"], model.mask_id)
     if model.dream:

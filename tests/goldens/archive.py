@@ -1,0 +1,25 @@
+"""Reading recorded data that are kept compressed."""
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load
+from torch import Tensor
+
+
+@cache
+def read_json(path: Path) -> dict[str, Any]:
+    """A `.json.gz` file; the same object for the same path, to be treated as read-only."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        data: dict[str, Any] = json.load(file)
+    return data
+
+
+@cache
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A `.safetensors.gz` file; the same object for the same path, to be treated as read-only."""
+    with gzip.open(path) as file:
+        return dict(load(file.read()))

@@ -1,0 +1,101 @@
+"""Dense forward passes of block-causal models (SDAR): Qwen3 under a block mask, everything computed in one pass."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.oracles.dense import KV
+
+
+@dataclass(frozen=True)
+class SdarPass:
+    """One pass over a whole sequence: `states[l]` is the input of layer l, the last entry the last layer's output."""
+
+    states: Tensor  # [layers + 1, positions, width], before the final norm
+    kv: KV  # K after its norm and RoPE
+    logits: Tensor  # [positions, vocabulary]; row i predicts position i
+
+
+class SdarModel:
+    """Weights of one checkpoint folder and its forward pass."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+        self.dtype = dtype
+        self.layers: int = config["num_hidden_layers"]
+        self.heads: int = config["num_attention_heads"]
+        self.kv_heads: int = config["num_key_value_heads"]
+        self.head_size: int = config["head_dim"]
+        self.block_length: int | None = config.get("block_size")
+        self.mask_id: int = config["mask_token_id"]
+        self.eps: float = config["rms_norm_eps"]
+        self.embedding, self.last_norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+        self.output = self.embedding if config["tie_word_embeddings"] else weights["lm_head.weight"]
+        self.weights = [
+            {
+                name.removeprefix(f"model.layers.{layer}.").removesuffix(".weight"): tensor
+                for name, tensor in weights.items()
+                if name.startswith(f"model.layers.{layer}.")
+            }
+            for layer in range(self.layers)
+        ]
+        pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32)
+        self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.head_size)).to(dtype)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm over the last dimension, the weight applied after normalising."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * weight
+
+    def project(self, layer: int, name: str, x: Tensor) -> Tensor:
+        """q, k or v of normed rows from position 0 on, [T, heads, head size]; q and k normed per head and rotated."""
+        weights = self.weights[layer]
+        y = F.linear(x, weights[f"self_attn.{name}_proj"]).view(len(x), -1, self.head_size)
+        if name == "v":
+            return y
+        y = self.norm(y, weights[f"self_attn.{name}_norm"])
+        angles = torch.arange(len(x)).to(self.dtype)[:, None, None] * self.frequencies
+        first, second = y.chunk(2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def forward(self, tokens: Tensor, block_length: int) -> SdarPass:
+        """All rows of the sequence `tokens` [T] from position 0, each seeing its own block and all earlier ones."""
+        hidden = ~block_causal(len(tokens), block_length)
+        x = self.embedding[tokens]
+        states, keys, values = [x], [], []
+        for layer, weights in enumerate(self.weights):
+            normed = self.norm(x, weights["input_layernorm"])
+            q, k, v = (self.project(layer, name, normed) for name in "qkv")
+            keys.append(k)
+            values.append(v)
+            k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
+            scores = torch.einsum("nhd,thd->hnt", q, k) / self.head_size**0.5
+            weighed = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            x = x + F.linear(torch.einsum("hnt,thd->nhd", weighed, v).flatten(1), weights["self_attn.o_proj"])
+            normed = self.norm(x, weights["post_attention_layernorm"])
+            gated = F.silu(F.linear(normed, weights["mlp.gate_proj"])) * F.linear(normed, weights["mlp.up_proj"])
+            x = x + F.linear(gated, weights["mlp.down_proj"])
+            states.append(x)
+        logits = F.linear(self.norm(x, self.last_norm), self.output)
+        return SdarPass(torch.stack(states), KV(torch.stack(keys), torch.stack(values)), logits)
+
+
+def block_causal(length: int, block_length: int) -> Tensor:
+    """What each row sees, [T, T]: blocks are cut at multiples of `block_length` from position 0."""
+    block = torch.arange(length) // block_length
+    return block[:, None] >= block[None, :]
+
+
+@cache
+def load(folder: Path, dtype: torch.dtype = torch.float64) -> SdarModel:
+    """The model of a checkpoint folder; the same object for the same arguments."""
+    return SdarModel(folder, dtype)
