@@ -2,6 +2,7 @@ import math
 from typing import Any
 
 import pytest
+
 from remask.core.sampling import REMASKING, SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 

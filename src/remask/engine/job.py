@@ -175,11 +175,13 @@ class Job:
         return transfer
 
     def ending(self) -> FinishReason | None:
-        """Why the response is complete, or None. Settled tokens never change, so a settled stop ends it at once."""
+        """Why the response is complete, or None. Settled tokens never change, so a settled stop can end it."""
         assert self.decoder is not None
-        if self._stop_at() is not None:
+        finished = self.decoder.finished
+        inside = self.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
+        if not inside and self._stop_at() is not None:
             return "stop"
-        return "length" if self.decoder.finished else None
+        return "length" if finished else None
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""

@@ -58,6 +58,11 @@ class BlockCausalDecoding:
         """Positions are chosen after the pass."""
         return False
 
+    @property
+    def whole_blocks(self) -> bool:
+        """As the originals: a block that was begun is completed."""
+        return True
+
     def canvas(self) -> Canvas:
         """The prompt, and masks to the end of the last block."""
         masks = [self.mask_id] * (self.length - len(self.prompt))

@@ -70,6 +70,11 @@ class Decoding(Protocol):
         """Whether the positions of a step are known before its pass."""
         ...
 
+    @property
+    def whole_blocks(self) -> bool:
+        """Whether a stop token ends the response only when its block is complete."""
+        ...
+
     def canvas(self) -> Canvas:
         """A fresh canvas."""
         ...

@@ -57,6 +57,11 @@ class MaskedDecoding:
         """Whether an order is given or drawn beforehand."""
         return self.rule.ordered
 
+    @property
+    def whole_blocks(self) -> bool:
+        """A stop token ends the response as soon as nothing before it is open."""
+        return False
+
     def canvas(self) -> Canvas:
         """The prompt and masks."""
         return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)

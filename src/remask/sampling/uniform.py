@@ -93,6 +93,11 @@ class UniformDecoding:
         """Positions are chosen after the pass."""
         return False
 
+    @property
+    def whole_blocks(self) -> bool:
+        """As the originals: a block that was begun is completed."""
+        return True
+
     def canvas(self) -> Canvas:
         """The prompt, and noise to the end of the canvas."""
         noise: Sequence[int] | NDArray[np.int64]
