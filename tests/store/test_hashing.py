@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.store.hashing import prefix_hash, salted
+from remask.store.hashing import prefix_hash, prefix_hashes, salted
 from tests.goldens import cache_policy
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=8)
@@ -43,3 +43,9 @@ def test_tenants_salts_tell_them_apart(one: str, other: str, tokens: list[int]) 
 
 def test_no_salt_of_a_tenant_changes_nothing() -> None:
     assert salted(b"model", "") == b"model"
+
+
+@given(TOKENS, st.data())
+def test_hashes_of_many_lengths_are_those_of_each(tokens: list[int], data: st.DataObject) -> None:
+    lengths = sorted(data.draw(st.sets(st.integers(0, len(tokens)))))
+    assert prefix_hashes(tokens, lengths, b"s") == [prefix_hash(tokens[:length], b"s") for length in lengths]

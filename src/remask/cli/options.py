@@ -9,6 +9,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.eviction import EVICTIONS
+from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
 
@@ -43,6 +44,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="tokens the prefix store may hold",
     )
     group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="of stored prefixes")
+    group.add_argument(
+        "--prefix-match",
+        default=_DEFAULTS.prefix_match,
+        metavar="|".join(PREFIX_MATCHES),
+        help="longest: read the longest stored part of a shared prefix that is not stored (default exact)",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -54,6 +61,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         page_size=args.page_size,
         store_budget_tokens=args.store_budget_tokens,
         eviction=args.eviction,
+        prefix_match=args.prefix_match,
     )
 
 

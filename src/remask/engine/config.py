@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.store.eviction import EVICTIONS, Eviction
+from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class EngineConfig:
         page_size: token slots per page.
         store_budget_tokens: tokens that the prefix store may hold.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
+        prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
+            its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
     """
 
     max_num_seqs: int = 8
@@ -25,6 +28,7 @@ class EngineConfig:
     page_size: int = 16
     store_budget_tokens: int = 8192
     eviction: Eviction = "fifo"
+    prefix_match: PrefixMatch = "exact"
 
     def __post_init__(self) -> None:
         low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "page_size": 1, "store_budget_tokens": 0}
@@ -36,3 +40,5 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
         if self.eviction not in EVICTIONS:
             raise UnknownNameError("eviction", str(self.eviction), EVICTIONS)
+        if self.prefix_match not in PREFIX_MATCHES:
+            raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)

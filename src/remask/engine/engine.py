@@ -22,8 +22,9 @@ from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import CachePolicy
+from remask.store.entry import Entry
 from remask.store.pages import PageAllocator
-from remask.store.prefix import Entry, PrefixStore
+from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
 
