@@ -116,7 +116,9 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[
                 "--without-prefix asks what a task is worth without its prefix; only 'bundled' has a task"
             )
         if args.prefix_match == "longest":
-            raise ConfigError("--without-prefix asks single questions, not turns of conversations; leave one of them out")
+            raise ConfigError(
+                "--without-prefix asks single questions, not turns of conversations; leave one of them out"
+            )
         sampling = workload.tasks[0].request.params
         bare = bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling, with_prefix=False)
         rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))

@@ -36,6 +36,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
     group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
     group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
+    group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--page-size", type=int, default=_DEFAULTS.page_size, help="token slots a page")
     group.add_argument(
         "--store-budget-tokens",
@@ -58,6 +59,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
         max_row_layers=args.max_row_layers,
+        max_refreshes=args.max_refreshes,
         page_size=args.page_size,
         store_budget_tokens=args.store_budget_tokens,
         eviction=args.eviction,

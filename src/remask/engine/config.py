@@ -15,6 +15,8 @@ class EngineConfig:
         max_num_seqs: canvases that run at a time; a guided request takes two, and runs alone where that is too many.
         max_model_len: longest canvas (prompt and response) in tokens; None takes the model's, at most 4096.
         max_row_layers: row-layers that one step may compute; None does not limit it. A single request may exceed it.
+        max_refreshes: requests whose refreshes one step may compute, so that they do not all fall on one; None does not
+            limit it.
         page_size: token slots per page.
         store_budget_tokens: tokens that the prefix store may hold.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
@@ -25,16 +27,17 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_model_len: int | None = None
     max_row_layers: int | None = None
+    max_refreshes: int | None = None
     page_size: int = 16
     store_budget_tokens: int = 8192
     eviction: Eviction = "fifo"
     prefix_match: PrefixMatch = "exact"
 
     def __post_init__(self) -> None:
-        low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "page_size": 1, "store_budget_tokens": 0}
-        for name, least in low.items():
+        low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "max_refreshes": 1, "page_size": 1}
+        for name, least in {**low, "store_budget_tokens": 0}.items():
             value = getattr(self, name)
-            if name in ("max_model_len", "max_row_layers") and value is None:
+            if name in ("max_model_len", "max_row_layers", "max_refreshes") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from remask.core.plan import Plan
 from remask.core.request import FinishReason, Request, Result, Transfer
-from remask.engine.branch import Branch, prefix_branch
+from remask.engine.branch import prefix_branch
+from remask.engine.chunks import PrefixPass, keep_leaving_states
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
+from remask.engine.refreshes import RefreshWatch
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import CachePolicy
-from remask.store.entry import Entry
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 
@@ -38,15 +38,6 @@ class Event:
     id: str
     transfer: Transfer | None = None
     result: Result | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixPass:
-    """The prefix-only pass of a store entry, scheduled like any other work."""
-
-    entry: Entry
-    branch: Branch
-    plan: Plan
 
 
 @dataclass(slots=True)
@@ -83,7 +74,8 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
         self._waiting: list[Job] = []  # in the order in which they begin
-        self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers)
+        self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
 
@@ -145,7 +137,7 @@ class Engine:
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            inputs = pack(items, self.model.device)
+            inputs = keep_leaving_states(pack(items, self.model.device), batch.passes)
             hidden = self.model.forward(inputs, self.memory.pool)
             scores = read_rows(self.model, hidden, batch.jobs)
             self._settle(batch, scores, inputs.row_layers)
@@ -197,7 +189,7 @@ class Engine:
         batch = _Batch()
         for job in [item for item in self._running if isinstance(item, Job) and item.ready]:
             self._guarded(job, job.items)
-        for item in self._running.next(lambda i: isinstance(i, PrefixPass) or i.ready, _cost):
+        for item in self._running.next(_ready, _cost, self._refreshing):
             if isinstance(item, PrefixPass):
                 batch.passes.append(item)
             elif self._guarded(item, item.admit):
@@ -223,14 +215,17 @@ class Engine:
         self.stats.row_layers += row_layers
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
         for work in batch.passes:
-            self.store.publish(work.entry)
-            self._running.remove(work)
-            self.stats.prefix_passes += 1
             self.stats.prefix_row_layers += work.plan.cost
+            work.advance()
+            if work.finished:
+                self.store.publish(work.entry)
+                self._running.remove(work)
+                self.stats.prefix_passes += 1
         at = 0
         for job in batch.jobs:
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            self._refreshes.ran(job)
             transfer = job.apply(tokens.astype(np.int64), confidence)
             if transfer is not None:
                 self._ended.append(Event(job.request.id, transfer=transfer))
@@ -242,12 +237,20 @@ class Engine:
         """Tell the end of a request and free all that it owns."""
         self._ended.append(Event(job.request.id, result=job.result(reason, error)))
         self._ids.discard(job.request.id)
+        self._refreshes.forget(job)
         if job in self._waiting:
             self._waiting.remove(job)
             return
         self._running.remove(job)
         self.memory.free(job)
 
+    def _refreshing(self, item: Job | PrefixPass) -> bool:
+        return isinstance(item, Job) and self._refreshes.refreshes(item)
 
-def _cost(item: Job | PrefixPass) -> int:
-    return item.plan.cost if isinstance(item, PrefixPass) else item.cost
+
+def _ready(item: Job | PrefixPass) -> bool:
+    return isinstance(item, PrefixPass) or item.ready
+
+
+def _cost(item: Job | PrefixPass, left: int | None) -> int:
+    return item.offer(left) if isinstance(item, PrefixPass) else item.cost

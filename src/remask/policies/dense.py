@@ -12,8 +12,8 @@ class Dense(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return Traits(idle_passes="skipped")
+        """Nothing is kept between passes, so one that transfers nothing can be skipped, and none refreshes."""
+        return Traits(idle_passes="skipped", refreshes=False)
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows."""
