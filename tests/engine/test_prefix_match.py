@@ -12,7 +12,7 @@ from remask.engine.engine import Engine
 from remask.errors import UnknownNameError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
-from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, prompt_of, request, run
+from tests.engine.support import LAYERS, Work, alone, as_if_asked_for, make_engine, outcome, prompt_of, request, run
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
 TALK = prompt_of(30)
@@ -27,12 +27,6 @@ def turn(name: str, prefix: int, more: int = 3, policy: CachePolicy | None = Non
 def served(engine: Engine, *turns: Work) -> list[Result]:
     """Results of requests that come one after the other."""
     return [run(engine, [item])[item.request.id] for item in turns]
-
-
-def as_if_asked_for(item: Work, result: Result) -> Work:
-    """The same request asking for exactly what it read."""
-    cached = result.usage.cached_tokens
-    return item if not cached else replace(item, request=replace(item.request, prefix_length=cached))
 
 
 @FAMILIES

@@ -8,17 +8,11 @@ import pytest
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.policies import Dense, Reuse
-from tests.engine.support import Work, alone, make_engine, outcome, request, run
+from tests.engine.support import Work, alone, let_pass, make_engine, outcome, request, run
 
 
 def started(engine: Engine) -> list[str]:
     return [item.request.id for item in engine._jobs() if item.branches]
-
-
-def let_pass(engine: Engine, name: str, seconds: float) -> None:
-    """As if a request had arrived so much earlier."""
-    (job,) = [job for job in engine._jobs() if job.request.id == name]
-    job.arrived -= seconds
 
 
 def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
