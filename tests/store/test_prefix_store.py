@@ -315,7 +315,7 @@ def test_pages_that_vanish_meanwhile_are_an_integrity_error(monkeypatch: pytest.
 
 def nested(**more: Any) -> PrefixStore:
     """A store that holds 4 and 8 tokens of a conversation."""
-    store = make(60, prefix_match="longest", **more)
+    store = make(60, **{"prefix_match": "longest", **more})
     for length in (4, 8):
         put(store, range(length))
     return store
@@ -339,6 +339,15 @@ def test_the_longest_level_is_found(asked: int, found: int) -> None:
 @pytest.mark.parametrize("asked", [1, 3, 17, 40])
 def test_what_no_level_covers_half_of_needs_a_pass_of_its_own(asked: int) -> None:
     assert nested().match(range(asked), BOUNDARY) is None
+
+
+@pytest.mark.parametrize(("cover", "found"), [(0, [1, 8, 8]), (0.81, [1]), (1, [1])])
+def test_how_much_a_level_must_cover_is_a_setting(cover: float, found: list[int]) -> None:
+    store = make(60, prefix_match="longest", prefix_cover=cover)
+    put(store, [0])
+    put(store, range(8))
+    leases = [store.match(range(asked), BOUNDARY) for asked in (1, 10, 40)]
+    assert [len(lease.entry) for lease in leases if lease is not None] == found
 
 
 def test_a_level_must_be_the_beginning() -> None:

@@ -51,6 +51,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(PREFIX_MATCHES),
         help="longest: read the longest stored part of a shared prefix that is not stored (default exact)",
     )
+    group.add_argument(
+        "--prefix-cover",
+        type=float,
+        default=_DEFAULTS.prefix_cover,
+        help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -64,6 +70,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         store_budget_tokens=args.store_budget_tokens,
         eviction=args.eviction,
         prefix_match=args.prefix_match,
+        prefix_cover=args.prefix_cover,
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from remask.core.checks import real
 from remask.errors import ConfigError, UnknownNameError
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
@@ -22,6 +23,7 @@ class EngineConfig:
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
         prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
             its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
+        prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place.
     """
 
     max_num_seqs: int = 8
@@ -32,6 +34,7 @@ class EngineConfig:
     store_budget_tokens: int = 8192
     eviction: Eviction = "fifo"
     prefix_match: PrefixMatch = "exact"
+    prefix_cover: float = 0.5
 
     def __post_init__(self) -> None:
         low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "max_refreshes": 1, "page_size": 1}
@@ -45,3 +48,4 @@ class EngineConfig:
             raise UnknownNameError("eviction", str(self.eviction), EVICTIONS)
         if self.prefix_match not in PREFIX_MATCHES:
             raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)
+        real("prefix_cover", self.prefix_cover, 0, 1)

@@ -55,6 +55,7 @@ class Memory:
             salt=f"{fingerprint}:{model.dtype}".encode(),
             slot_bytes=self.pool.k[0][0].nbytes + self.pool.v[0][0].nbytes,
             prefix_match=config.prefix_match,
+            prefix_cover=config.prefix_cover,
             new_states=lambda tokens: new_states(shape.layers, shape.hidden, model.dtype, model.device, tokens),
         )
 

@@ -15,8 +15,6 @@ from remask.store.prefix_index import PREFIX_MATCHES, Hashes, PrefixIndex, Prefi
 
 log = logging.getLogger(__name__)
 
-MIN_COVER = 0.5
-
 
 @dataclass(slots=True, eq=False)
 class Lease:
@@ -48,9 +46,8 @@ class PrefixStore:
     are evicted for it one at a time, never one that is leased or whose pass is still to run.
 
     With `prefix_match` "longest" a prefix that is not stored may be answered by a shorter entry that it begins with,
-    a level. It is where the level covers at least half of it and it is asked for the first time, or where it can never
-    be stored. Else it is published by a pass of its own: what is asked for twice is shared, and covering half each time
-    keeps the levels of a growing conversation within twice its length.
+    a level. It is where the level covers the share `prefix_cover` of it and it is asked for the first time, or where it
+    can never be stored. Else it is published by a pass of its own, as what is asked for twice is shared.
     """
 
     allocator: PageAllocator
@@ -60,6 +57,7 @@ class PrefixStore:
     new_states: Callable[[int], Tensor]  # tokens -> [layers - 1, tokens, D]
     slot_bytes: int  # of K and V of one token in one layer
     prefix_match: PrefixMatch = "exact"
+    prefix_cover: float = 0.5
     hashes: Hashes = prefix_hashes
     stats: StoreStats = field(default_factory=StoreStats)
     _index: PrefixIndex = field(init=False)
@@ -118,7 +116,7 @@ class PrefixStore:
             return None
         if not self.fits(len(tokens)):
             return entry
-        covered = len(entry) >= MIN_COVER * len(tokens)
+        covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
     def lend(self, entry: Entry, boundary: int, tokens: Sequence[int]) -> Lease:
