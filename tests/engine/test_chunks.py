@@ -107,6 +107,20 @@ def test_a_piece_takes_what_others_leave() -> None:
     run(engine, [])
 
 
+def test_layers_outside_a_piece_are_not_run_at_all() -> None:
+    engine = make_engine(max_row_layers=2 * PREFIX)
+    model = engine.model
+    assert isinstance(model, CheckedTransformer)
+    engine.add(request("r", PREFIX + 4, PREFIX), Reuse())
+    run_layers = []
+    for _ in range(2):
+        engine.step()
+        assert model.last is not None
+        run_layers.append([layer for stage in model.last.stages for layer in stage.layers])
+    assert run_layers == [[0, 1], [2, 3]]
+    run(engine, [])
+
+
 def test_a_layer_larger_than_the_budget_runs_by_itself() -> None:
     engine = make_engine(max_row_layers=5)
     run(engine, [Work(request("r", 14, 10), Reuse())])
