@@ -65,6 +65,20 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     )
 
 
+def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
+    assert bench("--model", "bundled", *SMALL, *options) == 0
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report["workload"]["name"] == "transit, conversations"
+    none, exact, longest = report["results"]
+    assert [row["cache"] for row in (exact, longest)] == ["reuse", "reuse, longest"]
+    assert (none["accuracy"], none["cached_tokens"], exact["partial_prefix_hits"]) == (1, 0, 0)
+    assert 0 < longest["partial_prefix_hits"] <= longest["prefix_hits"]
+    assert longest["cached_tokens"] > exact["cached_tokens"]
+    assert longest["row_layers"] != exact["row_layers"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -74,6 +88,7 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
         (["--depths", "one"], "--depths must be numbers"),
         (["--depths", "99"], "exceeds the model's"),
         (["--without-prefix"], "only 'bundled' has a task"),
+        (["--prefix-match", "longest"], "only 'bundled' has a task"),
         (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
     ],
 )
@@ -85,6 +100,8 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
 def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--model", "bundled", "--prefix-tokens", "5") == 2
     assert "the bundled model has a task" in capsys.readouterr().err
+    assert bench("--model", "bundled", "--prefix-match", "longest", "--without-prefix") == 2
+    assert "leave one of them out" in capsys.readouterr().err
 
 
 def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ LAYERS = 4
 VOCAB = 64
 MASK_ID = VOCAB - 1
 EOS = 5
+DEADLINE = 1e6  # seconds; only `let_pass` makes them go by
 
 
 def small_config(family: str) -> ModelConfig:
@@ -189,6 +190,18 @@ def outcome(result: Result) -> tuple[Any, ...]:
     return (result.token_ids, result.finish_reason, result.trace, work_of(result.usage), result.error)
 
 
+def as_if_asked_for(item: Work, result: Result) -> Work:
+    """The same request asking for exactly the shared prefix that it read."""
+    cached = result.usage.cached_tokens
+    return item if not cached else replace(item, request=replace(item.request, prefix_length=cached))
+
+
+def let_pass(engine: Engine, name: str, seconds: float) -> None:
+    """As if a request had arrived so much earlier."""
+    (job,) = [job for job in engine._jobs() if job.request.id == name]
+    job.arrived -= seconds
+
+
 def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
     """One policy of each kind that caches within a request, with any settings; `dkv-greedy` only fits some samplers."""
     interval, dream = rng.choice([None, 1, 2, 3, 16]), family == "dream"
@@ -253,3 +266,19 @@ def random_work(rng: random.Random, family: str, name: str) -> Work:
     prefix = rng.choice([0, length, length, length, min(length + 1, len(prompt))])
     policy = random_policy(rng, family, sampling.get("remasking") == "random")
     return Work(Request(name, prompt, SamplingParams(**sampling), prefix), policy, rng.randrange(12))
+
+
+def nested_work(rng: random.Random, family: str, name: str) -> Work:
+    """The same with a shared prefix out of one of two conversations, so that prefixes nest; of two tenants."""
+    item = random_work(rng, family, name)
+    length = rng.randint(1, 16)
+    prompt = prompt_of(16, seed=rng.randrange(2))[:length] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 4))]
+    asked = replace(
+        item.request,
+        prompt_token_ids=prompt,
+        prefix_length=rng.choice([0, length, length, length]),
+        cache_salt=rng.choice(["", "", "", "tenant"]),
+        priority=rng.choice([0, 0, 0, -1, 1]),
+        deadline_s=rng.choice([None, None, DEADLINE]),
+    )
+    return replace(item, request=asked)

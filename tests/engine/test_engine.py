@@ -47,6 +47,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     return {
         "max_num_seqs": rng.randint(1, 6),
         "max_row_layers": rng.choice([None, 1, 60, 150, 400]),
+        "max_refreshes": rng.choice([None, 1, 2]),
         "page_size": rng.choice([1, 4, 7, 16]),
         "store_budget_tokens": rng.choice([8, 16, 25, 64]),
         "eviction": rng.choice(["fifo", "lru"]),

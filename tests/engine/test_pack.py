@@ -42,7 +42,7 @@ class Memory:
     def __post_init__(self) -> None:
         self.allocator = PageAllocator(LAYERS, 200, self.page_size)
         self.store = PrefixStore(
-            self.allocator, 500, "fifo", b"", lambda tokens: new_states(LAYERS, 1, torch.float64, CPU, tokens)
+            self.allocator, 500, "fifo", b"", lambda tokens: new_states(LAYERS, 1, torch.float64, CPU, tokens), 16
         )
 
     def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> Branch:

@@ -4,19 +4,24 @@ from typing import Any
 import pytest
 import torch
 
-from remask.errors import IntegrityError
+from remask.errors import IntegrityError, UnknownNameError
+from remask.store import prefix_index
+from remask.store.entry import EntryInfo
 from remask.store.eviction import Eviction
+from remask.store.hashing import prefix_hashes
 from remask.store.pages import PageAllocator
 from remask.store.prefix import Lease, PrefixStore
 from tests.goldens import cache_policy
 
 LAYERS = 3
 BOUNDARY = 2
+SLOT_BYTES = 32
 
 
 def make(budget: int, eviction: Eviction = "fifo", pages: int = 64, page_size: int = 2, **more: Any) -> PrefixStore:
     allocator = PageAllocator(LAYERS, pages, page_size)
-    return PrefixStore(allocator, budget, eviction, b"model", lambda tokens: torch.zeros(LAYERS - 1, tokens, 4), **more)
+    states = lambda tokens: torch.zeros(LAYERS - 1, tokens, 4)  # noqa: E731
+    return PrefixStore(allocator, budget, eviction, b"model", states, SLOT_BYTES, **more)
 
 
 def put(store: PrefixStore, tokens: Sequence[int]) -> None:
@@ -191,12 +196,35 @@ def test_the_whole_prefix_is_the_identity() -> None:
     assert store.stats.hits == 0
 
 
-def collide(tokens: Sequence[int], salt: bytes) -> int:
-    return 7
+def test_entries_of_another_salt_are_never_served() -> None:
+    store = make(30)
+    ours = store.reserve([1, 2], BOUNDARY, "ours")
+    assert ours is not None
+    for salt in ("", "theirs"):
+        assert store.match([1, 2], BOUNDARY, salt) is None
+    theirs = store.reserve([1, 2], BOUNDARY, "theirs")
+    assert theirs is not None
+    assert not set(ours.extent.pages.tolist()) & set(theirs.extent.pages.tolist())
+    again = store.match([1, 2], BOUNDARY, "ours")
+    assert again is not None
+    assert again.entry is ours.entry
+
+
+def test_salts_whose_hashes_collide_are_told_apart() -> None:
+    store = make(30, hashes=collide)
+    put(store, [1, 2])
+    assert store.match([1, 2], BOUNDARY, "theirs") is None
+    lease = store.reserve([1, 2], BOUNDARY, "theirs")
+    assert lease is not None
+    assert [entry.cache_salt for entry in store.entries] == ["theirs"]
+
+
+def collide(tokens: Sequence[int], lengths: Sequence[int], salt: bytes) -> list[int]:
+    return [7] * len(lengths)
 
 
 def test_a_hash_collision_is_never_served() -> None:
-    store = make(30, hash=collide)
+    store = make(30, hashes=collide)
     put(store, [1, 2])
     assert store.match([3, 4], BOUNDARY) is None
     put(store, [3, 4])
@@ -207,7 +235,7 @@ def test_a_hash_collision_is_never_served() -> None:
 
 
 def test_a_leased_collision_has_to_be_waited_for() -> None:
-    store = make(30, hash=collide)
+    store = make(30, hashes=collide)
     put(store, [1, 2])
     lease = hit(store, [1, 2])
     assert store.reserve([3, 4], BOUNDARY) is None
@@ -217,8 +245,8 @@ def test_a_leased_collision_has_to_be_waited_for() -> None:
 
 
 def test_a_collision_may_need_more_room_than_its_own() -> None:
-    keys = {(1,): 1, (2, 2, 2): 2, (3, 3, 3): 1}
-    store = make(6, hash=lambda tokens, _: keys[tuple(tokens)])
+    keys = {(1,): 1, (2,): 9, (2, 2, 2): 2, (3,): 9, (3, 3, 3): 1}
+    store = make(6, hashes=lambda tokens, lengths, _: [keys[tuple(tokens[:n])] for n in lengths])
     put(store, [1])
     put(store, [2, 2, 2])
     lease = hit(store, [2, 2, 2])
@@ -283,3 +311,163 @@ def test_pages_that_vanish_meanwhile_are_an_integrity_error(monkeypatch: pytest.
     monkeypatch.setattr(store.allocator, "allocate", lambda *_: None)
     with pytest.raises(IntegrityError, match="gone"):
         store.reserve([1], BOUNDARY)
+
+
+def nested(**more: Any) -> PrefixStore:
+    """A store that holds 4 and 8 tokens of a conversation."""
+    store = make(60, **{"prefix_match": "longest", **more})
+    for length in (4, 8):
+        put(store, range(length))
+    return store
+
+
+def test_levels_of_one_conversation_stand_side_by_side() -> None:
+    store = nested()
+    assert [len(hit(store, range(length)).entry) for length in (4, 8)] == [4, 8]
+    assert store.stats.partial_hits == 0
+
+
+@pytest.mark.parametrize(("asked", "found"), [(5, 4), (7, 4), (9, 8), (15, 8), (16, 8)])
+def test_the_longest_level_is_found(asked: int, found: int) -> None:
+    store = nested()
+    lease = hit(store, range(asked))
+    assert len(lease.entry) == found
+    assert lease.hit
+    assert (store.stats.hits, store.stats.partial_hits) == (1, 1)
+
+
+@pytest.mark.parametrize("asked", [1, 3, 17, 40])
+def test_what_no_level_covers_half_of_needs_a_pass_of_its_own(asked: int) -> None:
+    assert nested().match(range(asked), BOUNDARY) is None
+
+
+@pytest.mark.parametrize(("cover", "found"), [(0, [1, 8, 8]), (0.81, [1]), (1, [1])])
+def test_how_much_a_level_must_cover_is_a_setting(cover: float, found: list[int]) -> None:
+    store = make(60, prefix_match="longest", prefix_cover=cover)
+    put(store, [0])
+    put(store, range(8))
+    leases = [store.match(range(asked), BOUNDARY) for asked in (1, 10, 40)]
+    assert [len(lease.entry) for lease in leases if lease is not None] == found
+
+
+def test_a_level_must_be_the_beginning() -> None:
+    assert nested().match([9, *range(1, 8)], BOUNDARY) is None
+    assert len(hit(nested(), [0, 1, 2, 3, 9, 5, 6, 7]).entry) == 4
+
+
+def test_only_exact_entries_are_found_unless_told_otherwise() -> None:
+    store = make(60)
+    put(store, range(8))
+    assert store.match(range(9), BOUNDARY) is None
+
+
+def test_what_is_asked_for_twice_is_published() -> None:
+    store = nested()
+    assert len(hit(store, range(10)).entry) == 8
+    assert len(hit(store, range(12)).entry) == 8, "another prefix is asked for the first time"
+    assert store.match(range(10), BOUNDARY) is None
+    put(store, range(10))
+    assert len(hit(store, range(10)).entry) == 10
+    store = nested()
+    for _ in range(3):
+        assert store.find(range(10)) is not None, "only what is lent counts as asked for"
+
+
+def test_an_entry_that_was_published_and_is_gone_is_asked_for_anew() -> None:
+    store = nested()
+    hit(store, range(10))
+    put(store, range(10))
+    assert store.drop(store.find(range(10)).key) == 1  # type: ignore[union-attr]
+    assert len(hit(store, range(10)).entry) == 8
+
+
+def test_what_can_never_be_stored_always_reads_a_level() -> None:
+    store = nested()
+    for _ in range(3):
+        assert len(hit(store, range(70)).entry) == 8
+
+
+def test_a_level_of_another_salt_is_never_found() -> None:
+    store = nested()
+    assert store.match(range(9), BOUNDARY, "theirs") is None
+    lease = store.reserve(range(5), BOUNDARY, "theirs")
+    assert lease is not None
+    assert len(hit(store, range(9)).entry) == 8
+
+
+def test_levels_whose_hashes_collide_are_told_apart() -> None:
+    store = make(60, prefix_match="longest", hashes=collide)
+    put(store, [1, 2])
+    assert store.match([3, 4, 5], BOUNDARY) is None
+    assert hit(store, [1, 2, 5]).entry.tokens == (1, 2)
+
+
+def test_only_so_many_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_ASKED", 2)
+    store = nested()
+    for last in (20, 21, 22):
+        hit(store, [*range(8), last])
+    assert store.match([*range(8), 22], BOUNDARY) is None
+    assert hit(store, [*range(8), 20]).entry.tokens == tuple(range(8)), "forgotten, so as if never asked for"
+
+
+def test_nothing_is_kept_of_salts_that_are_gone() -> None:
+    store = make(60)
+    for number in range(20):
+        lease = store.reserve([1, 2, 3], BOUNDARY, f"tenant {number}")
+        assert lease is not None
+        store.publish(lease.entry)
+        store.release(lease)
+        store.drop()
+    assert not store._index._counts
+    assert not store._index._lengths
+
+
+def test_unknown_ways_of_matching_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'longest'"):
+        make(60, prefix_match="longst")
+
+
+def test_lookup_hashes_each_token_once_however_many_levels_there_are() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def counted(tokens: Sequence[int], lengths: Sequence[int], salt: bytes) -> list[int]:
+        seen.append((len(tokens), len(lengths)))
+        return prefix_hashes(tokens, lengths, salt)
+
+    store = make(5000, prefix_match="longest", pages=4000, hashes=counted)
+    for number in range(60):
+        put(store, [number, *range(number % 6 + 1)])
+    seen.clear()
+    assert store.find([7, *range(40)]) is None
+    assert seen == [(41, 6)], "60 entries, of 6 lengths"
+
+
+def test_the_entry_that_a_request_would_read_does_not_give_way() -> None:
+    store = make(30)
+    for token in range(3):
+        put(store, [token])
+    spare = store.find([0])
+    assert store.give_way(spare)
+    assert held(store) == [(0,), (2,)]
+    assert store.give_way(spare)
+    assert not store.give_way(spare)
+    assert held(store) == [(0,)]
+    assert store.give_way()
+
+
+def test_an_operator_sees_what_is_held() -> None:
+    store = make(30)
+    put(store, [1, 2, 3])
+    hit(store, [1, 2, 3])
+    waiting = store.reserve([4], BOUNDARY, "secret")
+    assert waiting is not None
+    first, second = store.describe()
+    kv, states = LAYERS * 4 * SLOT_BYTES, (LAYERS - 1) * 3 * 4 * 4
+    assert first == EntryInfo(f"{store.entries[0].key:016x}", 3, LAYERS, kv + states, hits=1, leases=1, ready=True)
+    assert (second.tokens, second.hits, second.leases, second.ready) == (1, 0, 1, False)
+    assert "secret" not in str(second)
+    store.publish(waiting.entry)
+    store.release(waiting)
+    assert store.drop(int(second.id, 16)) == 1
+    assert [info.id for info in store.describe()] == [first.id]

@@ -17,12 +17,14 @@ from remask.evals.workload import (
     GSM8K_SAMPLING,
     Workload,
     bundled_workload,
+    conversation_workload,
     gsm8k_workload,
     is_bundled,
     random_workload,
     reads_chats,
 )
 from remask.llm import LLM
+from remask.store.prefix_index import PREFIX_MATCHES
 
 
 def add_parser(commands: Any) -> None:
@@ -37,6 +39,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
     parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
     parser.add_argument("--without-prefix", action="store_true", help="also 'none' with the shared prefix taken away")
+    parser.add_argument(
+        "--prefix-match",
+        default="exact",
+        choices=PREFIX_MATCHES,
+        help="longest: ask for turns of conversations, and compare the longest stored prefix with exact ones",
+    )
     parser.add_argument("--requests", type=int, default=200, metavar="N")
     parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
     parser.add_argument("--prefixes", type=int, default=4, help="different shared prefixes (default 4)")
@@ -67,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
+    if args.prefix_match == "longest" and not is_bundled(llm):
+        raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
     own = object_option("--sampling", args.sampling)
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
     if is_bundled(llm):
@@ -75,6 +85,8 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
                 "--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task"
             )
         sampling = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **lengths, **own})
+        if args.prefix_match == "longest":
+            return conversation_workload(llm, args.requests, args.prefixes, args.seed, sampling)
         return bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling)
     if reads_chats(llm) and args.prefix_tokens is None and args.prompt_tokens is None:
         sampling = SamplingParams.from_mapping({**GSM8K_SAMPLING, **lengths, **own})
@@ -96,10 +108,16 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[
     for depth in _depths(args.depths, llm.loaded.config.layers):
         own = {**settings.get("bicache", {}), "depth": depth}
         rows.append(Contender(f"bicache depth={depth}", llm.policy("bicache", own)))
+    if args.prefix_match == "longest":
+        rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
     if args.without_prefix:
         if not is_bundled(llm):
             raise ConfigError(
                 "--without-prefix asks what a task is worth without its prefix; only 'bundled' has a task"
+            )
+        if args.prefix_match == "longest":
+            raise ConfigError(
+                "--without-prefix asks single questions, not turns of conversations; leave one of them out"
             )
         sampling = workload.tasks[0].request.params
         bare = bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling, with_prefix=False)

@@ -9,6 +9,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.eviction import EVICTIONS
+from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
 
@@ -35,6 +36,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
     group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
     group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
+    group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(
         "--store-budget-tokens",
@@ -43,6 +45,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="tokens the prefix store may hold",
     )
     group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="of stored prefixes")
+    group.add_argument(
+        "--prefix-match",
+        default=_DEFAULTS.prefix_match,
+        metavar="|".join(PREFIX_MATCHES),
+        help="longest: read the longest stored part of a shared prefix that is not stored (default exact)",
+    )
+    group.add_argument(
+        "--prefix-cover",
+        type=float,
+        default=_DEFAULTS.prefix_cover,
+        help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -51,9 +65,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
         max_row_layers=args.max_row_layers,
+        max_refreshes=args.max_refreshes,
         page_size=args.page_size,
         store_budget_tokens=args.store_budget_tokens,
         eviction=args.eviction,
+        prefix_match=args.prefix_match,
+        prefix_cover=args.prefix_cover,
     )
 
 

@@ -14,8 +14,9 @@ from remask.core.ledger import Ledger
 from remask.core.plan import Plan, PrefixHit, Span
 from remask.errors import PlanError
 from remask.models.stage import Run
+from remask.store.entry import Entry
 from remask.store.pages import Extent
-from remask.store.prefix import Entry, Lease
+from remask.store.prefix import Lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from remask.core.checks import real
 from remask.errors import ConfigError, UnknownNameError
 from remask.store.eviction import EVICTIONS, Eviction
+from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,25 +16,36 @@ class EngineConfig:
         max_num_seqs: canvases that run at a time; a guided request takes two, and runs alone where that is too many.
         max_model_len: longest canvas (prompt and response) in tokens; None takes the model's, at most 4096.
         max_row_layers: row-layers that one step may compute; None does not limit it. A single request may exceed it.
+        max_refreshes: requests whose refreshes one step may compute, so that they do not all fall on one; None does not
+            limit it.
         page_size: token slots per page; None takes 16, or the next multiple of a block-causal model's block.
         store_budget_tokens: tokens that the prefix store may hold.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
+        prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
+            its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
+        prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place.
     """
 
     max_num_seqs: int = 8
     max_model_len: int | None = None
     max_row_layers: int | None = None
+    max_refreshes: int | None = None
     page_size: int | None = None
     store_budget_tokens: int = 8192
     eviction: Eviction = "fifo"
+    prefix_match: PrefixMatch = "exact"
+    prefix_cover: float = 0.5
 
     def __post_init__(self) -> None:
-        low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "page_size": 1, "store_budget_tokens": 0}
-        for name, least in low.items():
+        low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "max_refreshes": 1, "page_size": 1}
+        for name, least in {**low, "store_budget_tokens": 0}.items():
             value = getattr(self, name)
-            if name in ("max_model_len", "max_row_layers", "page_size") and value is None:
+            if name in ("max_model_len", "max_row_layers", "max_refreshes", "page_size") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
         if self.eviction not in EVICTIONS:
             raise UnknownNameError("eviction", str(self.eviction), EVICTIONS)
+        if self.prefix_match not in PREFIX_MATCHES:
+            raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)
+        real("prefix_cover", self.prefix_cover, 0, 1)

@@ -1,28 +1,30 @@
 """The engine: requests join and leave at any step; a step is one forward pass over all that take part."""
 
 import logging
-from collections import deque
+import time
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from remask.core.plan import Plan
 from remask.core.request import FinishReason, Request, Result, Transfer
-from remask.engine.branch import Branch, prefix_branch
+from remask.engine.branch import prefix_branch
+from remask.engine.chunks import PrefixPass, keep_leaving_states
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
+from remask.engine.refreshes import RefreshWatch
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import CachePolicy
 from remask.store.pages import PageAllocator
-from remask.store.prefix import Entry, PrefixStore
+from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +43,6 @@ class Event:
     transfer: Transfer | None = None
     settled: tuple[int, ...] = ()
     result: Result | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixPass:
-    """The prefix-only pass of a store entry, scheduled like any other work."""
-
-    entry: Entry
-    branch: Branch
-    plan: Plan
 
 
 @dataclass(slots=True)
@@ -85,8 +78,9 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
-        self._waiting: deque[Job] = deque()
-        self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers)
+        self._waiting: list[Job] = []  # in the order in which they begin
+        self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
 
@@ -126,25 +120,29 @@ class Engine:
 
     def add(self, request: Request, policy: CachePolicy) -> None:
         """Queue a request under a policy. Raises `ConfigError`, and queues nothing, on a request that cannot run."""
-        self._waiting.append(self._job(request, policy))
+        insort(self._waiting, self._job(request, policy), key=lambda job: job.request.priority)
         self._ids.add(request.id)
 
     def cancel(self, request_id: str) -> bool:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
-        for job in [*self._waiting, *(item for item in self._running if isinstance(item, Job))]:
-            if job.request.id == request_id and not job.closing:
+        for job in self._jobs():
+            if job.request.id == request_id:
                 self._end(job, "cancelled")
                 return True
         return False
 
     def step(self) -> list[Event]:
-        """Run one denoising step of all requests that fit in it, and admit those that can begin."""
+        """Run one denoising step of all requests that fit in it, and admit those that can begin.
+
+        Requests past their deadlines end first.
+        """
+        self._expire()
         self._admit()
         batch = self._next()
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            inputs = pack(items, self.model.device)
+            inputs = keep_leaving_states(pack(items, self.model.device), batch.passes)
             hidden = self.model.forward(inputs, self.memory.pool)
             scores = read_rows(self.model, hidden, batch.jobs)
             self._settle(batch, scores, inputs.row_layers)
@@ -165,8 +163,21 @@ class Engine:
             raise ConfigError(f"id {request.id!r} is in use by another request; ids must differ")
         return make_job(request, policy, self.model.config, self.max_model_len, self.decode)
 
+    def _jobs(self) -> list[Job]:
+        """All requests whose ends are still to be told, waiting and running."""
+        running = [item for item in self._running if isinstance(item, Job) and not item.closing]
+        return [*self._waiting, *running]
+
+    def _expire(self) -> None:
+        """End what has run out of time."""
+        now = time.perf_counter()
+        for job in self._jobs():
+            limit = job.request.deadline_s
+            if limit is not None and now - job.arrived >= limit:
+                self._end(job, "timeout")
+
     def _admit(self) -> None:
-        """Begin waiting requests in order of arrival, as far as slots and pages go.
+        """Begin waiting requests by priority, then in order of arrival, as far as slots and pages go.
 
         One that awaits a page which a running request computes lets others pass.
         """
@@ -190,7 +201,7 @@ class Engine:
         batch = _Batch()
         for job in [item for item in self._running if isinstance(item, Job) and item.ready]:
             self._guarded(job, job.items)
-        for item in self._running.next(lambda i: isinstance(i, PrefixPass) or i.ready, _cost):
+        for item in self._running.next(_ready, _cost, self._refreshing):
             if isinstance(item, PrefixPass):
                 batch.passes.append(item)
             elif self._guarded(item, item.admit):
@@ -216,14 +227,17 @@ class Engine:
         self.stats.row_layers += row_layers
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
         for work in batch.passes:
-            self.store.publish(work.entry)
-            self._running.remove(work)
-            self.stats.prefix_passes += 1
             self.stats.prefix_row_layers += work.plan.cost
+            work.advance()
+            if work.finished:
+                self.store.publish(work.entry)
+                self._running.remove(work)
+                self.stats.prefix_passes += 1
         at = 0
         for job in batch.jobs:
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            self._refreshes.ran(job)
             if job.closing:
                 job.apply(tokens.astype(np.int64), confidence)
                 self._release(job)
@@ -247,9 +261,17 @@ class Engine:
             self._release(job)
 
     def _release(self, job: Job) -> None:
+        self._refreshes.forget(job)
         self._running.remove(job)
         self.memory.free(job)
 
+    def _refreshing(self, item: Job | PrefixPass) -> bool:
+        return isinstance(item, Job) and self._refreshes.refreshes(item)
 
-def _cost(item: Job | PrefixPass) -> int:
-    return item.plan.cost if isinstance(item, PrefixPass) else item.cost
+
+def _ready(item: Job | PrefixPass) -> bool:
+    return isinstance(item, PrefixPass) or item.ready
+
+
+def _cost(item: Job | PrefixPass, left: int | None) -> int:
+    return item.offer(left) if isinstance(item, PrefixPass) else item.cost

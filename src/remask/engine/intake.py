@@ -3,6 +3,7 @@
 import secrets
 import time
 
+from remask.core.checks import real
 from remask.core.request import Request, Usage
 from remask.engine.job import Decode, Job
 from remask.errors import ConfigError
@@ -21,6 +22,7 @@ def make_job(
 ) -> Job:
     """A job for `request` under `policy`. Raises `ConfigError` on a request that cannot run."""
     params = request.params
+    _check_terms(request)
     _check_prompt(request, shape)
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
@@ -59,6 +61,17 @@ def _decoding(request: Request, policy: CachePolicy, shape: ModelConfig, max_mod
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
     blockwise = policy.traits.blockwise
     return MaskedDecoding.of(prompt, params, shape.family, shape.mask_id, seed, blockwise=blockwise)
+
+
+def _check_terms(request: Request) -> None:
+    """Raise `ConfigError` on terms of service that cannot be kept."""
+    salt, priority = request.cache_salt, request.priority
+    # A lone surrogate has no bytes to hash.
+    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
+        raise ConfigError(f"cache_salt must be a text of valid Unicode, empty for none, got {salt!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ConfigError(f"priority must be a whole number, lower ones first, got {priority!r}")
+    real("deadline_s", request.deadline_s, 0, above=True, optional=True)
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
+from remask.core.request import Request
 from remask.engine.branch import Branch, leased_prefix, leased_tables, new_states, plain_table
 from remask.engine.config import EngineConfig
 from remask.engine.job import Job
@@ -16,12 +18,29 @@ from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.store.chain import PageChain
+from remask.store.entry import Entry
 from remask.store.pages import Extent, PageAllocator
 from remask.store.prefix import Lease, PrefixStore
 
 DEFAULT_PAGE = 16
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a request would lease: the first `prefix` tokens in `boundary` layers, where it asked for `asked` tokens.
+
+    `entry` holds them; None where a pass of its own is to publish them. With a boundary of 0 nothing is shared.
+    """
+
+    prefix: int
+    boundary: int
+    asked: int
+    entry: Entry | None
+
+
+_NOTHING = _Share(0, 0, 0, None)
 
 
 class Memory:
@@ -42,6 +61,9 @@ class Memory:
             budget_tokens=config.store_budget_tokens,
             eviction=config.eviction,
             salt=salt,
+            slot_bytes=self.pool.k[0][0].nbytes + self.pool.v[0][0].nbytes,
+            prefix_match=config.prefix_match,
+            prefix_cover=config.prefix_cover,
             new_states=lambda tokens: new_states(shape.layers, shape.hidden, model.dtype, model.device, tokens),
         )
 
@@ -54,21 +76,23 @@ class Memory:
     def place(self, job: Job) -> Placement:
         """Give a request its canvases, pages and lease.
 
-        Nothing is changed where there is no room, or where another request is computing a page that this one awaits.
+        Nothing is leased where there is no room, or where another request is computing a page that this one awaits.
+        Idle store entries give way to it, but not the one that it would read.
         """
         if job.policy.traits.pages:
             return place_paged(job, self.shape, self.chain)
         shape, request = self.shape, job.request
-        prefix, boundary = self._shareable(job)
         canvases = [job.decoding.canvas()]
         if job.branches_needed == 2:
             canvases.append(_unconditional(canvases[0], shape.mask_id))
-        own = self._claim_all(job, [len(canvas) for canvas in canvases], prefix, boundary)
-        lease: Lease | None = None
-        if own and boundary:
-            tokens = request.prompt_token_ids[:prefix]
-            lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
-        if not own or (boundary and lease is None):
+        share = self._share(job)
+        while not (own := self._claim_all(job, [len(canvas) for canvas in canvases], share)):
+            self.free(job)
+            if not self.store.give_way(share.entry) and not self.chain.give_way():
+                return "full"
+            share = self._share(job)
+        lease = self._lease(request, share)
+        if share.boundary and lease is None:
             self.free(job)
             return "full"
         outputs = job.policy.traits.needs_outputs
@@ -78,8 +102,8 @@ class Memory:
         parts = zip(canvases, own, leases, strict=False)
         job.start(tuple(self._branch(*part, outputs) for part in parts), lease)
         if lease is not None:
-            job.usage.prefix_depth = boundary
-            job.usage.cached_tokens = prefix if lease.hit else 0
+            job.usage.prefix_depth, job.usage.prefix_note = share.boundary, None
+            job.usage.cached_tokens = share.prefix if lease.hit else 0
         return "placed"
 
     def free(self, job: Job) -> None:
@@ -113,34 +137,49 @@ class Memory:
             if entry.leases != leases.get(id(entry), 0):
                 raise IntegrityError(f"a prefix of {len(entry)} tokens has {entry.leases} leases that nobody holds")
 
-    def _shareable(self, job: Job) -> tuple[int, int]:
-        """Length of the prefix that can be leased, and how many layers would read it; (0, 0) where none does."""
+    def _share(self, job: Job) -> _Share:
+        """What of its shared prefix the request would lease as things stand."""
         request, shape = job.request, self.shape
         prompt = len(request.prompt_token_ids)
+        canvas = job.decoding.length
         # The rows that predict the response must be live, so a prefix may not reach into them.
         prefix = min(request.prefix_length, prompt - shape.shift)
-        if prefix < 1:
-            return 0, 0
-        boundary = job.policy.boundary(prefix, job.decoding.length, shape.layers)
-        if boundary and not self.store.fits(prefix):
-            # A request that waits for pages comes here again and again; it is refused once.
-            if job.usage.prefix_note is None:
-                budget = self.store.budget_tokens
-                job.usage.prefix_note = f"prefix of {prefix} tokens exceeds the store's budget of {budget}"
-                self.store.stats.refused += 1
-                log.warning("request %s runs uncached: %s", request.id, job.usage.prefix_note)
-            return 0, 0
-        return prefix, boundary
+        boundary = job.policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
+        if not boundary:
+            return _NOTHING
+        entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
+        if entry is not None:
+            # The ratio r is that of what is read, not of what was asked for.
+            depth = boundary if len(entry) == prefix else job.policy.boundary(len(entry), canvas, shape.layers)
+            if depth:
+                return _Share(len(entry), depth, prefix, entry)
+        if self.store.fits(prefix):
+            return _Share(prefix, boundary, prefix, None)
+        # A request that waits for pages comes here again and again; it is refused once.
+        if job.usage.prefix_note is None:
+            budget = self.store.budget_tokens
+            job.usage.prefix_note = f"prefix of {prefix} tokens exceeds the store's budget of {budget}"
+            self.store.stats.refused += 1
+            log.warning("request %s runs uncached: %s", request.id, job.usage.prefix_note)
+        return _NOTHING
 
-    def _claim_all(self, job: Job, lengths: list[int], prefix: int, boundary: int) -> list[list[Extent]]:
-        """Pages of every canvas' own, for which idle store entries give way; empty, and none claimed, on failure."""
-        while True:
-            own = [self._claim(job, length, prefix if i == 0 else 0, boundary) for i, length in enumerate(lengths)]
-            if all(own):
-                return own
-            self.free(job)
-            if not (self.store.give_way() or self.chain.give_way()):
+    def _lease(self, request: Request, share: _Share) -> Lease | None:
+        """The lease of `share`; None where there is nothing to share, or no room for a new entry."""
+        if not share.boundary:
+            return None
+        tokens = request.prompt_token_ids[: share.asked]
+        if share.entry is not None:
+            return self.store.lend(share.entry, share.boundary, tokens)
+        return self.store.reserve(tokens, share.boundary, request.cache_salt)
+
+    def _claim_all(self, job: Job, lengths: list[int], share: _Share) -> list[list[Extent]]:
+        """Pages of every canvas' own; empty where there are too few. The caller frees what was claimed until then."""
+        own = []
+        for i, length in enumerate(lengths):
+            own.append(self._claim(job, length, share.prefix if i == 0 else 0, share.boundary))
+            if not own[-1]:
                 return []
+        return own
 
     def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[Extent]:
         """Pages of a canvas' own: all of it, or what a lease leaves of it; empty where too few are free."""

@@ -19,7 +19,7 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
     Nothing is changed where there is no room, or where another request is computing the next page that it needs.
     """
     canvas, size, block = job.decoding.canvas(), chain.page_size, job.decoding.block
-    salt = f"{block}:"
+    salt = f"{block}:{job.request.cache_salt}"
     prompt = canvas.tokens[: canvas.prompt // block * block].tolist()
     keys = chain.identities(prompt, salt) if size % block == 0 else []
     if chain.awaited(keys):

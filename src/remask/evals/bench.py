@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from remask.evals.machine import commit, machine, versions
 from remask.evals.workload import Task, Workload, token_agreement
 from remask.llm import LLM, Output, Work
 from remask.policies import CachePolicy
+from remask.store.prefix_index import PrefixMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Contender:
     name: str
     policy: CachePolicy
     workload: Workload | None = None  # None: the bench's own
+    prefix_match: PrefixMatch = "exact"
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Round:
     seconds: float
     outputs: list[Output]
     prefix_hits: int
+    partial_prefix_hits: int
     prefix_row_layers: int
     peak_memory_bytes: int
 
@@ -61,11 +64,11 @@ def run_bench(
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
     with tqdm(total=(rounds + 1) * len(rows), desc="bench", unit="turn", disable=not progress) as bar:
         for row in rows:
-            _turn(llm, row.contender.policy, row.tasks[:2], engine)
+            _turn(llm, row.contender, row.tasks[:2], engine)
             bar.update()
         for _ in range(rounds):
             for row in rows:
-                row.rounds.append(_turn(llm, row.contender.policy, row.tasks, engine))
+                row.rounds.append(_turn(llm, row.contender, row.tasks, engine))
                 bar.update()
     baseline = rows[0]
     return {
@@ -77,9 +80,9 @@ def run_bench(
     }
 
 
-def _turn(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], config: EngineConfig) -> Round:
-    engine = llm.new_engine(config)
-    work = [Work(task.request, policy) for task in tasks]
+def _turn(llm: LLM, contender: Contender, tasks: Sequence[Task], config: EngineConfig) -> Round:
+    engine = llm.new_engine(replace(config, prefix_match=contender.prefix_match))
+    work = [Work(task.request, contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     seconds = time.perf_counter() - start
@@ -87,6 +90,7 @@ def _turn(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], config: EngineCo
         seconds,
         [outputs[task.request.id] for task in tasks],
         engine.store.stats.hits,
+        engine.store.stats.partial_hits,
         engine.stats.prefix_row_layers,
         engine.stats.peak_memory_bytes,
     )
@@ -134,6 +138,8 @@ def _result(row: Row, baseline: Row) -> dict[str, Any]:
         "row_layers": work,
         "work_ratio_to_none": reference / work,
         "prefix_hits": last.prefix_hits,
+        "partial_prefix_hits": last.partial_prefix_hits,
+        "cached_tokens": sum(output.usage.cached_tokens for output in last.outputs),
         "prefix_depth": float(np.mean([output.usage.prefix_depth for output in last.outputs])),
         "peak_memory_bytes": last.peak_memory_bytes,
     }

@@ -1,5 +1,6 @@
 """Workloads: what a benchmark asks of a model."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,12 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED
 from remask.tasks import gsm8k
-from remask.tasks.transit import is_correct, make_workload
+from remask.tasks.transit import draw_question, is_correct, make_workload, reference_response
 
 BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 MAX_GSM8K_PREFIXES = 12
+MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,32 @@ def bundled_workload(
         )
         tasks.append(Task(request, item.answer))
     return Workload("transit" if with_prefix else "transit without its prefix", seed, tuple(tasks), prefixes)
+
+
+def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
+    """Questions of the bundled model's task as turns of conversations, so that shared prefixes nest.
+
+    A request's shared prefix is the system prompt, or that and one or two earlier turns, answered rightly. Turns of one
+    conversation follow one another; many conversations share a system prompt.
+    """
+    if llm.tokenizer is None:
+        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
+    rng = random.Random(seed)
+    tasks = []
+    prefixes = min(prefixes, requests)
+    for index, item in enumerate(make_workload(requests, prefixes, seed)):
+        turn = index % (MAX_HISTORY + 1)
+        if turn == 0:
+            line, history = item, item.messages[:1]
+        # Turns after the first are about their conversation's line, whatever line was drawn for them.
+        question = item.question if turn == 0 else draw_question(rng, line.prompt)
+        messages = [*history, {"role": "user", "content": question.text}]
+        tokens = llm.tokenizer.apply_chat(messages)
+        answer = reference_response(line.prompt, question)
+        request = Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(messages))
+        tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1]))
+        history = [*messages, {"role": "assistant", "content": answer}]
+    return Workload("transit, conversations", seed, tuple(tasks), prefixes)
 
 
 def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:

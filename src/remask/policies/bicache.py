@@ -49,7 +49,7 @@ class BiCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """The inner policy's; but a pass that transfers nothing may be a refresh."""
-        return replace(self.inner.traits, idle_passes="all", kinds=("masked",))
+        return replace(self.inner.traits, idle_passes="all", kinds=("masked",), refreshes=True)
 
     @property
     def without_prefix(self) -> CachePolicy:

@@ -12,4 +12,22 @@ def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
     The salt carries what else K/V depend on: model fingerprint and dtype. Without one this is the authors' key
     (BiCache appendix C).
     """
-    return int(xxhash.xxh64_intdigest(salt + np.asarray(tokens, dtype="<u4").tobytes()))
+    return prefix_hashes(tokens, [len(tokens)], salt)[0]
+
+
+def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b"") -> list[int]:
+    """`prefix_hash` of the first `length` tokens, for each of the ascending `lengths`, in one pass over the tokens."""
+    ids = np.asarray(tokens, dtype="<u4")
+    state = xxhash.xxh64(salt)
+    hashes, at = [], 0
+    for length in lengths:
+        state.update(ids[at:length].tobytes())
+        hashes.append(int(state.intdigest()))
+        at = length
+    return hashes
+
+
+def salted(salt: bytes, cache_salt: str) -> bytes:
+    """`salt` with a tenant's own behind it; as it is for an empty one. No two tenants' salts give the same bytes."""
+    own = cache_salt.encode()
+    return salt + len(own).to_bytes(8, "little") + own if own else salt

@@ -4,31 +4,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
-from remask.errors import IntegrityError
+from remask.errors import IntegrityError, UnknownNameError
+from remask.store.entry import Entry, EntryInfo
 from remask.store.eviction import Eviction, EvictionOrder
-from remask.store.hashing import prefix_hash
+from remask.store.hashing import prefix_hashes
 from remask.store.pages import Extent, PageAllocator
+from remask.store.prefix_index import PREFIX_MATCHES, Hashes, PrefixIndex, PrefixMatch
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Entry:
-    """One shared prefix, identified by all of its tokens. `ready` once its prefix-only pass has run."""
-
-    key: int
-    tokens: tuple[int, ...]
-    extent: Extent
-    states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l; no layer restarts from the last one's
-    ready: bool = False
-    leases: int = 0
-    hits: int = 0
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +32,7 @@ class StoreStats:
     """Counters since the store was made."""
 
     hits: int = 0
+    partial_hits: int = 0  # those of `hits` that read an entry shorter than the prefix asked for
     misses: int = 0
     evictions: int = 0
     refused: int = 0  # prefixes larger than the whole budget
@@ -58,6 +44,10 @@ class PrefixStore:
 
     An entry is admitted iff it is strictly smaller than what is left of the budget, as in the authors' engine; others
     are evicted for it one at a time, never one that is leased or whose pass is still to run.
+
+    With `prefix_match` "longest" a prefix that is not stored may be answered by a shorter entry that it begins with,
+    a level. It is where the level covers the share `prefix_cover` of it and it is asked for the first time, or where it
+    can never be stored. Else it is published by a pass of its own, as what is asked for twice is shared.
     """
 
     allocator: PageAllocator
@@ -65,56 +55,94 @@ class PrefixStore:
     eviction: Eviction
     salt: bytes
     new_states: Callable[[int], Tensor]  # tokens -> [layers - 1, tokens, D]
-    hash: Callable[[Sequence[int], bytes], int] = prefix_hash
+    slot_bytes: int  # of K and V of one token in one layer
+    prefix_match: PrefixMatch = "exact"
+    prefix_cover: float = 0.5
+    hashes: Hashes = prefix_hashes
     stats: StoreStats = field(default_factory=StoreStats)
-    _entries: dict[int, Entry] = field(default_factory=dict)
+    _index: PrefixIndex = field(init=False)
     _order: EvictionOrder = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.prefix_match not in PREFIX_MATCHES:
+            raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)
+        self._index = PrefixIndex(self.salt, self.hashes)
         self._order = EvictionOrder(self.eviction)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All entries, the next to be evicted first."""
-        return tuple(self._entries[key] for key in self._order)
+        return tuple(self._index.entries[key] for key in self._order)
 
     @property
     def tokens(self) -> int:
         """Tokens held."""
-        return sum(len(entry) for entry in self._entries.values())
+        return sum(len(entry) for entry in self._index.entries.values())
 
     @property
     def state_bytes(self) -> int:
         """Bytes of boundary states held; K and V are the pool's."""
-        return sum(entry.states.nbytes for entry in self._entries.values())
+        return sum(entry.states.nbytes for entry in self._index.entries.values())
 
     def fits(self, tokens: int) -> bool:
         """Whether a prefix of this length can be admitted at all."""
         return tokens < self.budget_tokens and self.allocator.pages_for(tokens) <= self.allocator.references.shape[1]
 
-    def match(self, tokens: Sequence[int], boundary: int) -> Lease | None:
-        """Lease the entry of exactly these tokens; None where there is none. Token ids are compared, not hashes alone.
+    def describe(self) -> tuple[EntryInfo, ...]:
+        """All entries as an operator sees them, the next to be evicted first."""
+        return tuple(
+            EntryInfo(
+                id=f"{entry.key:016x}",
+                tokens=len(entry),
+                layers=len(entry.extent.layers),
+                bytes=self._kv_bytes(entry.extent) + entry.states.nbytes,
+                hits=entry.hits,
+                leases=entry.leases,
+                ready=entry.ready,
+            )
+            for entry in self.entries
+        )
 
-        The entry may still be waiting for its pass (`ready` is False): whoever holds the lease waits for it too.
+    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Entry | None:
+        """The entry that a request for these tokens reads; None where it needs a pass of its own. Changes nothing.
+
+        The entry may still be waiting for its pass (`ready` is False): whoever leases it waits for it too. Token ids
+        are compared, not hashes alone, and entries of another `cache_salt` are never found.
         """
-        key = self.hash(tokens, self.salt)
-        entry = self._entries.get(key)
-        if entry is None or not np.array_equal(entry.tokens, np.asarray(tokens)):
+        entry = next(self._index.levels(tokens, cache_salt), None)
+        if entry is None or len(entry) == len(tokens):
+            return entry
+        if self.prefix_match == "exact":
             return None
+        if not self.fits(len(tokens)):
+            return entry
+        covered = len(entry) >= self.prefix_cover * len(tokens)
+        return entry if covered and not self._index.asked(tokens, cache_salt) else None
+
+    def lend(self, entry: Entry, boundary: int, tokens: Sequence[int]) -> Lease:
+        """Lease what `find` found for a request for `tokens`."""
         self.stats.hits += 1
+        if len(entry) < len(tokens):
+            self.stats.partial_hits += 1
+            self._index.ask(tokens, entry.cache_salt)
         entry.hits += 1
-        self._order.used(key)
+        self._order.used(entry.key)
         return self._lease(entry, boundary, hit=True)
 
-    def reserve(self, tokens: Sequence[int], boundary: int) -> Lease | None:
+    def match(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
+        """`find` and `lend` in one, where the boundary does not depend on what is found."""
+        entry = self.find(tokens, cache_salt)
+        return None if entry is None else self.lend(entry, boundary, tokens)
+
+    def reserve(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
         """Make room for a new entry and lease it to whoever will run its prefix-only pass.
 
         None, with the store as it was, where leased entries stand in the way: ask again later. Call `fits` first; a
         prefix that cannot fit is refused for good. Raises `IntegrityError` for a prefix that is stored already.
         """
-        key = self.hash(tokens, self.salt)
-        colliding = self._entries.get(key)
-        if colliding is not None and np.array_equal(colliding.tokens, np.asarray(tokens)):
+        key = self._index.key(tokens, cache_salt)
+        colliding = self._index.entries.get(key)
+        if colliding is not None and colliding.holds(tokens, cache_salt):
             raise IntegrityError("a stored prefix was reserved again")
         victims = self._victims(len(tokens), colliding)
         if victims is None:
@@ -125,8 +153,8 @@ class PrefixStore:
         if extent is None:
             raise IntegrityError("pages that were free for a new entry are gone")
         self.stats.misses += 1
-        entry = Entry(key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)))
-        self._entries[key] = entry
+        entry = Entry(key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)), cache_salt=cache_salt)
+        self._index.add(entry)
         self._order.add(key)
         return self._lease(entry, boundary, hit=False)
 
@@ -142,10 +170,13 @@ class PrefixStore:
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
 
-    def give_way(self) -> bool:
-        """Evict the next entry that nobody leases, for pages that a request needs; False where there is none."""
+    def give_way(self, spare: Entry | None = None) -> bool:
+        """Evict the next entry that nobody leases, for pages that a request needs; False where there is none.
+
+        `spare` is what the request itself would read. It stays: without it the same pages would be needed again.
+        """
         for entry in self.entries:
-            if entry.leases == 0 and entry.ready:
+            if entry is not spare and entry.leases == 0 and entry.ready:
                 self._evict(entry)
                 return True
         return False
@@ -156,6 +187,9 @@ class PrefixStore:
         for entry in free:
             self._evict(entry)
         return len(free)
+
+    def _kv_bytes(self, extent: Extent) -> int:
+        return len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes
 
     def _lease(self, entry: Entry, boundary: int, hit: bool) -> Lease:
         extent = entry.extent.below(boundary)
@@ -186,7 +220,7 @@ class PrefixStore:
 
     def _evict(self, entry: Entry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))
-        del self._entries[entry.key]
+        self._index.remove(entry)
         self._order.remove(entry.key)
         self.allocator.release(entry.extent)
         self.stats.evictions += 1

@@ -1,0 +1,91 @@
+"""Prefix-only passes in pieces: some layers a step, so that a long prompt does not hold up the requests that run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from remask.core.plan import Plan, Span
+from remask.engine.branch import Branch
+from remask.models.stage import Save, Stage, StepBatch
+from remask.store.entry import Entry
+
+
+@dataclass(slots=True, eq=False)
+class PrefixPass:
+    """The prefix-only pass of a store entry, scheduled like any other work, some layers at a time.
+
+    What leaves a piece's last layer is kept as every boundary state is, and the next piece restarts from it, so that
+    the pieces compute what one pass would. `done` layers have run; `offered` more are asked for in this step.
+    """
+
+    entry: Entry
+    branch: Branch
+    whole: Plan
+    done: int = 0
+    offered: int = 0
+
+    def __post_init__(self) -> None:
+        self.branch.restored = self.entry.states
+
+    @property
+    def piece(self) -> range:
+        """The layers of the next piece."""
+        return range(self.done, self.done + self.offered)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all layers have run."""
+        return self.done == self.whole.layers
+
+    def offer(self, row_layers: int | None) -> int:
+        """Cut the next piece to `row_layers` (None: no limit), but never to less than a layer. Returns its cost."""
+        self.offered = self.whole.layers - self.done
+        if row_layers is not None:
+            self.offered = min(self.offered, max(1, row_layers // len(self.entry)))
+        return self.offered * len(self.entry)
+
+    @property
+    def plan(self) -> Plan:
+        """The next piece: the whole pass, without live rows outside the piece's layers."""
+        start, stop, layers = self.done, self.done + self.offered, self.whole.layers
+        nothing = np.zeros(len(self.entry), dtype=np.bool_)
+        # The whole has a span a layer. What the first one would keep is kept already: the rows restart from it.
+        first, *others = self.whole.spans[start:stop]
+        spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
+        return replace(self.whole, spans=tuple(span for span in spans if len(span.layers)))
+
+    def advance(self) -> None:
+        """The piece has run."""
+        self.done += self.offered
+        self.offered = 0
+
+
+def keep_leaving_states(batch: StepBatch, passes: Sequence[PrefixPass]) -> StepBatch:
+    """`batch` with the states kept that leave the pieces of `passes`, and without the stages that have no rows.
+
+    `passes` are the first canvases that were packed, in order. Changes neither argument.
+    """
+    stages: list[Stage] = []
+    for stage in batch.stages:
+        if len(stage.positions):
+            stages.append(stage)
+        saves = _leaving(stage.layers, passes)
+        if saves:
+            end = stage.layers.stop
+            # A stage without layers: its rows are those of the stage before, and all that it does is keep some.
+            stages.append(replace(stage, layers=range(end, end), carry=None, restore=(), save=saves))
+    return replace(batch, stages=tuple(stages))
+
+
+def _leaving(layers: range, passes: Sequence[PrefixPass]) -> tuple[Save, ...]:
+    """What is kept of the rows that have passed through `layers`, where pieces end there."""
+    saves, at = [], 0
+    for work in passes:
+        if layers.start not in work.piece:
+            continue
+        rows = slice(at, at + len(work.entry))
+        at = rows.stop
+        if layers.stop == work.piece.stop < work.whole.layers:
+            saves.append(Save(rows, work.entry.states[layers.stop - 1]))
+    return tuple(saves)
