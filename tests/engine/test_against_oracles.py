@@ -88,6 +88,11 @@ def dream_blocks(rng: random.Random) -> Line:
     return sampling | {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5])}
 
 
+def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random], Line]:
+    """The same with a seed, from which a policy may draw."""
+    return lambda rng: sampling(rng) | {"seed": rng.randrange(1000)}
+
+
 def no_config(rng: random.Random, layers: int) -> Line:
     return {}
 
@@ -121,6 +126,15 @@ def dllm_config(rng: random.Random, layers: int) -> Line:
     }
 
 
+def dllm_key_config(rng: random.Random, layers: int) -> Line:
+    """More intervals than one, so that there is something to select."""
+    return dllm_config(rng, layers) | {"response_interval": rng.choice([2, 3, 5]), "select": "key"}
+
+
+def dllm_random_config(rng: random.Random, layers: int) -> Line:
+    return dllm_key_config(rng, layers) | {"select": "random"}
+
+
 def dllm_guided_config(rng: random.Random, layers: int) -> Line:
     return dllm_config(rng, layers) | {"cfg_interval": rng.choice([1, 2, 3])}
 
@@ -139,6 +153,8 @@ LLADA: dict[str, Kind] = {
     "dkv-greedy": (ordered, greedy_config),
     "dllm-cache": (llada_sampling, dllm_config),
     "dllm-cache, guided": (guided, dllm_guided_config),
+    "dllm-cache, by key": (llada_sampling, dllm_key_config),
+    "dllm-cache, at random": (seeded(llada_sampling), dllm_random_config),
 }
 DREAM: dict[str, Kind] = {
     "none": (whole_canvas, no_config),
@@ -151,6 +167,8 @@ DREAM: dict[str, Kind] = {
     "dkv-pd": (whole_canvas, dkv_dream_config),
     "dkv-prefill": (whole_canvas, no_config),
     "dllm-cache": (whole_canvas, dllm_config),
+    "dllm-cache, by key": (whole_canvas, dllm_key_config),
+    "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
 }
 
 

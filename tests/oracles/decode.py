@@ -58,7 +58,7 @@ def _decode_llada(
         case "dkv-greedy":
             dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"])
         case "dllm-cache" if cfg_scale:
-            dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config), cfg_scale, config["cfg_interval"])
+            dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config, sampling), cfg_scale, config["cfg_interval"])
         case _:
             _decode_either(model, canvas, sampler, line, config, boundary)
 
@@ -100,7 +100,7 @@ def _decode_either(
             interval = config.get("refresh_interval", 16)
             bicache.bicache(model, canvas, sampler, line["prefix_length"], config["depth"], interval, boundary)
         case "dllm-cache":
-            dllm.dllm_cache(model, canvas, sampler, _intervals(config))
+            dllm.dllm_cache(model, canvas, sampler, _intervals(config, line["sampling"]))
         case cache:
             raise ValueError(f"no oracle for cache {cache!r}")
 
@@ -114,5 +114,6 @@ def _rule(sampling: Line) -> Rule:
     return Ordered(steps, sampling["order"]) if sampling["remasking"] == "order" else Fixed(steps)
 
 
-def _intervals(config: Line) -> dllm.Intervals:
-    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"])
+def _intervals(config: Line, sampling: Line) -> dllm.Intervals:
+    select, seed = config.get("select", "value"), sampling.get("seed", 0)
+    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"], select, seed)

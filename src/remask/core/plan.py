@@ -6,7 +6,7 @@ hold host arrays only, so planning never waits for the device.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,12 @@ class TopRho:
     """Of the rows `among`, those `count` whose value vectors moved most are computed (dLLM-Cache section 3.2).
 
     V is projected and renewed for all of them; Q, K, attention and FFN for the chosen ones only. The others add their
-    cached attention and FFN outputs.
+    cached attention and FFN outputs. With `by="key"` K and V change places.
     """
 
     among: Mask
     count: int
+    by: Literal["value", "key"] = "value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Span:
 
     @property
     def cost(self) -> int:
-        """Row-layers computed; a projection of V alone is not counted."""
+        """Row-layers computed; a projection of V or K alone is not counted."""
         rows = int(self.computed.sum()) + (0 if self.pick is None else self.pick.count)
         return rows * len(self.layers)
 
@@ -150,6 +151,7 @@ class View:
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # the family's: position p is predicted by row p - shift
     order: NDArray[np.int64] | None = None  # positions that this step transfers, in order, where that is known before
+    seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
 
     @property
     def length(self) -> int:

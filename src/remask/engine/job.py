@@ -211,6 +211,7 @@ class Job:
             pass_index=self._pass_index,
             shift=branch.shift,
             order=self.decoder.order,
+            seed=self.seed,
         )
 
     def _stop_at(self) -> int | None:

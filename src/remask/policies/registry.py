@@ -11,7 +11,7 @@ from remask.policies.bicache import BOUNDARIES, BiCache
 from remask.policies.block import FILL_PASSES, BlockDual, BlockPrefix
 from remask.policies.dense import Dense
 from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill
-from remask.policies.dllm import DllmCache
+from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.reuse import Reuse
 
 DepthTable = Callable[[], DepthLookup]
@@ -58,6 +58,7 @@ def _dllm_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTabl
         response_interval=_positive(settings, "response_interval", default=8),
         ratio=float(ratio),
         guidance_interval=_positive(settings, "cfg_interval", default=1),
+        select=_one_of(settings, "select", SELECTS) or "value",
     )
 
 
@@ -79,7 +80,7 @@ _POLICIES = {
     "dkv-decode": _Entry(("refresh_interval", "shift"), _dkv_decode),
     "dkv-prefill": _Entry((), lambda _inner, _settings, _table: DkvPrefill()),
     "dkv-pd": _Entry(("refresh_interval", "shift"), _dkv_pd),
-    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio", "cfg_interval"), _dllm_cache),
+    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio", "cfg_interval", "select"), _dllm_cache),
     "dkv-greedy": _Entry(("refresh_interval", "window"), _dkv_greedy),
 }
 
