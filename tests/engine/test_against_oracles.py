@@ -185,6 +185,9 @@ def draw_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line:
     if "order" in line["sampling"]:
         order = [[len(prompt) + offset for offset in block] for block in line["sampling"]["order"]]
         line["sampling"] = line["sampling"] | {"order": order}
+    if "window" in line["cache_config"]:
+        window = min(line["cache_config"]["window"], line["sampling"]["max_tokens"])
+        line["cache_config"] = line["cache_config"] | {"window": window}
     return line | {"prompt_token_ids": prompt, "prefix_length": length}
 
 

@@ -151,7 +151,7 @@ def test_what_it_says_of_itself() -> None:
     assert policy.without_prefix is policy
     assert policy.boundary(3, 9, 4) == 0
     for shift in (0, 1):
-        policy.check(Circumstances(3, shift, ordered=False))
+        policy.check(Circumstances(3, shift, ordered=False, canvas=12, response=8))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def make_job(
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
     rule = resolve(params, shape.family, policy.traits.blockwise)
-    policy.check(Circumstances(shape.layers, shape.shift, rule.ordered))
+    policy.check(Circumstances(shape.layers, shape.shift, rule.ordered, length, params.max_tokens))
     job = Job(
         request=request,
         policy=policy,

@@ -6,7 +6,7 @@ from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
-from remask.policies.registry import parse, policy_names
+from remask.policies.registry import parse, policy_names, settings_of
 from remask.policies.reuse import Reuse
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "Reuse",
     "parse",
     "policy_names",
+    "settings_of",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 
 FILL_PASSES = ("transfer", "separate")
@@ -59,6 +60,9 @@ class BlockDual(Blockwise):
     """
 
     fill_pass: Literal["transfer", "separate"] = "transfer"
+
+    def __post_init__(self) -> None:
+        checks.one_of("fill_pass", self.fill_pass, FILL_PASSES)
 
     @property
     def traits(self) -> Traits:

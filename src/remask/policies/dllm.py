@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, TopRho, View
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
@@ -42,6 +43,13 @@ class DllmCache(CachePolicy):
     ratio: float = 0.25
     guidance_interval: int = 1
     select: Select = "value"
+
+    def __post_init__(self) -> None:
+        checks.interval("prompt_interval", self.prompt_interval)
+        checks.interval("response_interval", self.response_interval)
+        checks.share("ratio", self.ratio)
+        checks.interval("cfg_interval", self.guidance_interval)
+        checks.one_of("select", self.select, SELECTS)
 
     @property
     def traits(self) -> Traits:
