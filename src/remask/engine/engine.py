@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from remask.core.meter import CacheMeter
 from remask.core.plan import Plan
 from remask.core.request import FinishReason, Request, Result, Transfer
 from remask.engine.branch import Branch, prefix_branch
@@ -80,6 +81,7 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
+        self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
         self._waiting: deque[Job] = deque()
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers)
         self._ids: set[str] = set()
@@ -211,6 +213,9 @@ class Engine:
             self.stats.prefix_row_layers += work.plan.cost
         at = 0
         for job in batch.jobs:
+            if self.meter is not None:
+                for branch, plan in job.items():
+                    self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
             transfer = job.apply(tokens.astype(np.int64), confidence)

@@ -1,0 +1,83 @@
+"""Who takes part in a bench: every policy that can, and what cannot be and why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from remask.errors import ConfigError
+from remask.evals.workload import Workload
+from remask.llm import LLM
+from remask.policies import CachePolicy, policy_names, settings_of
+
+COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
+DRAWN = "none, random order"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One row of the table: a policy under a name, on the workload or on a variant of it.
+
+    Attributes:
+        name: unlike any other's.
+        policy: what its requests run under.
+        workload: None: the bench's own.
+        settings: what distinguishes it, for the table.
+        baseline: name of the contender that it is compared with.
+    """
+
+    name: str
+    policy: CachePolicy
+    workload: Workload | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    baseline: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that cannot be, and the reason."""
+
+    name: str
+    reason: str
+
+
+def contender(llm: LLM, name: str, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
+    """The policy `name` on `workload`. Raises `ConfigError` where it cannot run."""
+    policy = llm.policy(name, settings)
+    llm.engine.check(workload.tasks[0].request, policy)
+    return Contender(name, policy, settings=settings_of(policy))
+
+
+def every_contender(
+    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Contender], list[LeftOut]]:
+    """`none`, then every other policy and the compositions that the papers measure, with `settings` by name.
+
+    A policy that cannot run with the workload's sampler but can where positions are drawn at random does so, and is
+    compared with `none` under the same. What cannot run on this model at all is left out.
+    """
+    rows = [contender(llm, "none", settings.get("none"), workload)]
+    left_out: list[LeftOut] = []
+    for name in (*policy_names(), *COMPOSITIONS):
+        own = settings.get(name)
+        if name == "none":
+            continue
+        try:
+            rows.append(contender(llm, name, own, workload))
+            continue
+        except ConfigError:
+            params = replace(workload.tasks[0].request.params, remasking="random")
+        try:
+            variant = workload.under(params)
+            found = contender(llm, name, own, variant)
+        except ConfigError as error:
+            left_out.append(LeftOut(name, str(error)))
+            continue
+        if all(row.name != DRAWN for row in rows):
+            rows.append(Contender(DRAWN, llm.policy("none"), variant, {"remasking": "random"}, DRAWN))
+        rows.append(Contender(name, found.policy, variant, {**found.settings, "remasking": "random"}, DRAWN))
+    return rows, left_out
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Settings in one line, as a table shows them."""
+    return ", ".join(f"{name}={'null' if value is None else value}" for name, value in settings.items())
