@@ -38,6 +38,8 @@ CASES = [
     Case("dkv-greedy", {"window": 9}, "window=9 exceeds the response's 8 positions; use a window from 0 to 8", RANDOM),
     Case("bicache+dkv-greedy", {"depth": 1, "window": 11}, "window=11 exceeds the response's 8 positions", RANDOM),
     Case("dkv-greedy", {}, "use remasking 'random' or 'order'"),
+    Case("dkv-greedy", {}, "use remasking 'random' or 'order'", {"remasking": "slowfast"}),
+    Case("none", {}, "threshold compares probabilities", {"remasking": "slowfast", "threshold": 0.5}),
     Case("dkv-greedy", {}, "(LLaDA), not Dream", RANDOM, "dream"),
     Case("dkv-decode", {"shift": "un"}, "shift='un' is for models whose rows predict the next position (Dream)"),
     Case("dkv-pd", {"shift": "un_right"}, "shift='un_right' is for models whose rows predict the next position"),

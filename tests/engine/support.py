@@ -240,6 +240,8 @@ SAMPLING: tuple[Mapping[str, Any], ...] = (
     {"threshold": 0.3, "block_length": 4},
     {"factor": 0.9},
     {"remasking": "confidence_threshold", "threshold": 0.4, "steps": 4},
+    {"remasking": "slowfast"},
+    {"remasking": "slowfast", "block_length": 4, "slowfast": {"threshold": 0.3, "slow_tokens": 2}},
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 5},
     {"cfg_scale": 1.5},

@@ -88,6 +88,21 @@ def dream_blocks(rng: random.Random) -> Line:
     return sampling | {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5])}
 
 
+def slowfast(rng: random.Random) -> Line:
+    """SlowFast sampling in one to three blocks, with knobs that these models' confidences reach."""
+    sampling = blocks(rng)
+    del sampling["steps"]
+    knobs = {
+        "slow_tokens": rng.choice([1, 1, 2]),
+        "slow_steps": rng.choice([1, 2, 8]),
+        "min_confidence": rng.choice([0.0, 0.2, 0.4]),
+        "window": rng.choice([1, 2, 3]),
+        "variance": rng.choice([0.0, 1.0, 4.0]),
+        "threshold": rng.choice([0.3, 0.6]),
+    }
+    return sampling | {"remasking": "slowfast", "slowfast": knobs}
+
+
 def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random], Line]:
     """The same with a seed, from which a policy may draw."""
     return lambda rng: sampling(rng) | {"seed": rng.randrange(1000)}
@@ -153,6 +168,13 @@ LLADA: dict[str, Kind] = {
     "dkv-greedy": (ordered, greedy_config),
     "dllm-cache": (llada_sampling, dllm_config),
     "dllm-cache, guided": (guided, dllm_guided_config),
+    "none, slowfast": (slowfast, no_config),
+    "bicache, slowfast": (slowfast, bicache_config),
+    "block-prefix, slowfast": (slowfast, no_config),
+    "block-dual, slowfast": (slowfast, no_config),
+    "bicache+block-dual, slowfast": (slowfast, bicache_dual_config),
+    "dkv-decode, slowfast": (slowfast, dkv_config),
+    "dllm-cache, slowfast": (slowfast, dllm_config),
     "dllm-cache, by key": (llada_sampling, dllm_key_config),
     "dllm-cache, at random": (seeded(llada_sampling), dllm_random_config),
 }
@@ -167,6 +189,10 @@ DREAM: dict[str, Kind] = {
     "dkv-pd": (whole_canvas, dkv_dream_config),
     "dkv-prefill": (whole_canvas, no_config),
     "dllm-cache": (whole_canvas, dllm_config),
+    "none, slowfast": (slowfast, no_config),
+    "dkv-decode, slowfast": (slowfast, dkv_dream_config),
+    "dkv-prefill, slowfast": (slowfast, no_config),
+    "dllm-cache, slowfast": (slowfast, dllm_config),
     "dllm-cache, by key": (whole_canvas, dllm_key_config),
     "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
 }

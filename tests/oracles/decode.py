@@ -16,6 +16,7 @@ from tests.oracles.sampling import (
     Ordered,
     Rule,
     Sampler,
+    SlowFast,
     Threshold,
 )
 
@@ -76,6 +77,8 @@ def _decode_dream(
     sampler: Sampler
     if sampling["remasking"] == "confidence_threshold":
         sampler = DreamThreshold(canvas, sampling["threshold"], steps)
+    elif sampling["remasking"] == "slowfast":
+        sampler = BlockSampler(canvas, block_length, _rule(sampling))
     else:
         sampler = DreamSampler(canvas, sampling["remasking"], steps, sampling.get("eps", 1e-3))
     match cache:
@@ -106,6 +109,8 @@ def _decode_either(
 
 
 def _rule(sampling: Line) -> Rule:
+    if sampling["remasking"] == "slowfast":
+        return SlowFast(**sampling.get("slowfast", {}))
     if "threshold" in sampling:
         return Threshold(sampling["threshold"])
     if "factor" in sampling:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from remask.core.checks import listed, real, whole
+from remask.core.slowfast import SlowFastKnobs
 from remask.errors import ConfigError, UnknownNameError
 
 REMASKING = (
@@ -16,6 +17,7 @@ REMASKING = (
     "origin",
     "order",
     "confidence_threshold",
+    "slowfast",
 )
 
 
@@ -30,8 +32,9 @@ class SamplingParams:
         steps: denoising steps in total, shared evenly among the blocks; default one per token.
         block_length: positions denoised together, left to right (semi-autoregressive); default the whole response.
         remasking: which candidates stay masked: by `low_confidence` (largest probability first), `random`, `entropy`,
-            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, or `confidence_threshold`
-            (Fast-dLLM's rule for Dream). Default `low_confidence` for LLaDA, `entropy` for Dream.
+            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, `confidence_threshold`
+            (Fast-dLLM's rule for Dream), or `slowfast` (SlowFast sampling). Default `low_confidence` for LLaDA,
+            `entropy` for Dream.
         eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
         threshold: transfer every candidate at least this confident (and always the best one).
         factor: Fast-dLLM's factor rule in place of a threshold.
@@ -44,6 +47,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the response; kept in `token_ids`.
         ignore_eos: treat the model's own end tokens as ordinary ones. `stop_token_ids` still stop.
         order: for `remasking="order"`: per block, its positions on the canvas in decoding order.
+        slowfast: for `remasking="slowfast"`: its knobs, or an object of them; None takes the defaults.
     """
 
     max_tokens: int = 128
@@ -62,6 +66,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     order: Sequence[Sequence[int]] | None = None
+    slowfast: SlowFastKnobs | None = None
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, low=1)
@@ -81,6 +86,7 @@ class SamplingParams:
         self._check_stops()
         self._check_blocks()
         self._check_rules()
+        self._check_slowfast()
 
     @property
     def greedy(self) -> bool:
@@ -137,6 +143,20 @@ class SamplingParams:
         for block in self.order:
             for position in listed("order", block, "lists of canvas positions"):
                 whole("order", position, low=0)
+
+    def _check_slowfast(self) -> None:
+        if self.slowfast is not None and not isinstance(self.slowfast, SlowFastKnobs):
+            object.__setattr__(self, "slowfast", SlowFastKnobs.from_mapping(self.slowfast))
+        if self.remasking != "slowfast":
+            if self.slowfast is not None:
+                raise ConfigError("slowfast holds the knobs of remasking='slowfast'; set both, or neither")
+            return
+        if self.steps is not None:
+            raise ConfigError(
+                f"remasking 'slowfast' follows no schedule, so steps={self.steps} has no part in it; leave steps out"
+            )
+        if self.slowfast is None:
+            object.__setattr__(self, "slowfast", SlowFastKnobs())
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":

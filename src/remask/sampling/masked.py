@@ -12,6 +12,7 @@ from remask.errors import ConfigError
 from remask.sampling import select
 from remask.sampling.rules import Rule
 from remask.sampling.schedule import TimeSchedule, even_counts
+from remask.sampling.slowfast import SlowFast
 
 Positions = NDArray[np.int64]
 
@@ -36,8 +37,8 @@ class MaskedDecoder:
         self.step = 0
         self.block_step = 0
         self.block_index = 0
-        self._dynamic = rule.remasking != "confidence_threshold" and (
-            params.threshold is not None or params.factor is not None
+        self._dynamic = rule.remasking == "slowfast" or (
+            rule.remasking != "confidence_threshold" and (params.threshold is not None or params.factor is not None)
         )
         self._times = TimeSchedule(params.steps_per_block, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
@@ -87,6 +88,7 @@ class MaskedDecoder:
         masks = self._masks()
         self._counts = even_counts(masks, self.params.steps_per_block)
         self._left_over = 0
+        self._slowfast = None if self.params.slowfast is None else SlowFast(self.params.slowfast)
         self._budget = masks // self.params.steps_per_block
         self._last_step = self.params.steps_per_block
         if self.rule.remasking == "confidence_threshold" and masks % self.params.steps_per_block:
@@ -125,6 +127,8 @@ class MaskedDecoder:
     def _choose(self, candidates: Positions, confidence: select.Confidence) -> select.Chosen:
         if self.rule.remasking == "confidence_threshold":
             return self._within_budget(confidence)
+        if self._slowfast is not None:
+            return self._slowfast.choose(candidates, confidence)
         if self.params.threshold is not None:
             return select.above(confidence, self.params.threshold)
         if self.params.factor is not None:
