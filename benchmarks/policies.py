@@ -109,7 +109,9 @@ def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
         print(f"left out: {name}: {error}")
         return None
     _touch(engine, policy)
-    if policy.boundary(1, 2, layers):
+    request = workload.tasks[0].request
+    canvas = len(request.prompt_token_ids) + request.params.max_tokens
+    if request.prefix_length and policy.boundary(request.prefix_length, canvas, layers):
         engine.step()  # the prefix-only pass, for which the requests wait
         assert engine.stats.prefix_passes == 1
     return Lane(name, settings_of(policy), engine)

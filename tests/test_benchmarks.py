@@ -71,6 +71,11 @@ def test_every_policy_beside_none(
     assert rows["reuse"]["rows_a_layer"] == [48, 48], "without the prefix-only pass"
     out = capsys.readouterr().out
     assert all(f"| {name} |" in out for name in rows)
+    unshared = [*shape, "--prefix", "0", "--steps", "1", "--json", str(target)]
+    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *unshared])
+    policies.main()
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
 
 
 def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

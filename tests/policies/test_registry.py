@@ -67,6 +67,11 @@ def test_defaults_can_be_given_back(name: str) -> None:
     assert parse(name, settings_of(policy), lambda: TABLE) == policy
 
 
+def test_a_setting_that_the_outer_policy_takes_is_told_apart() -> None:
+    settings = settings_of(parse("bicache+dkv-decode", {"depth": 1, "refresh_interval": 3}, no_table))
+    assert (settings["refresh_interval"], settings["inner.refresh_interval"]) == (3, 8)
+
+
 def test_a_policy_of_somebody_elses_has_no_settings() -> None:
     class Own(Dense):
         pass

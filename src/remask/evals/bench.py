@@ -62,24 +62,24 @@ def run_bench(
     """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
 
     Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
-    among the contenders. `detail` adds to the warm-up turn all requests,
-    whose K/V it meters, and to each round a turn of one request at a time over as many requests as a full batch makes
-    passes. Returns the JSON that `remask bench` writes.
+    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V, and to each
+    round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the JSON
+    that `remask bench` writes.
     """
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
-    with tqdm(
-        total=(1 + rounds * (2 if detail else 1)) * len(rows), desc="bench", unit="turn", disable=not progress
-    ) as bar:
+    singly = detail and engine.max_num_seqs > 1
+    turns = (1 + rounds * (2 if singly else 1)) * len(rows)
+    with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
         for row in rows:
-            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, row.meter)
+            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, row.meter if detail else None)
             bar.update()
         for _ in range(rounds):
             for row in rows:
                 row.rounds.append(_turn(llm, row, row.tasks, engine))
                 bar.update()
-            for row in rows if detail else ():
+            for row in rows if singly else ():
                 row.alone.append(_turn(llm, row, row.tasks[:few], single))
                 bar.update()
     by_name = {row.contender.name: row for row in rows}
@@ -88,7 +88,7 @@ def run_bench(
         "commit": commit(),
         "versions": versions(),
         "workload": _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {}),
-        "results": [_result(row, by_name[row.contender.baseline]) for row in rows],
+        "results": [_result(row, by_name[row.contender.baseline], detail) for row in rows],
     }
 
 
@@ -127,7 +127,7 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
     }
 
 
-def _result(row: Row, baseline: Row) -> dict[str, Any]:
+def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
     last, reference = row.rounds[-1], baseline.rounds[-1]
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
     right = [verdict for verdict in verdicts if verdict is not None]
@@ -151,8 +151,8 @@ def _result(row: Row, baseline: Row) -> dict[str, Any]:
         "peak_memory_bytes": last.peak_memory_bytes,
         "extra_memory_bytes": last.peak_memory_bytes - reference.peak_memory_bytes,
     }
-    if row.alone:
-        result["alone"] = _compared(row.alone, baseline.alone)
+    if detail:
+        result["alone"] = _compared(row.alone or row.rounds, baseline.alone or baseline.rounds)
         result["cache_ratio"] = row.meter.cache_ratio
         result["staleness"] = row.meter.staleness
         result["staleness_is_upper_bound"] = row.meter.upper_bound

@@ -41,7 +41,7 @@ class LeftOut:
 
 
 def contender(llm: LLM, name: str, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
-    """The policy `name` on `workload`. Raises `ConfigError` where it cannot run."""
+    """The policy `name` on the bench's `workload`. Raises `ConfigError` where it cannot run."""
     policy = llm.policy(name, settings)
     llm.engine.check(workload.tasks[0].request, policy)
     return Contender(name, policy, settings=settings_of(policy))
@@ -53,29 +53,46 @@ def every_contender(
     """`none`, then every other policy and the compositions that the papers measure, with `settings` by name.
 
     A policy that cannot run with the workload's sampler but can where positions are drawn at random does so, and is
-    compared with `none` under the same. What cannot run on this model at all is left out.
+    compared with `none` under the same. What cannot run on this model at all is left out. Raises `ConfigError` on
+    settings that no request could use.
     """
     rows = [contender(llm, "none", settings.get("none"), workload)]
     left_out: list[LeftOut] = []
     for name in (*policy_names(), *COMPOSITIONS):
-        own = settings.get(name)
         if name == "none":
             continue
-        try:
-            rows.append(contender(llm, name, own, workload))
+        policy = llm.policy(name, settings.get(name))
+        reason = _refusal(llm, policy, workload)
+        if reason is None:
+            rows.append(Contender(name, policy, settings=settings_of(policy)))
             continue
-        except ConfigError:
-            params = replace(workload.tasks[0].request.params, remasking="random")
-        try:
-            variant = workload.under(params)
-            found = contender(llm, name, own, variant)
-        except ConfigError as error:
-            left_out.append(LeftOut(name, str(error)))
+        variant = _drawn(workload)
+        also = "no schedule says how many a step transfers" if variant is None else _refusal(llm, policy, variant)
+        if variant is None or also is not None:
+            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {also}"))
             continue
+        drawn = {"remasking": "random"}
         if all(row.name != DRAWN for row in rows):
-            rows.append(Contender(DRAWN, llm.policy("none"), variant, {"remasking": "random"}, DRAWN))
-        rows.append(Contender(name, found.policy, variant, {**found.settings, "remasking": "random"}, DRAWN))
+            rows.append(Contender(DRAWN, llm.policy("none"), variant, drawn, DRAWN))
+        rows.append(Contender(name, policy, variant, settings_of(policy) | drawn, DRAWN))
     return rows, left_out
+
+
+def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
+    """Why the first request of `workload` cannot run under `policy`; None where it can."""
+    try:
+        llm.engine.check(workload.tasks[0].request, policy)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _drawn(workload: Workload) -> Workload | None:
+    """The same requests with positions drawn at random; None where no schedule says how many a step transfers."""
+    params = workload.tasks[0].request.params
+    if params.threshold is not None or params.factor is not None or params.slowfast is not None:
+        return None
+    return workload.under(replace(params, remasking="random", eps=None, order=None))
 
 
 def described(settings: Mapping[str, Any]) -> str:

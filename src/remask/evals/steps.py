@@ -29,12 +29,12 @@ def step_baselines(
     for word in (part.strip() for part in text.split(",")):
         wanted = _few(llm, workload, rows, engine) if word == "few" else iter([(_number(word, workload), None)])
         for target, row in wanted:
-            base = row.workload or workload if row is not None else workload
+            base = workload if row is None or row.workload is None else row.workload
             full = base.tasks[0].request.params
             params = with_steps(full, target)
-            reason = f"as much work as {row.name}" if row is not None else f"{word} of the steps"
             if (params.steps_per_block, params.block) == (full.steps_per_block, full.block):
-                left_out.append(LeftOut(f"none in fewer steps, {reason}", "no schedule of fewer steps comes closer"))
+                name = f"none in {word} steps" + ("" if row is None else f", as much work as {row.name}")
+                left_out.append(LeftOut(name, f"no schedule comes closer than all {_steps(full)} steps"))
                 continue
             made = _baseline(llm, base, params, row)
             settings = dict(found.get(made.name, made).settings)
@@ -66,7 +66,7 @@ def _joins(params: SamplingParams, size: int) -> bool:
 
 def _number(word: str, workload: Workload) -> float:
     params = workload.tasks[0].request.params
-    full = params.steps or params.max_tokens
+    full = _steps(params)
     if word == "half":
         return full / 2
     try:
@@ -81,6 +81,10 @@ def _number(word: str, workload: Workload) -> float:
             f"--baseline-steps: {steps} steps cannot be shared evenly among blocks of {params.block}; use {near}"
         )
     return steps
+
+
+def _steps(params: SamplingParams) -> int:
+    return params.steps_per_block * params.blocks
 
 
 def _check_scheduled(params: SamplingParams) -> None:
@@ -103,7 +107,7 @@ def _few(
         params = (row.workload or workload).tasks[0].request.params
         share = work[row.name] / work[row.baseline]
         if share < 1:
-            yield share * (params.steps or params.max_tokens), row
+            yield share * _steps(params), row
 
 
 def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConfig) -> int:

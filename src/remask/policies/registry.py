@@ -95,7 +95,7 @@ def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> C
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
     """The settings of a policy that `parse` made, as `cache_config` names them; a depth table is "table".
 
-    A policy within another one gives the settings that the outer one does not take.
+    A setting of the inner policy that the outer one takes, so that nobody can set it, is given as `inner.NAME`.
     """
     entry = next((entry for entry in _POLICIES.values() if entry.make is type(policy)), None)
     if entry is None:
@@ -103,4 +103,5 @@ def settings_of(policy: CachePolicy) -> dict[str, Any]:
     own = {name: getattr(policy, field) for name, field in entry.settings.items()}
     if isinstance(own.get("depth"), DepthLookup):
         own["depth"] = "table"
-    return (settings_of(policy.inner) if isinstance(policy, BiCache) else {}) | own
+    inner = settings_of(policy.inner) if isinstance(policy, BiCache) else {}
+    return own | {f"inner.{name}" if name in own else name: value for name, value in inner.items()}
