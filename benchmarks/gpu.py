@@ -16,7 +16,8 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.depth import percent
-from remask.evals.bench import Contender, run_bench
+from remask.evals.bench import run_bench
+from remask.evals.contenders import Contender
 from remask.evals.workload import random_workload
 from remask.policies import BiCache
 from remask.profiling.table import DepthTable

@@ -12,33 +12,11 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
+from benchmarks.bare import bare_pass
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.request import Request
 from remask.evals.machine import commit, machine
-
-
-def bare_step(llm: LLM, length: int, predicted: int) -> Callable[[], None]:
-    """The products and attention of one step over `length` rows, on inputs made beforehand."""
-    c, weights = llm.loaded.config, llm.loaded.weights
-    x = torch.randn(length, c.hidden, dtype=llm.model.dtype, device=llm.model.device)
-    wide = torch.randn(length, c.intermediate, dtype=llm.model.dtype, device=llm.model.device)
-    flat = torch.randn(length, c.heads * c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
-    q = torch.randn(1, c.heads, length, c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
-    kv = torch.randn(1, c.kv_heads, length, c.head_dim, dtype=llm.model.dtype, device=llm.model.device)
-
-    @torch.inference_mode()
-    def run() -> None:
-        for layer in weights.layers:
-            F.linear(x, layer.qkv, layer.qkv_bias)
-            F.scaled_dot_product_attention(q, kv, kv, enable_gqa=c.heads != c.kv_heads)
-            F.linear(flat, layer.out)
-            F.linear(x, layer.gate_up)
-            F.linear(wide, layer.down)
-        F.linear(x[:predicted], weights.head)
-
-    return run
 
 
 def main() -> None:
@@ -56,7 +34,7 @@ def main() -> None:
     prompt = torch.randint(0, llm.loaded.config.vocab, (args.length - args.response,)).tolist()
 
     params = SamplingParams(max_tokens=args.response, steps=args.response, ignore_eos=True)
-    bare = bare_step(llm, args.length, args.response)
+    bare = bare_pass(llm, [args.length] * llm.loaded.config.layers, args.response, args.length)
     engine = llm.engine
     engine.add(Request("0", prompt, params), llm.policy("none"))
     ratios, ours, theirs = [], [], []

@@ -2,9 +2,10 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
-from benchmarks import boundary, concurrency, gpu, overhead
+from benchmarks import boundary, concurrency, gpu, overhead, policies, selection
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,3 +47,47 @@ def test_the_paper_setting_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys
     assert [cell["batch"] for cell in cells] == [1, 8]
     assert all(cell["canvas"] == 200 for cell in cells)
     assert [row["cache"] for row in cells[0]["results"]][:2] == ["none", "reuse"]
+
+
+@pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
+def test_every_policy_beside_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    target = tmp_path / "policies.json"
+    shape = ["--batch", "2", "--prompt", "24", "--prefix", "16", "--response", "16", "--block-length", "8"]
+    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *shape, "--steps", "4", "--json", str(target)])
+    policies.main()
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    none = rows.pop("none")
+    assert (none["gain"], none["work_gain"], none["quotient"]) == (1, 1, 1)
+    assert none["rows_a_layer"] == [80, 80]
+    assert set(rows) >= {"dkv-decode", "dllm-cache", "bicache+block-dual"}
+    assert ("dkv-greedy" in rows) is (model == "llada-tiny")
+    block = rows["block-dual"]
+    assert block["work_gain"] == pytest.approx(4 * 80 / (80 + 3 * 16)), "one full pass and three over two blocks of 8"
+    assert block["steps_with_many_rows"] == 1
+    assert block["times_bare_with_few_rows"] > 0
+    assert rows["reuse"]["quotient"] is None
+    assert rows["reuse"]["rows_a_layer"] == [48, 48], "without the prefix-only pass"
+    out = capsys.readouterr().out
+    assert all(f"| {name} |" in out for name in rows)
+    unshared = [*shape, "--prefix", "0", "--steps", "1", "--json", str(target)]
+    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *unshared])
+    policies.main()
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
+
+
+def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--model", "llada-tiny", "--batch", "2", "--prompt", "8", "--response", "8", "--turns", "3"]
+    monkeypatch.setattr(sys, "argv", ["selection", *shape])
+    selection.main()
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["step_ms"]) == {"held", "value", "key", "random"}
+    assert all(ms > 0 for ms in report["step_ms"].values())
+    assert report["bare_projections_ms"] > 0
+    assert set(report["over_held_ms"]) == {"value", "key", "random"}
+    monkeypatch.setattr(sys, "argv", ["selection", *shape, "--turns", "6"])
+    with pytest.raises(SystemExit):
+        selection.main()
+    assert "at least --turns + 3" in capsys.readouterr().err

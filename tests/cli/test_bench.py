@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from remask.cli import main
+from remask.policies import names_for
 from tests.goldens import model_dir
 from tests.profiling.models import with_ascii_tokenizer
 
@@ -34,7 +35,7 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     model = ["--model", "llada-tiny", "--load-format", "dummy"]
     assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
     report = json.loads(target.read_text(encoding="utf-8"))
-    assert set(report) == {"machine", "commit", "versions", "workload", "results"}
+    assert set(report) == {"machine", "commit", "versions", "workload", "results", "left_out"}
     none, reuse, bicache = report["results"]
     assert [row["cache"] for row in report["results"]] == ["none", "reuse", "bicache"]
     assert all(set(row) >= KEYS for row in report["results"])
@@ -130,3 +131,46 @@ def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.Captur
     assert "max_tokens=256" in capsys.readouterr().err
     lengths = ["--prefix-tokens", "20", "--prompt-tokens", "4", "--max-tokens", "4"]
     assert bench("--model", str(folder), *SMALL, "--caches", "none", *lengths) == 0
+
+
+SETTINGS = {
+    name: {"depth": 1} for name in ("bicache", "bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
+}
+
+
+@pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
+def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "20", "--prompt-tokens", "6", "--max-tokens", "8", "--baseline-steps", "half"]
+    options = ["--model", model, "--load-format", "dummy", "--caches", "all", "--cache-config", json.dumps(SETTINGS)]
+    assert bench(*SMALL, *shape, *options, "--json", str(target)) == 0
+    report = json.loads(target.read_text(encoding="utf-8"))
+    rows = {row["cache"]: row for row in report["results"]}
+    left_out = {left["name"]: left["reason"] for left in report["left_out"]}
+    assert set(rows) | set(left_out) == {*names_for("masked"), *SETTINGS, "none steps=4", *rows}
+    out = capsys.readouterr().out
+    if model == "dream-tiny":
+        assert "not Dream" in left_out["dkv-greedy"]
+        assert f"Left out: dkv-greedy: {left_out['dkv-greedy']}" in out
+    else:
+        assert rows["dkv-greedy"]["baseline"] == "none, random order"
+        assert rows["none, random order"]["ratio_to_none"] == rows["none, random order"]["agreement_with_none"] == 1
+        assert not left_out
+    none = rows["none"]
+    assert (none["cache_ratio"], none["staleness"], none["extra_memory_bytes"]) == (0, 0, 0)
+    assert rows["none steps=4"]["row_layers"] * 2 <= none["row_layers"] + 6 * 34 * report["workload"]["layers"]
+    assert rows["dkv-prefill"]["cache_ratio"] == pytest.approx(7 / 8 * 25 / 34), "25 of 34 rows, in all steps but one"
+    assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
+    assert rows["dllm-cache"]["extra_memory_bytes"] > 0
+    assert rows["dllm-cache"]["staleness_is_upper_bound"]
+    assert report["workload"]["alone_requests"] == 2
+    assert all(row["alone"]["ratio_to_none"] > 0 for row in rows.values())
+    assert all(f"| {name} " in out for name in rows)
+
+
+def test_settings_of_a_policy_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "llada-tiny", "--load-format", "dummy"]
+    assert bench(*model, *SMALL, "--caches", "none,dkv-greedy", "--max-tokens", "8") == 2
+    assert "use remasking 'random'" in capsys.readouterr().err
+    assert bench(*model, *SMALL, "--caches", "all", "--cache-config", '{"bicahe": {}}', "--depths", "1") == 2
+    assert "names 'bicahe'" in capsys.readouterr().err

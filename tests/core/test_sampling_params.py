@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from remask.core.sampling import REMASKING, SamplingParams
+from remask.core.slowfast import SlowFastKnobs
 from remask.errors import ConfigError, UnknownNameError
 
 NAN, INF = math.nan, math.inf
@@ -145,6 +146,49 @@ def test_steps_are_given_in_one_way() -> None:
 def test_lists_from_a_mapping_are_lists(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a list"):
         SamplingParams.from_mapping({name: "12", "remasking": "order"})
+
+
+KNOBS: dict[str, list[Any]] = {
+    "slow_tokens": [0, 1.0, "1", True],
+    "slow_steps": [0, -1, 2.5],
+    "window": [0, "2", False],
+    "min_confidence": [-0.1, 1.1, NAN, "0.1"],
+    "threshold": [-0.1, 2, INF, True],
+    "variance": [-1, NAN, INF, "1"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in KNOBS.items() for value in values])
+def test_bad_knobs_of_slowfast_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"slowfast.{name} must be"):
+        SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": {name: value}})
+
+
+def test_slowfast_takes_knobs_and_has_defaults() -> None:
+    assert SamplingParams(remasking="slowfast").slowfast == SlowFastKnobs()
+    given = {"threshold": 0.5, "slow_steps": 4, "window": None}
+    params = SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": given})
+    assert params.slowfast == SlowFastKnobs(threshold=0.5, slow_steps=4)
+    assert SamplingParams(remasking="slowfast", slowfast=SlowFastKnobs(window=3)).slowfast == SlowFastKnobs(window=3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"slowfast": {}}, "slowfast holds the knobs of remasking='slowfast'; set both, or neither"),
+        ({"remasking": "random", "slowfast": {}}, "set both, or neither"),
+        ({"remasking": "slowfast", "slowfast": 3}, "slowfast must be an object of its knobs, got 3"),
+        (
+            {"remasking": "slowfast", "slowfast": {"treshold": 1}},
+            r"slowfast 'treshold'. Did you mean 'threshold'",
+        ),
+        ({"remasking": "slowfast", "steps": 4}, "follows no schedule, so steps=4 has no part in it; leave steps out"),
+    ],
+    ids=repr,
+)
+def test_what_slowfast_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams.from_mapping(values)
 
 
 def test_parameters_cannot_be_changed() -> None:

@@ -23,7 +23,7 @@ from remask.models.weights import Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
-from remask.policies.dllm import DllmCache
+from remask.policies.dllm import SELECTS, DllmCache
 from remask.store.pages import Extent
 
 CPU = torch.device("cpu")
@@ -208,7 +208,11 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
     shifts: tuple[Literal["un", "un_right"] | None, ...] = (None, "un", "un_right") if dream else (None,)
     fills: tuple[Literal["transfer", "separate"], ...] = ("transfer",) if dream else ("transfer", "separate")
     cached = DllmCache(
-        rng.choice([1, 3, 100]), rng.choice([1, 2, 4]), rng.choice([0.0, 0.3, 1.0]), rng.choice([1, 2, 3])
+        rng.choice([1, 3, 100]),
+        rng.choice([1, 2, 4]),
+        rng.choice([0.0, 0.3, 1.0]),
+        rng.choice([1, 2, 3]),
+        rng.choice(SELECTS),
     )
     policies: dict[str, CachePolicy] = {
         "none": Dense(),
@@ -249,6 +253,8 @@ SAMPLING: tuple[Mapping[str, Any], ...] = (
     {"threshold": 0.3, "block_length": 4},
     {"factor": 0.9},
     {"remasking": "confidence_threshold", "threshold": 0.4, "steps": 4},
+    {"remasking": "slowfast"},
+    {"remasking": "slowfast", "block_length": 4, "slowfast": {"threshold": 0.3, "slow_tokens": 2}},
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 5},
     {"cfg_scale": 1.5},

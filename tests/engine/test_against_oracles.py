@@ -88,6 +88,26 @@ def dream_blocks(rng: random.Random) -> Line:
     return sampling | {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5])}
 
 
+def slowfast(rng: random.Random) -> Line:
+    """SlowFast sampling in one to three blocks, with knobs that these models' confidences reach."""
+    sampling = blocks(rng)
+    del sampling["steps"]
+    knobs = {
+        "slow_tokens": rng.choice([1, 1, 2]),
+        "slow_steps": rng.choice([1, 2, 8]),
+        "min_confidence": rng.choice([0.0, 0.2, 0.4]),
+        "window": rng.choice([1, 2, 3]),
+        "variance": rng.choice([0.0, 1.0, 4.0]),
+        "threshold": rng.choice([0.3, 0.6]),
+    }
+    return sampling | {"remasking": "slowfast", "slowfast": knobs}
+
+
+def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random], Line]:
+    """The same with a seed, from which a policy may draw."""
+    return lambda rng: sampling(rng) | {"seed": rng.randrange(1000)}
+
+
 def no_config(rng: random.Random, layers: int) -> Line:
     return {}
 
@@ -121,6 +141,15 @@ def dllm_config(rng: random.Random, layers: int) -> Line:
     }
 
 
+def dllm_key_config(rng: random.Random, layers: int) -> Line:
+    """More intervals than one, so that there is something to select."""
+    return dllm_config(rng, layers) | {"response_interval": rng.choice([2, 3, 5]), "select": "key"}
+
+
+def dllm_random_config(rng: random.Random, layers: int) -> Line:
+    return dllm_key_config(rng, layers) | {"select": "random"}
+
+
 def dllm_guided_config(rng: random.Random, layers: int) -> Line:
     return dllm_config(rng, layers) | {"cfg_interval": rng.choice([1, 2, 3])}
 
@@ -139,6 +168,15 @@ LLADA: dict[str, Kind] = {
     "dkv-greedy": (ordered, greedy_config),
     "dllm-cache": (llada_sampling, dllm_config),
     "dllm-cache, guided": (guided, dllm_guided_config),
+    "none, slowfast": (slowfast, no_config),
+    "bicache, slowfast": (slowfast, bicache_config),
+    "block-prefix, slowfast": (slowfast, no_config),
+    "block-dual, slowfast": (slowfast, no_config),
+    "bicache+block-dual, slowfast": (slowfast, bicache_dual_config),
+    "dkv-decode, slowfast": (slowfast, dkv_config),
+    "dllm-cache, slowfast": (slowfast, dllm_config),
+    "dllm-cache, by key": (llada_sampling, dllm_key_config),
+    "dllm-cache, at random": (seeded(llada_sampling), dllm_random_config),
 }
 DREAM: dict[str, Kind] = {
     "none": (whole_canvas, no_config),
@@ -151,6 +189,12 @@ DREAM: dict[str, Kind] = {
     "dkv-pd": (whole_canvas, dkv_dream_config),
     "dkv-prefill": (whole_canvas, no_config),
     "dllm-cache": (whole_canvas, dllm_config),
+    "none, slowfast": (slowfast, no_config),
+    "dkv-decode, slowfast": (slowfast, dkv_dream_config),
+    "dkv-prefill, slowfast": (slowfast, no_config),
+    "dllm-cache, slowfast": (slowfast, dllm_config),
+    "dllm-cache, by key": (whole_canvas, dllm_key_config),
+    "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
 }
 
 
@@ -167,6 +211,9 @@ def draw_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line:
     if "order" in line["sampling"]:
         order = [[len(prompt) + offset for offset in block] for block in line["sampling"]["order"]]
         line["sampling"] = line["sampling"] | {"order": order}
+    if "window" in line["cache_config"]:
+        window = min(line["cache_config"]["window"], line["sampling"]["max_tokens"])
+        line["cache_config"] = line["cache_config"] | {"window": window}
     return line | {"prompt_token_ids": prompt, "prefix_length": length}
 
 

@@ -194,6 +194,8 @@ ALWAYS: dict[str, CachePolicy] = {
     "dkv-decode, interval 1": DkvDecode(1),
     "dllm-cache, Kp = Kr = 1": DllmCache(1, 1, 0.0),
     "dllm-cache, Kp = 1, rho = 1": DllmCache(1, 100, 1.0),
+    "dllm-cache, Kp = 1, rho = 1, by key": DllmCache(1, 100, 1.0, select="key"),
+    "dllm-cache, Kp = 1, rho = 1, at random": DllmCache(1, 100, 1.0, select="random"),
 }
 DREAM_ALWAYS: dict[str, CachePolicy] = {
     "dkv-decode, un": DkvDecode(1, "un"),
@@ -204,6 +206,7 @@ IDENTITIES: list[dict[str, Any]] = [
     {"factor": 0.9, "block_length": 4},
     {"remasking": "random", "block_length": 4, "steps": 4, "seed": 3},
     {"remasking": "topk_margin"},
+    {"remasking": "slowfast", "block_length": 4},
     {"temperature": 1.0, "seed": 3},
     {"cfg_scale": 1.0, "block_length": 4},
 ]

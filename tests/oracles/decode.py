@@ -22,6 +22,7 @@ from tests.oracles.sampling import (
     Ordered,
     Rule,
     Sampler,
+    SlowFast,
     Threshold,
 )
 from tests.oracles.sdar import SdarModel
@@ -81,7 +82,7 @@ def _decode_llada(
         case "dkv-greedy":
             dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"])
         case "dllm-cache" if cfg_scale:
-            dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config), cfg_scale, config["cfg_interval"])
+            dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config, sampling), cfg_scale, config["cfg_interval"])
         case _:
             _decode_either(model, canvas, sampler, line, config, boundary)
 
@@ -99,6 +100,8 @@ def _decode_dream(
     sampler: Sampler
     if sampling["remasking"] == "confidence_threshold":
         sampler = DreamThreshold(canvas, sampling["threshold"], steps)
+    elif sampling["remasking"] == "slowfast":
+        sampler = BlockSampler(canvas, block_length, _rule(sampling))
     else:
         sampler = DreamSampler(canvas, sampling["remasking"], steps, sampling.get("eps", 1e-3))
     match cache:
@@ -123,12 +126,14 @@ def _decode_either(
             interval = config.get("refresh_interval", 16)
             bicache.bicache(model, canvas, sampler, line["prefix_length"], config["depth"], interval, boundary)
         case "dllm-cache":
-            dllm.dllm_cache(model, canvas, sampler, _intervals(config))
+            dllm.dllm_cache(model, canvas, sampler, _intervals(config, line["sampling"]))
         case cache:
             raise ValueError(f"no oracle for cache {cache!r}")
 
 
 def _rule(sampling: Line) -> Rule:
+    if sampling["remasking"] == "slowfast":
+        return SlowFast(**sampling.get("slowfast", {}))
     if "threshold" in sampling:
         return Threshold(sampling["threshold"])
     if "factor" in sampling:
@@ -137,5 +142,6 @@ def _rule(sampling: Line) -> Rule:
     return Ordered(steps, sampling["order"]) if sampling["remasking"] == "order" else Fixed(steps)
 
 
-def _intervals(config: Line) -> dllm.Intervals:
-    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"])
+def _intervals(config: Line, sampling: Line) -> dllm.Intervals:
+    select, seed = config.get("select", "value"), sampling.get("seed", 0)
+    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"], select, seed)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,11 +16,16 @@ from tests.oracles.sampling import Sampler
 
 @dataclass(frozen=True)
 class Intervals:
-    """The knobs: refresh intervals of prompt and response, and the share of response rows renewed in between."""
+    """The knobs: refresh intervals of prompt and response, and the share of response rows renewed in between.
+
+    `select` says which: those whose "value" or "key" moved most, or "random" ones, drawn from `seed`.
+    """
 
     prompt: int
     response: int
     ratio: float
+    select: str = "value"
+    seed: int = 0
 
 
 class Branch:
@@ -63,17 +69,25 @@ class Branch:
             yield (prompt & (prompt_due or layer == 0)) | (~prompt & (response_due or layer == 0))
 
     def _moved(self, layer: int, x: Tensor, due: Tensor) -> Tensor:
-        """Between response refreshes: the share of response rows whose V moved most. Renews V for all of them."""
+        """Between response refreshes: the share of response rows that are renewed beside the due ones.
+
+        Whichever of V and K is compared is renewed for all response rows.
+        """
         start = self.canvas.prompt_length
         moved = torch.zeros_like(due)
-        if due[start] or self.knobs.ratio <= 0:
-            return moved
-        fresh = self.model.project(layer, "v", x[start:])
-        similarity = F.cosine_similarity(fresh.flatten(1), self.v[layer, start:].flatten(1), dim=-1)
         count = int((self.canvas.length - start) * self.knobs.ratio)
+        if due[start] or not count:
+            return moved
+        if self.knobs.select == "random":
+            drawn = np.random.default_rng([self.knobs.seed, self.step, layer]).permutation(range(len(due) - start))
+            moved[start + torch.from_numpy(drawn[:count])] = True
+            return moved
+        cache = self.v if self.knobs.select == "value" else self.k
+        fresh = self.model.project(layer, self.knobs.select[0], x[start:])
+        similarity = F.cosine_similarity(fresh.flatten(1), cache[layer, start:].flatten(1), dim=-1)
         offsets = similarity.argsort()[:count].sort().values
         self.canvas.picks.append((len(self.canvas.rows), layer, offsets.tolist()))
-        self.v[layer, start:] = fresh
+        cache[layer, start:] = fresh
         moved[start + offsets] = True
         return moved
 

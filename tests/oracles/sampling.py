@@ -1,6 +1,6 @@
 """Which positions a step transfers: LLaDA's block rules (sections 1, 2.1, 5.2) and Dream's canvas rules (2.6, 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +52,19 @@ class Factor:
     value: float
 
 
-Rule = Fixed | Ordered | Threshold | Factor
+@dataclass(frozen=True)
+class SlowFast:
+    """SlowFast sampling, as docs/policies.md describes it."""
+
+    slow_tokens: int = 1
+    slow_steps: int = 8
+    min_confidence: float = 0.1
+    window: int = 2
+    variance: float = 1.0
+    threshold: float = 0.85
+
+
+Rule = Fixed | Ordered | Threshold | Factor | SlowFast
 
 
 def schedule(masks: int, steps: int) -> list[int]:
@@ -79,6 +91,25 @@ def take_factor(confidence: Tensor, ranks: Sequence[int], value: float) -> list[
     while passed < len(ranks) and confidence[ranks[passed]] >= 1 - value / (passed + 2):
         passed += 1
     return list(ranks[: len(ranks) if passed == len(ranks) - 1 else passed])
+
+
+def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]], None]:
+    """Cycles of exploring and filling: is sent each step's confidences and noisy positions, yields what to transfer."""
+    confidence, noisy = yield []
+    while True:
+        ends: list[int] = []
+        stable = False
+        while not stable and len(ends) < knobs.slow_steps:
+            ends.append(max([p for p in noisy if confidence[p] >= knobs.min_confidence], default=min(noisy)))
+            recent = ends[-knobs.window :]
+            mean = sum(recent) / len(recent)
+            spread = sum((end - mean) ** 2 for end in recent) / len(recent)
+            stable = len(recent) == knobs.window and spread <= knobs.variance
+            best = sorted((p for p in noisy if p <= ends[-1]), key=lambda p: (-float(confidence[p]), p))
+            confidence, noisy = yield best[: knobs.slow_tokens]
+        while any(p <= ends[-1] for p in noisy):
+            best = sorted((p for p in noisy if p <= ends[-1]), key=lambda p: (-float(confidence[p]), p))
+            confidence, noisy = yield take_threshold(confidence, best, knobs.threshold)
 
 
 class BlockSampler:
@@ -129,6 +160,9 @@ class BlockSampler:
 
     def _start_block(self) -> None:
         self.counts: list[int] = []
+        if isinstance(self.rule, SlowFast):
+            self.cycles = slow_fast(self.rule)
+            next(self.cycles)
         if isinstance(self.rule, Fixed | Ordered) and not self.done:
             masks = int((self.canvas.noisy & self.canvas.span(self.start, self.stop)).sum())
             self.counts = schedule(masks, self.rule.steps // self.blocks)
@@ -137,7 +171,8 @@ class BlockSampler:
         if isinstance(self.rule, Ordered):
             return self.upcoming()
         confidence = logits.softmax(-1).amax(-1)
-        ranks = ranked(confidence, self.canvas.noisy & self.canvas.span(0, self.stop))
+        candidates = self.canvas.noisy & self.canvas.span(0, self.stop)
+        ranks = ranked(confidence, candidates)
         match self.rule:
             case Fixed():
                 return ranks[: self.counts[self.block_step]]
@@ -145,6 +180,8 @@ class BlockSampler:
                 return take_threshold(confidence, ranks, value)
             case Factor(value):
                 return take_factor(confidence, ranks, value)
+            case SlowFast():
+                return self.cycles.send((confidence, candidates.nonzero()[:, 0].tolist()))
 
 
 def timesteps(steps: int, eps: float) -> Tensor:

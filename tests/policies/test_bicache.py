@@ -109,7 +109,7 @@ def test_plans_can_be_run_step_after_step(
 
 
 def test_a_given_depth_must_fit_the_model() -> None:
-    fits = Circumstances(layers=4, shift=0, ordered=False)
+    fits = Circumstances(layers=4, shift=0, ordered=False, canvas=12, response=8)
     BiCache(depth=4).check(fits)
     BiCache(depth=DepthLookup({0: 9})).check(fits)  # a table of a deeper model is cut at the last layer
     assert BiCache(depth=4).boundary(10, 20, 4) == 4

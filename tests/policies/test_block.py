@@ -11,8 +11,8 @@ from remask.policies.base import Circumstances
 from remask.policies.block import BlockDual, BlockPrefix
 from tests.policies.views import Walk, positions, rows_of
 
-LLADA = Circumstances(layers=3, shift=0, ordered=False)
-DREAM = Circumstances(layers=3, shift=1, ordered=False)
+LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
+DREAM = Circumstances(layers=3, shift=1, ordered=False, canvas=12, response=8)
 PLAIN: list[CachePolicy] = [BlockPrefix(), BlockDual()]
 
 

@@ -14,8 +14,8 @@ from remask.policies.base import Circumstances
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from tests.policies.views import Walk, positions, rows_of
 
-LLADA = Circumstances(layers=3, shift=0, ordered=False)
-DREAM = Circumstances(layers=3, shift=1, ordered=False)
+LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
+DREAM = Circumstances(layers=3, shift=1, ordered=False, canvas=12, response=8)
 INTERVALS = st.none() | st.integers(1, 6)
 SHIFTS: tuple[Literal["un", "un_right"], ...] = ("un", "un_right")
 
@@ -189,12 +189,23 @@ def test_a_shift_is_for_dream(kind: type[DkvDecode], shift: Literal["un", "un_ri
 
 
 def test_greedy_needs_an_order_and_rows_that_predict_their_own_position() -> None:
-    DkvGreedy().check(Circumstances(3, 0, ordered=True))
+    DkvGreedy().check(Circumstances(3, 0, ordered=True, canvas=12, response=8))
     for policy in (DkvGreedy(), BiCache(DkvGreedy(), 1)):
         with pytest.raises(ConfigError, match=r"dkv-greedy .* use remasking 'random' or 'order'"):
             policy.check(LLADA)
         with pytest.raises(ConfigError, match=r"dkv-greedy .*\(LLaDA\), not Dream"):
-            policy.check(Circumstances(3, 1, ordered=True))
+            policy.check(Circumstances(3, 1, ordered=True, canvas=12, response=8))
+
+
+@pytest.mark.parametrize(("window", "response"), [(0, 1), (1, 1), (4, 4), (5, 4), (100, 99)])
+def test_a_window_must_fit_the_response(window: int, response: int) -> None:
+    fits = Circumstances(3, 0, ordered=True, canvas=response + 7, response=response)
+    for policy in (DkvGreedy(8, window), BiCache(DkvGreedy(8, window), 1)):
+        if window <= response:
+            policy.check(fits)
+            continue
+        with pytest.raises(ConfigError, match=f"window={window} exceeds the response's {response} positions; use a "):
+            policy.check(fits)
 
 
 @pytest.mark.parametrize(

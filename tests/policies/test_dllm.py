@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ KNOBS = st.builds(
     response_interval=st.integers(1, 6),
     ratio=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.999, 1.0]),
     guidance_interval=st.integers(1, 3),
+    select=st.sampled_from(["value", "key"]),
 )
 WALKS = st.builds(
     Walk,
@@ -55,6 +57,7 @@ def test_rows_are_the_authors_but_for_idle_prompt_rows(walk: Walk, policy: DllmC
     count = int(len(response) * policy.ratio)
     for view in walk.views():
         plan = policy.plan(view)
+        assert all(span.pick is None or span.pick.by == policy.select for span in plan.spans)
         assert plan.layers == walk.layers
         prompt_due = view.step % policy.prompt_interval == 0
         response_due = view.step % policy.response_interval == 0
@@ -67,6 +70,35 @@ def test_rows_are_the_authors_but_for_idle_prompt_rows(walk: Walk, policy: DllmC
             assert held == still | (set() if response_due or picks else response)
             assert among == (response if picks else set())
             assert picked == (count if picks else 0)
+
+
+@given(WALKS, KNOBS, st.integers(0, 2**63 - 1))
+def test_random_rows_are_drawn_for_each_layer_from_seed_and_step(walk: Walk, policy: DllmCache, seed: int) -> None:
+    """They are computed and the rest of the response is held; nothing else differs from the other selections."""
+    random = replace(policy, select="random")
+    for view in walk.views():
+        view = replace(view, seed=seed)
+        plan, other = random.plan(view), policy.plan(view)
+        assert plan.cost == other.cost
+        assert plan.predict.tolist() == other.predict.tolist()
+        assert parts(plan, 0) == parts(other, 0)
+        for layer in range(1, walk.layers):
+            computed, held, among, picked = parts(other, layer)
+            drawn = np.random.default_rng([seed, view.step, layer]).permutation(sorted(among))[:picked]
+            chosen = set(drawn.tolist())
+            assert parts(plan, layer) == (computed | chosen, held | among - chosen, set(), 0)
+
+
+def test_random_draws_differ_between_layers_steps_and_seeds() -> None:
+    walk = Walk(layers=4, block_length=30, blocks=1)
+    policy = DllmCache(response_interval=100, ratio=0.5, select="random")
+    draws = {
+        frozenset(parts(policy.plan(replace(view, seed=seed)), layer)[0])
+        for view in list(walk.views())[1:4]
+        for seed in (0, 1)
+        for layer in (1, 2, 3)
+    }
+    assert len(draws) == 3 * 2 * 3
 
 
 @given(WALKS, KNOBS)
@@ -92,11 +124,12 @@ def test_a_residual_that_is_kept_serves_later_blocks_too(walk: Walk, policy: Dll
 
 @given(WALKS, KNOBS)
 def test_plans_read_only_what_was_written_and_change_no_view(walk: Walk, policy: DllmCache) -> None:
-    ledger = Ledger(walk.layers, walk.length, None)
-    for view in walk.views():
-        before = view.noisy.copy()
-        ledger.apply(policy.plan(view))
-        assert np.array_equal(before, view.noisy)
+    for planner in (policy, replace(policy, select="random")):
+        ledger = Ledger(walk.layers, walk.length, None)
+        for view in walk.views():
+            before = view.noisy.copy()
+            ledger.apply(planner.plan(view))
+            assert np.array_equal(before, view.noisy)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +151,7 @@ def test_what_it_says_of_itself() -> None:
     assert policy.without_prefix is policy
     assert policy.boundary(3, 9, 4) == 0
     for shift in (0, 1):
-        policy.check(Circumstances(3, shift, ordered=False))
+        policy.check(Circumstances(3, shift, ordered=False, canvas=12, response=8))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +173,8 @@ def test_guidance_runs_in_the_first_five_steps_and_every_interval(interval: int,
             {"prompt_interval": 50, "response_interval": 7, "ratio": 0.5, "cfg_interval": 2},
             DllmCache(50, 7, 0.5, 2),
         ),
+        ("dllm-cache", {"select": "key"}, DllmCache(select="key")),
+        ("dllm-cache", {"select": "random"}, DllmCache(select="random")),
         ("dllm-cache", {"ratio": 0}, DllmCache(ratio=0.0)),
         ("dllm-cache", {"ratio": 1}, DllmCache(ratio=1.0)),
         ("bicache+dllm-cache", {"depth": 2, "refresh_interval": 3, "ratio": 0.1}, BiCache(DllmCache(ratio=0.1), 2, 3)),
@@ -168,6 +203,7 @@ def test_bad_intervals(name: str, value: Any) -> None:
         ("dllm-cache", {"rho": 0.5}, "Unknown setting of cache policy 'dllm-cache' 'rho'.*Available: cfg_interval"),
         ("dllm-cache", {"refresh_interval": 5}, "Unknown setting .* 'refresh_interval'"),
         ("dllm-cache", {"promt_interval": 5}, r"Did you mean 'prompt_interval'\?"),
+        ("dllm-cache", {"select": "values"}, r"Unknown select 'values'. Did you mean 'value'\? Available: key, random"),
         ("dllm", {}, "Unknown cache policy 'dllm'"),
         ("dllm-cache+bicache", {}, "'dllm-cache' cannot stand before another policy"),
         ("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot stand before another policy"),

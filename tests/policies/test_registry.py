@@ -5,7 +5,7 @@ import pytest
 
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, UnknownNameError
-from remask.policies import BiCache, Dense, Reuse, parse, policy_names
+from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
 
 TABLE = DepthLookup({50: 3})
 
@@ -41,6 +41,42 @@ def test_the_table_is_read_where_it_is_needed(settings: dict[str, Any] | None) -
     assert isinstance(policy, BiCache)
     assert policy.depth is TABLE
     assert policy.refresh_interval == 16
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("none", {}),
+        ("bicache", {"depth": 2, "refresh_interval": None, "boundary": "recomputed"}),
+        ("bicache", {"depth": "table", "refresh_interval": 4, "boundary": "stored"}),
+        ("dkv-decode", {"refresh_interval": 3, "shift": None}),
+        (
+            "bicache+dllm-cache",
+            {"depth": 1, "refresh_interval": 2, "boundary": "stored", "prompt_interval": 3, "response_interval": 4}
+            | {"ratio": 0.5, "select": "key", "cfg_interval": 2},
+        ),
+    ],
+)
+def test_settings_can_be_read_back(spec: str, settings: dict[str, Any]) -> None:
+    assert settings_of(parse(spec, settings, lambda: TABLE)) == settings
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_defaults_can_be_given_back(name: str) -> None:
+    policy = parse(name, None, lambda: TABLE)
+    assert parse(name, settings_of(policy), lambda: TABLE) == policy
+
+
+def test_a_setting_that_the_outer_policy_takes_is_told_apart() -> None:
+    settings = settings_of(parse("bicache+dkv-decode", {"depth": 1, "refresh_interval": 3}, no_table))
+    assert (settings["refresh_interval"], settings["inner.refresh_interval"]) == (3, 8)
+
+
+def test_a_policy_of_somebody_elses_has_no_settings() -> None:
+    class Own(Dense):
+        pass
+
+    assert settings_of(Own()) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from remask.cli.options import add_model_options, check_folder, object_option, o
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals.bench import Contender, run_bench
+from remask.evals.bench import run_bench
+from remask.evals.contenders import Contender, LeftOut, contender, every_contender
 from remask.evals.report import table
+from remask.evals.steps import step_baselines
 from remask.evals.workload import (
     BUNDLED_SAMPLING,
     GSM8K_SAMPLING,
@@ -26,6 +28,8 @@ from remask.evals.workload import (
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
 
+ALL = "all"
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -35,9 +39,23 @@ def add_parser(commands: Any) -> None:
         description="Compare cache policies side by side: on its own task for the bundled model, on GSM8K questions "
         "for a model with a chat template, and on random tokens for all others or where their lengths are given.",
     )
-    parser.add_argument("--caches", default="none,reuse,bicache", help="policies, separated by commas")
+    parser.add_argument(
+        "--caches",
+        default="none,reuse,bicache",
+        help="policies, separated by commas; 'all' for every one and their usual compositions, in detail",
+    )
     parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
     parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
+    parser.add_argument(
+        "--baseline-steps",
+        metavar="N,...",
+        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute what each cache computes",
+    )
+    parser.add_argument(
+        "--detail",
+        action="store_true",
+        help="also one request at a time, forwards, row-layers, cache ratio, staleness and extra memory",
+    )
     parser.add_argument("--without-prefix", action="store_true", help="also 'none' with the shared prefix taken away")
     parser.add_argument(
         "--prefix-match",
@@ -67,10 +85,13 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)
-    report = run_bench(llm, workload, _contenders(llm, args, workload), args.rounds, llm.engine_config, not args.quiet)
+    rows, left_out = _contenders(llm, args, workload)
+    detail = args.detail or args.caches == ALL
+    report = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
+    report["left_out"] = [asdict(left) for left in left_out]
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(table(report))
+    print(table(report, detail=detail))
     return 0
 
 
@@ -97,19 +118,26 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
     return random_workload(llm, args.requests, args.prefixes, args.seed, sampling, prefix, prompt)
 
 
-def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[Contender]:
+def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
     settings = object_option("--cache-config", args.cache_config)
-    names = [name.strip() for name in args.caches.split(",")]
+    left_out: list[LeftOut] = []
+    if args.caches == ALL:
+        rows, left_out = every_contender(llm, workload, settings)
+    else:
+        names = dict.fromkeys(["none", *(name.strip() for name in args.caches.split(","))])
+        rows = [contender(llm, name, settings.get(name), workload) for name in names]
+    known = [row.name for row in rows] + [left.name for left in left_out]
     for name in settings:
-        if name not in names:
+        if name not in known:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
-    rows = [Contender("none", llm.policy("none"))]
-    rows += [Contender(name, llm.policy(name, settings.get(name))) for name in names if name != "none"]
     for depth in _depths(args.depths, llm.loaded.config.layers):
         own = {**settings.get("bicache", {}), "depth": depth}
-        rows.append(Contender(f"bicache depth={depth}", llm.policy("bicache", own)))
+        rows.append(replace(contender(llm, "bicache", own, workload), name=f"bicache depth={depth}"))
     if args.prefix_match == "longest":
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
+    if args.baseline_steps is not None:
+        baselines, unmade = step_baselines(llm, args.baseline_steps, workload, rows, llm.engine_config)
+        rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:
         if not is_bundled(llm):
             raise ConfigError(
@@ -122,7 +150,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> list[
         sampling = workload.tasks[0].request.params
         bare = bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling, with_prefix=False)
         rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))
-    return rows
+    return rows, left_out
 
 
 def _depths(text: str | None, layers: int) -> list[int]:

@@ -7,7 +7,8 @@ from typing import Any
 from remask.cli.options import open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
-from remask.evals.bench import Contender, run_bench
+from remask.evals.bench import run_bench
+from remask.evals.contenders import Contender
 from remask.evals.report import table
 from remask.evals.workload import BUNDLED_SAMPLING, Workload, bundled_workload
 from remask.llm import LLM, Work

@@ -6,7 +6,7 @@ hold host arrays only, so planning never waits for the device.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,12 @@ class TopRho:
     """Of the rows `among`, those `count` whose value vectors moved most are computed (dLLM-Cache section 3.2).
 
     V is projected and renewed for all of them; Q, K, attention and FFN for the chosen ones only. The others add their
-    cached attention and FFN outputs.
+    cached attention and FFN outputs. With `by="key"` K and V change places.
     """
 
     among: Mask
     count: int
+    by: Literal["value", "key"] = "value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Span:
 
     @property
     def cost(self) -> int:
-        """Row-layers computed; a projection of V alone is not counted."""
+        """Row-layers computed; a projection of V or K alone is not counted."""
         rows = int(self.computed.sum()) + (0 if self.pick is None else self.pick.count)
         return rows * len(self.layers)
 
@@ -165,6 +166,7 @@ class View:
     order: NDArray[np.int64] | None = None  # positions that this step transfers, in order, where that is known before
     sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
+    seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
 
     @property
     def length(self) -> int:

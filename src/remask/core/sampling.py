@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from remask.core.checks import listed, real, whole
+from remask.core.slowfast import SlowFastKnobs
 from remask.errors import ConfigError, UnknownNameError
 
 REMASKING = (
@@ -18,6 +19,7 @@ REMASKING = (
     "confidence_threshold",
     "sequential",
     "entropy_bounded",
+    "slowfast",
 )
 SAMPLERS = ("adaptive", "ancestral")
 SCHEDULES = ("cosine", "linear")
@@ -37,9 +39,9 @@ class SamplingParams:
         block_length: positions denoised together, left to right (semi-autoregressive); default the whole response, the
             block that a block-causal model was trained with, or up to 128 positions of a uniform model.
         remasking: which candidates stay masked: by `low_confidence` (largest probability first), `random`, `entropy`,
-            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, or `confidence_threshold`
-            (Fast-dLLM's rule for Dream); on block-causal models `low_confidence`, `sequential` or `entropy_bounded`.
-            Default `entropy` for Dream, `low_confidence` for all others.
+            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, `confidence_threshold`
+            (Fast-dLLM's rule for Dream), or `slowfast` (SlowFast sampling); on block-causal models `low_confidence`,
+            `sequential` or `entropy_bounded`. Default `entropy` for Dream, `low_confidence` for all others.
         eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
         threshold: transfer every candidate at least this confident (and always the best one).
         factor: Fast-dLLM's factor rule in place of a threshold.
@@ -63,6 +65,7 @@ class SamplingParams:
             the response is noise that is attended to and never changed.
         initial_canvas: token ids of a uniform model's canvas after the prompt; drawn where it is not given.
         min_tokens: the first end token of a uniform model's response may stand after so many tokens.
+        slowfast: for `remasking="slowfast"`: its knobs, or an object of them; None takes the defaults.
     """
 
     max_tokens: int = 128
@@ -90,6 +93,7 @@ class SamplingParams:
     canvas_length: int | None = None
     initial_canvas: Sequence[int] | None = None
     min_tokens: int | None = None
+    slowfast: SlowFastKnobs | None = None
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, low=1)
@@ -119,6 +123,7 @@ class SamplingParams:
             raise ConfigError("steps and steps_per_block say the same thing in two ways; set one of them")
         self._check_tokens()
         self._check_rules()
+        self._check_slowfast()
 
     @property
     def greedy(self) -> bool:
@@ -145,6 +150,20 @@ class SamplingParams:
         for block in listed("order", self.order or (), "lists, one per block"):
             for position in listed("order", block, "lists of canvas positions"):
                 whole("order", position, low=0)
+
+    def _check_slowfast(self) -> None:
+        if self.slowfast is not None and not isinstance(self.slowfast, SlowFastKnobs):
+            object.__setattr__(self, "slowfast", SlowFastKnobs.from_mapping(self.slowfast))
+        if self.remasking != "slowfast":
+            if self.slowfast is not None:
+                raise ConfigError("slowfast holds the knobs of remasking='slowfast'; set both, or neither")
+            return
+        if self.steps is not None:
+            raise ConfigError(
+                f"remasking 'slowfast' follows no schedule, so steps={self.steps} has no part in it; leave steps out"
+            )
+        if self.slowfast is None:
+            object.__setattr__(self, "slowfast", SlowFastKnobs())
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":

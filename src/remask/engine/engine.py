@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from remask.core.meter import CacheMeter
 from remask.core.request import FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
 from remask.engine.chunks import PrefixPass, keep_leaving_states
@@ -78,6 +79,7 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
+        self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
@@ -235,6 +237,9 @@ class Engine:
                 self.stats.prefix_passes += 1
         at = 0
         for job in batch.jobs:
+            if self.meter is not None:
+                for branch, plan in job.items():
+                    self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
             self._refreshes.ran(job)

@@ -35,7 +35,7 @@ def make_job(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    policy.check(Circumstances(shape.layers, shape.shift, decoding.ordered))
+    policy.check(Circumstances(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
     return Job(
         request=request,
         policy=policy,

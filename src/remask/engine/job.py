@@ -245,6 +245,7 @@ class Job:
             order=self.decoder.order,
             sees=self.decoding.sees(branch.canvas),
             response=branch.canvas.end,
+            seed=self.decoding.seed,
         )
 
     def _stop_at(self) -> int | None:

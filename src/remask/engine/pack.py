@@ -1,7 +1,7 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -98,8 +98,8 @@ def _computed_count(part: Part) -> int:
 
 def _partial(parts: list[Part], device: torch.device) -> Partial:
     computed: list[Index] = []
-    rows, owner, order, target = [], [], [], []
-    seen = at = 0
+    picks = {by: _Picked() for by in ("value", "key")}
+    at = 0
     for number, part in enumerate(parts):
         fixed = part.rows.start + np.flatnonzero(part.span.computed[part.positions])
         computed.append(fixed)
@@ -108,17 +108,36 @@ def _partial(parts: list[Part], device: torch.device) -> Partial:
             among = part.rows.start + np.flatnonzero(part.span.pick.among[part.positions])
             count = part.span.pick.count
             computed.append(among[:count])
-            target.append(at + np.arange(count))
+            picks[part.span.pick.by].add(number, among, at + np.arange(count))
             at += count
-            order.append(seen + np.arange(count))
-            rows.append(among)
-            owner.append(np.full(len(among), number))
-            seen += len(among)
-    pick = None
-    if rows:
-        pick = Pick(*(send(np.concatenate(index), device) for index in (rows, owner, order, target)))
     slots = np.concatenate([part.table.slots[part.positions] for part in parts])
-    return Partial(send(np.concatenate(computed), device), pick, send(slots, device))
+    sent = tuple(found.send(by == "key", device) for by, found in picks.items() if found.rows)
+    return Partial(send(np.concatenate(computed), device), sent, send(slots, device))
+
+
+@dataclass(slots=True)
+class _Picked:
+    """The canvases of a stage that pick by one kind of vector; see `Pick`."""
+
+    rows: list[Index] = field(default_factory=list)
+    owner: list[Index] = field(default_factory=list)
+    order: list[Index] = field(default_factory=list)
+    target: list[Index] = field(default_factory=list)
+    seen: int = 0
+
+    def add(self, number: int, among: Index, target: Index) -> None:
+        """Canvas `number` picks of the rows `among` as many as `target` has places."""
+        self.rows.append(among)
+        self.owner.append(np.full(len(among), number))
+        self.order.append(self.seen + np.arange(len(target)))
+        self.target.append(target)
+        self.seen += len(among)
+
+    def send(self, keys: bool, device: torch.device) -> Pick:
+        """As index tensors."""
+        lists = (self.rows, self.owner, self.order, self.target)
+        rows, owner, order, target = (send(np.concatenate(index), device) for index in lists)
+        return Pick(rows, owner, order, target, keys)
 
 
 def _writes(parts: list[Part]) -> tuple[Index | None, Index]:

@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from remask.core.meter import CacheMeter
 from remask.engine.config import EngineConfig
+from remask.evals.contenders import Contender
 from remask.evals.interval import wilson
 from remask.evals.machine import commit, machine, versions
 from remask.evals.workload import Task, Workload, token_agreement
 from remask.llm import LLM, Output, Work
-from remask.policies import CachePolicy
-from remask.store.prefix_index import PrefixMatch
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One row of the table: a policy under a name, on the workload or on a variant of it."""
-
-    name: str
-    policy: CachePolicy
-    workload: Workload | None = None  # None: the bench's own
-    prefix_match: PrefixMatch = "exact"
 
 
 @dataclass(slots=True)
@@ -43,46 +33,70 @@ class Round:
         """Response tokens, each response up to its end token."""
         return sum(output.usage.completion_tokens for output in self.outputs)
 
+    @property
+    def row_layers(self) -> int:
+        """Row-layers computed, prefix-only passes included."""
+        return sum(output.usage.row_layers for output in self.outputs) + self.prefix_row_layers
+
 
 @dataclass(slots=True)
 class Row:
-    """A contender's rounds over the tasks that it was given."""
+    """A contender's rounds over the tasks that it was given; `alone` with one request at a time."""
 
     contender: Contender
     tasks: tuple[Task, ...]
     rounds: list[Round] = field(default_factory=list)
+    alone: list[Round] = field(default_factory=list)
+    meter: CacheMeter = field(default_factory=CacheMeter)
 
 
 def run_bench(
-    llm: LLM, workload: Workload, contenders: Sequence[Contender], rounds: int, engine: EngineConfig, progress: bool
+    llm: LLM,
+    workload: Workload,
+    contenders: Sequence[Contender],
+    rounds: int,
+    engine: EngineConfig,
+    progress: bool,
+    *,
+    detail: bool = False,
 ) -> dict[str, Any]:
-    """Run every contender over the workload `rounds` times, taking turns, and report medians against `none`.
+    """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
 
-    Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. The first
-    contender must be `none`. Returns the JSON that `remask bench` writes.
+    Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
+    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V, and to each
+    round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the JSON
+    that `remask bench` writes.
     """
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
-    with tqdm(total=(rounds + 1) * len(rows), desc="bench", unit="turn", disable=not progress) as bar:
+    single = replace(engine, max_num_seqs=1)
+    few = -(-len(workload.tasks) // engine.max_num_seqs)
+    singly = detail and engine.max_num_seqs > 1
+    turns = (1 + rounds * (2 if singly else 1)) * len(rows)
+    with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
         for row in rows:
-            _turn(llm, row.contender, row.tasks[:2], engine)
+            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, row.meter if detail else None)
             bar.update()
         for _ in range(rounds):
             for row in rows:
-                row.rounds.append(_turn(llm, row.contender, row.tasks, engine))
+                row.rounds.append(_turn(llm, row, row.tasks, engine))
                 bar.update()
-    baseline = rows[0]
+            for row in rows if singly else ():
+                row.alone.append(_turn(llm, row, row.tasks[:few], single))
+                bar.update()
+    by_name = {row.contender.name: row for row in rows}
     return {
         "machine": machine(llm),
         "commit": commit(),
         "versions": versions(),
-        "workload": _describe(llm, workload, rounds, engine),
-        "results": [_result(row, baseline) for row in rows],
+        "workload": _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {}),
+        "results": [_result(row, by_name[row.contender.baseline], detail) for row in rows],
     }
 
 
-def _turn(llm: LLM, contender: Contender, tasks: Sequence[Task], config: EngineConfig) -> Round:
-    engine = llm.new_engine(replace(config, prefix_match=contender.prefix_match))
-    work = [Work(task.request, contender.policy) for task in tasks]
+def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, meter: CacheMeter | None = None) -> Round:
+    engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
+    engine.meter = meter
+    work = [Work(task.request, row.contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     seconds = time.perf_counter() - start
@@ -115,31 +129,48 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
     }
 
 
-def _result(row: Row, baseline: Row) -> dict[str, Any]:
-    last = row.rounds[-1]
-    ratios = [theirs.seconds / ours.seconds for ours, theirs in zip(row.rounds, baseline.rounds, strict=True)]
-    work = sum(output.usage.row_layers for output in last.outputs) + last.prefix_row_layers
-    reference = sum(output.usage.row_layers for output in baseline.rounds[-1].outputs)
+def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
+    last, reference = row.rounds[-1], baseline.rounds[-1]
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
     right = [verdict for verdict in verdicts if verdict is not None]
     agreement = [
         token_agreement(output.token_ids, other.token_ids)
-        for output, other in zip(last.outputs, baseline.rounds[-1].outputs, strict=True)
+        for output, other in zip(last.outputs, reference.outputs, strict=True)
     ]
-    return {
+    result = {
         "cache": row.contender.name,
+        "settings": dict(row.contender.settings),
+        "baseline": baseline.contender.name,
         "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
-        "ratio_to_none": float(np.median(ratios)),
-        "ratio_range": [min(ratios), max(ratios)],
+        **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
         "agreement_with_none": float(np.mean(agreement)),
         "forwards": sum(output.usage.forwards for output in last.outputs),
-        "row_layers": work,
-        "work_ratio_to_none": reference / work,
+        "row_layers": last.row_layers,
         "prefix_hits": last.prefix_hits,
         "partial_prefix_hits": last.partial_prefix_hits,
         "cached_tokens": sum(output.usage.cached_tokens for output in last.outputs),
         "prefix_depth": float(np.mean([output.usage.prefix_depth for output in last.outputs])),
         "peak_memory_bytes": last.peak_memory_bytes,
+        "extra_memory_bytes": last.peak_memory_bytes - reference.peak_memory_bytes,
+    }
+    if detail:
+        result["alone"] = _compared(row.alone or row.rounds, baseline.alone or baseline.rounds)
+        result["cache_ratio"] = row.meter.cache_ratio
+        result["staleness"] = row.meter.staleness
+        result["staleness_is_upper_bound"] = row.meter.upper_bound
+    return result
+
+
+def _compared(rounds: Sequence[Round], baseline: Sequence[Round]) -> dict[str, Any]:
+    """Time and work of the same requests against the baseline's. `slower` although less is computed: a warning."""
+    ratios = [theirs.seconds / ours.seconds for ours, theirs in zip(rounds, baseline, strict=True)]
+    work = baseline[-1].row_layers / rounds[-1].row_layers
+    speed = float(np.median(ratios))
+    return {
+        "ratio_to_none": speed,
+        "ratio_range": [min(ratios), max(ratios)],
+        "work_ratio_to_none": work,
+        "slower_with_less_work": work > 1 and speed < 1,
     }

@@ -1,59 +1,98 @@
 """A bench result as a Markdown table."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-HEADER = (
-    "cache",
-    "accuracy (95 % interval)",
-    "agreement",
-    "tok/s",
-    "speed",
-    "work saved",
-    "prefix hits",
-    "cache memory",
+from remask.evals.contenders import described
+
+Result: TypeAlias = Mapping[str, Any]
+Column: TypeAlias = tuple[str, Callable[[Result], str]]
+
+WARNING = "⚠"
+
+
+def table(report: Mapping[str, Any], *, detail: bool = False) -> str:
+    """The results of `report`, one row a policy, and lines that say on what they were measured.
+
+    "speed" and "work saved" are ratios to the baseline: time, and row-layers computed (prefix-only passes included).
+    `detail` shows what a detailed bench measures beside them. A policy that computes less than its baseline and is
+    slower is marked.
+    """
+    columns = DETAILED if detail else SHORT
+    header = [name for name, _ in columns]
+    rows = [[cell(result) for _, cell in columns] for result in report["results"]]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [_line(header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
+    lines += [_line(row, widths) for row in rows]
+    return "\n\n".join(["\n".join(lines), *_notes(report, detail)])
+
+
+def _accuracy(result: Result) -> str:
+    if result["accuracy"] is None:
+        return "-"
+    low, high = result["accuracy_interval"]
+    return f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _agreement(result: Result) -> str:
+    return f"{100 * result['agreement_with_none']:.1f} %"
+
+
+def _speed(compared: Result) -> str:
+    return f"{compared['ratio_to_none']:.2f}x" + (f" {WARNING}" if compared["slower_with_less_work"] else "")
+
+
+def _staleness(result: Result) -> str:
+    return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
+
+
+SHORT: tuple[Column, ...] = (
+    ("cache", lambda result: str(result["cache"])),
+    ("accuracy (95 % interval)", _accuracy),
+    ("agreement", _agreement),
+    ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
+    ("speed", _speed),
+    ("work saved", lambda result: f"{result['work_ratio_to_none']:.2f}x"),
+    ("prefix hits", lambda result: str(result["prefix_hits"])),
+    ("cache memory", lambda result: f"{result['peak_memory_bytes'] / 1e6:.1f} MB"),
+)
+DETAILED: tuple[Column, ...] = (
+    ("method", lambda result: str(result["cache"])),
+    ("settings", lambda result: described(result["settings"])),
+    ("accuracy (95 % interval)", _accuracy),
+    ("agreement", _agreement),
+    ("speed", _speed),
+    ("speed alone", lambda result: _speed(result["alone"])),
+    ("forwards", lambda result: str(result["forwards"])),
+    ("row-layers", lambda result: f"{result['row_layers'] / 1e6:.3f} M"),
+    ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
+    ("staleness", _staleness),
+    ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
 )
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The results of `report`, one row a policy, and a line that says on what they were measured.
-
-    "speed" and "work saved" are ratios to `none`: time, and row-layers computed (prefix-only passes included).
-    """
-    rows = [_row(result) for result in report["results"]]
-    widths = [max(len(row[i]) for row in [HEADER, *rows]) for i in range(len(HEADER))]
-    lines = [_line(HEADER, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
-    lines += [_line(row, widths) for row in rows]
-    return "\n".join([*lines, "", _caption(report)])
-
-
-def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
-    accuracy = "-"
-    if result["accuracy"] is not None:
-        low, high = result["accuracy_interval"]
-        accuracy = f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
-    return (
-        result["cache"],
-        accuracy,
-        f"{100 * result['agreement_with_none']:.1f} %",
-        f"{result['throughput_tok_s']:.0f}",
-        f"{result['ratio_to_none']:.2f}x",
-        f"{result['work_ratio_to_none']:.2f}x",
-        str(result["prefix_hits"]),
-        f"{result['peak_memory_bytes'] / 1e6:.1f} MB",
-    )
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
-def _caption(report: Mapping[str, Any]) -> str:
-    work, machine = report["workload"], report["machine"]
-    return (
+def _notes(report: Mapping[str, Any], detail: bool) -> list[str]:
+    work, machine, results = report["workload"], report["machine"], report["results"]
+    notes = [
         f"{work['requests']} requests over {work['prefixes']} shared prefixes, prefix ratio {work['prefix_ratio']}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
         f"{work['block_length']}, seed {work['seed']}, medians of {work['rounds']} rounds; {work['model']}, "
         f"{machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
         f"commit {report['commit'] or 'unknown'}."
-    )
+    ]
+    if detail:
+        notes.append(
+            f"Speed alone: the first {work['alone_requests']} requests, one at a time. Cache ratio: share of the K/V "
+            "that a pass does not compute. Staleness: passes since the K/V attended to were written; <= where rows are "
+            "chosen on the device. Extra memory: at the peak, beyond the baseline's."
+        )
+    others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
+    notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
+    if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):
+        notes.append(f"{WARNING} Slower than its baseline although it computes fewer row-layers.")
+    notes += [f"Left out: {left['name']}: {left['reason']}" for left in report.get("left_out", ())]
+    return notes

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,11 @@ class Workload:
     seed: int
     tasks: tuple[Task, ...]
     prefixes: int
+
+    def under(self, params: SamplingParams) -> "Workload":
+        """The same requests, denoised as `params` say."""
+        tasks = tuple(replace(task, request=replace(task.request, params=params)) for task in self.tasks)
+        return replace(self, tasks=tasks)
 
     @property
     def prefix_ratio(self) -> float:

@@ -59,21 +59,22 @@ class Pick:
     """Rows of which each canvas' share that moved most is computed: A rows of R canvases, S of them chosen.
 
     The A rows stand canvas after canvas. Sorted by canvas and then by similarity, those at `order` are chosen; they go
-    to `target` among the computed rows.
+    to `target` among the computed rows. What is compared, and renewed for all A, is V, or K where `keys` says so.
     """
 
     rows: Tensor  # int64 [A], among the stage's rows
     owner: Tensor  # int64 [A], number of the canvas
     order: Tensor  # int64 [S]
     target: Tensor  # int64 [S]
+    keys: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
     """A stage in which not all rows are computed: C are, canvas after canvas, the others add cached outputs."""
 
-    computed: Tensor  # int64 [C], among the stage's rows; entries that `pick` fills are placeholders
-    pick: Pick | None
+    computed: Tensor  # int64 [C], among the stage's rows; entries that `picks` fill are placeholders
+    picks: tuple[Pick, ...]
     slots: Tensor  # int64 [N], of all rows of the stage
 
 

@@ -8,7 +8,7 @@ from remask.models.attention import Attention, SdpaAttention
 from remask.models.capped import CappedAttention
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
-from remask.models.stage import Partial, Pick, Stage, StepBatch
+from remask.models.stage import Pick, Stage, StepBatch
 from remask.models.weights import LayerWeights, Weights
 
 
@@ -68,31 +68,40 @@ class Transformer:
         assert stage.partial is not None
         w, part = self.weights.layers[layer], stage.partial
         rows = part.computed
-        if part.pick is not None:
-            rows = self._choose(h, w, layer, part, part.pick, pool)
+        for pick in part.picks:
+            chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
+            rows = rows.index_copy(0, pick.target, chosen)
         slots = part.slots[rows]
         written = slots if stage.written is None else slots[stage.written]
         attended = self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], written)
         h = h + _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
         return h + _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
 
-    def _choose(self, h: Tensor, w: LayerWeights, layer: int, part: Partial, pick: Pick, pool: Pool) -> Tensor:
-        """The computed rows, those of `pick` whose V moved most among them; V is renewed for all that it looks at.
+    def _choose(
+        self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """Those of the rows of `pick` that moved most, int64 [S]; V (or K) is renewed for all that it looks at.
 
-        The choice never leaves the device: how many are chosen of each canvas is known beforehand.
+        `slots` [N] are those of the stage's rows. The choice never leaves the device: how many are chosen of each
+        canvas is known beforehand.
         """
         c = self.config
-        first = (c.heads + c.kv_heads) * c.head_dim  # where V's rows begin in the fused projection
+        places = slots[pick.rows]
         x = F.rms_norm(h[pick.rows], (c.hidden,), w.attn_norm, c.norm_eps)
-        v = F.linear(x, w.qkv[first:], None if w.qkv_bias is None else w.qkv_bias[first:])
-        slots = part.slots[pick.rows]
-        similarity = F.cosine_similarity(v.float(), pool.v[layer][slots].flatten(1).float(), dim=1)
-        pool.v[layer].index_copy_(0, slots, v.view(len(v), c.kv_heads, c.head_dim))
+        kept = pool.k[layer] if pick.keys else pool.v[layer]
+        # In the fused projection K's rows follow Q's, and V's follow K's.
+        first = (c.heads if pick.keys else c.heads + c.kv_heads) * c.head_dim
+        part = slice(first, first + c.kv_heads * c.head_dim)
+        new = F.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
+        new = new.view(len(new), c.kv_heads, c.head_dim)
+        if pick.keys:
+            new = _rotate(new, cos[pick.rows], sin[pick.rows])
+        similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
+        kept.index_copy_(0, places, new)
         # By similarity, then stably by canvas: one sort serves canvases of different sizes.
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
-        chosen: Tensor = pick.rows[order[pick.order]]
-        return torch.index_copy(part.computed, 0, pick.target, chosen)
+        return pick.rows[order[pick.order]]
 
     def _attend(
         self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor

@@ -7,7 +7,7 @@ from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.exact import Exact
-from remask.policies.registry import parse, policy_names
+from remask.policies.registry import names_for, parse, policy_names, settings_of
 from remask.policies.reuse import Reuse
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "Exact",
     "Reuse",
     "UniformCache",
+    "names_for",
     "parse",
     "policy_names",
+    "settings_of",
 ]

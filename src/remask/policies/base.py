@@ -17,6 +17,8 @@ class Circumstances:
     layers: int
     shift: int  # the family's: position p is predicted by row p - shift
     ordered: bool  # the sampler knows a step's positions before the pass
+    canvas: int  # positions of the canvas
+    response: int  # those of them that are denoised
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import numpy as np
 
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Span, View
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 from remask.policies.dense import Dense
 
@@ -39,12 +40,11 @@ class BiCache(CachePolicy):
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
-        if isinstance(self.depth, int) and self.depth < 0:
-            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {self.depth}")
-        if self.refresh_interval is not None and self.refresh_interval < 1:
-            raise ConfigError(f"refresh_interval must be >= 1, or None for step 0 only, got {self.refresh_interval}")
-        if self.boundary_state not in BOUNDARIES:
-            raise UnknownNameError("boundary", str(self.boundary_state), BOUNDARIES)
+        depth: object = self.depth
+        if not isinstance(depth, DepthLookup) and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
+        checks.refresh_interval(self.refresh_interval)
+        checks.one_of("boundary", self.boundary_state, BOUNDARIES)
 
     @property
     def traits(self) -> Traits:

@@ -9,6 +9,7 @@ import numpy as np
 from remask.core.kinds import ModelKind
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 
 FILL_PASSES = ("transfer", "separate")
@@ -70,6 +71,9 @@ class BlockDual(Blockwise):
 
     fill_pass: Literal["transfer", "separate"] = "transfer"
 
+    def __post_init__(self) -> None:
+        checks.one_of("fill_pass", self.fill_pass, FILL_PASSES)
+
     @property
     def traits(self) -> Traits:
         """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
@@ -106,8 +110,7 @@ class UniformCache(Blockwise):
     refresh_next: int = 4
 
     def __post_init__(self) -> None:
-        if self.refresh_next < 0:
-            raise ConfigError(f"refresh_next must be a whole number >= 0, where 0 means never, got {self.refresh_next}")
+        checks.count("refresh_next", self.refresh_next)
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances
 
 SHIFTS = ("un", "un_right")
@@ -38,6 +39,17 @@ class DkvDecode(_Delayed):
 
     refresh_interval: int | None = 8
     shift: Literal["un", "un_right"] | None = None
+
+    def __post_init__(self) -> None:
+        checks.refresh_interval(self.refresh_interval)
+        shift: object = self.shift
+        if shift == "right":
+            raise ConfigError(
+                "shift='right' asks for logits of rows that were left out, so the authors' code yields NaN; use 'un' "
+                "or 'un_right'"
+            )
+        if shift is not None:
+            checks.one_of("shift", shift, SHIFTS)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses `shift` on a model whose rows predict their own position."""
@@ -91,13 +103,22 @@ class DkvGreedy(_Delayed):
     refresh_interval: int | None = 8
     window: int = 4
 
+    def __post_init__(self) -> None:
+        checks.refresh_interval(self.refresh_interval)
+        checks.count("window", self.window)
+
     def check(self, circumstances: Circumstances) -> None:
-        """Refuses samplers that choose positions by confidence, and models whose rows predict the next position."""
+        """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""
         if not circumstances.ordered:
             raise ConfigError("dkv-greedy plans by an order drawn beforehand; use remasking 'random' or 'order'")
         if circumstances.shift:
             raise ConfigError(
                 "dkv-greedy is defined for models whose rows predict their own position (LLaDA), not Dream"
+            )
+        if self.window > circumstances.response:
+            raise ConfigError(
+                f"window={self.window} exceeds the response's {circumstances.response} positions; use a window from 0 "
+                f"to {circumstances.response}, or a longer response"
             )
 
     def plan(self, view: View) -> Plan:

@@ -1,12 +1,16 @@
 """`dllm-cache`: prompt and response refreshed on clocks of their own, moved rows recomputed in between."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, TopRho, View
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Traits
 
+Select: TypeAlias = Literal["value", "key", "random"]
+SELECTS: tuple[Select, ...] = ("value", "key", "random")
 GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
 
 
@@ -18,6 +22,10 @@ class DllmCache(CachePolicy):
     over the request. In between, the share `ratio` of the response whose value vectors moved most is recomputed, layer
     by layer. The first layer is always computed, as its inputs are the tokens themselves.
 
+    `select` exchanges the rule that chooses (the paper's ablation). "key" compares keys in place of values, and renews
+    K in place of V for all that it looks at. "random" draws the rows of each layer from the request's seed and the
+    step; nothing is compared, so only what is drawn is renewed.
+
     The authors also carry prompt rows through every step. Between prompt refreshes nothing reads what those rows
     become, so they stay out here; only the row that predicts the first response position (Dream) stays live.
 
@@ -27,12 +35,21 @@ class DllmCache(CachePolicy):
         ratio: rho, from 0 (nothing in between) to 1, of all response positions.
         guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
             the first five.
+        select: how the share is chosen.
     """
 
     prompt_interval: int = 100
     response_interval: int = 8
     ratio: float = 0.25
     guidance_interval: int = 1
+    select: Select = "value"
+
+    def __post_init__(self) -> None:
+        checks.interval("prompt_interval", self.prompt_interval)
+        checks.interval("response_interval", self.response_interval)
+        checks.share("ratio", self.ratio)
+        checks.interval("cfg_interval", self.guidance_interval)
+        checks.one_of("select", self.select, SELECTS)
 
     @property
     def traits(self) -> Traits:
@@ -50,15 +67,29 @@ class DllmCache(CachePolicy):
         refresh_response = view.step % self.response_interval == 0
         rows = view.everything if refresh_prompt else np.arange(view.length) >= view.prompt - view.shift
         held: Mask = rows & ~response if not refresh_prompt else np.zeros(view.length, dtype=np.bool_)
-        count = int(int(response.sum()) * self.ratio)
-        pick = None
-        if not refresh_response:
-            if count:
-                pick = TopRho(response, count)
-            else:
-                held = held | response
-        first = Span(range(1), rows)
-        deep = Span(range(1, view.layers), rows, pick=pick, held=held if held.any() else None)
+        count = 0 if refresh_response else int(int(response.sum()) * self.ratio)
+        if not refresh_response and not count:
+            held = held | response
+        deep = self._deep(view, rows, held, response, count) if view.layers > 1 else ()
         # A residual of the guidance that is kept must serve positions of later blocks too.
         predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
-        return Plan((first, deep) if view.layers > 1 else (first,), predict=predict)
+        return Plan((Span(range(1), rows), *deep), predict=predict)
+
+    def _deep(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
+        """All layers but the first. Of the `response` only `count` rows are computed, where `count` is above 0."""
+        layers = range(1, view.layers)
+        if not count:
+            return (Span(layers, rows, held=held if held.any() else None),)
+        if self.select == "random":
+            # What is drawn is known here, so nothing is left for the device to choose.
+            return tuple(Span(range(i, i + 1), rows, held=held | _undrawn(view, response, count, i)) for i in layers)
+        return (Span(layers, rows, pick=TopRho(response, count, self.select), held=held if held.any() else None),)
+
+
+def _undrawn(view: View, response: Mask, count: int, layer: int) -> Mask:
+    """The response without the `count` rows drawn for `layer`; no other layer, step or request has a part in it."""
+    positions = np.flatnonzero(response)
+    drawn = np.random.default_rng([view.seed, view.step, layer]).permutation(positions)[:count]
+    rest = response.copy()
+    rest[drawn] = False
+    return rest

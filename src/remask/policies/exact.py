@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Mask, Plan, Span, View
-from remask.errors import ConfigError
+from remask.policies import checks
 from remask.policies.base import CachePolicy, Traits
 
 
@@ -25,8 +25,7 @@ class Exact(CachePolicy):
     prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
-        if self.prefill_chunk < 1:
-            raise ConfigError(f"prefill_chunk must be a whole number >= 1, got {self.prefill_chunk}")
+        checks.interval("prefill_chunk", self.prefill_chunk)
 
     @property
     def traits(self) -> Traits:

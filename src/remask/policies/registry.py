@@ -8,10 +8,10 @@ from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies.base import CachePolicy
-from remask.policies.bicache import BOUNDARIES, BiCache
-from remask.policies.block import FILL_PASSES, BlockDual, BlockPrefix, UniformCache
+from remask.policies.bicache import BiCache
+from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
-from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.exact import Exact
 from remask.policies.reuse import Reuse
@@ -20,82 +20,37 @@ DepthTable = Callable[[], DepthLookup]
 """Gives the model's depth table, profiling the model first where there is none."""
 
 
-def _bicache(inner: CachePolicy, settings: dict[str, Any], table: DepthTable) -> CachePolicy:
-    depth = settings.get("depth", "table")
-    if depth != "table" and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
-    return BiCache(
-        inner=inner,
-        depth=table() if depth == "table" else depth,
-        refresh_interval=_interval(settings, "refresh_interval", default=16),
-        boundary_state=_one_of(settings, "boundary", BOUNDARIES) or "stored",
-    )
-
-
-def _block_dual(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    return BlockDual(fill_pass=_one_of(settings, "fill_pass", FILL_PASSES) or "transfer")
-
-
-def _dkv_decode(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    return DkvDecode(_interval(settings, "refresh_interval", default=8), _shift(settings))
-
-
-def _dkv_pd(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    return DkvPd(_interval(settings, "refresh_interval", default=8), _shift(settings))
-
-
-def _dkv_greedy(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    window = settings.get("window", 4)
-    if isinstance(window, bool) or not isinstance(window, int) or window < 0:
-        raise ConfigError(f"window must be a whole number >= 0, got {window!r}")
-    return DkvGreedy(_interval(settings, "refresh_interval", default=8), window)
-
-
-def _dllm_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    ratio = settings.get("ratio", 0.25)
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise ConfigError(f"ratio must be a number from 0 to 1, got {ratio!r}")
-    return DllmCache(
-        prompt_interval=_positive(settings, "prompt_interval", default=100),
-        response_interval=_positive(settings, "response_interval", default=8),
-        ratio=float(ratio),
-        guidance_interval=_positive(settings, "cfg_interval", default=1),
-    )
-
-
-def _uniform_cache(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    value = settings.get("refresh_next", 4)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"refresh_next must be a whole number >= 0, where 0 means never, got {value!r}")
-    return UniformCache(value)
-
-
-def _exact(_inner: CachePolicy, settings: dict[str, Any], _table: DepthTable) -> CachePolicy:
-    return Exact(_positive(settings, "prefill_chunk", default=512))
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """How one name is built. `around` policies may stand before another one; alone they wrap `none`."""
+    """How one name is built, and its settings as users and as the policy's fields name them.
 
-    settings: tuple[str, ...]
-    build: Callable[[CachePolicy, dict[str, Any], DepthTable], CachePolicy]
+    `around` policies may stand before another one; alone they wrap `none`.
+    """
+
+    make: Callable[..., CachePolicy]
+    settings: Mapping[str, str]
     around: bool = False
 
 
+def _entry(make: Callable[..., CachePolicy], *settings: str, around: bool = False, **renamed: str) -> _Entry:
+    return _Entry(make, {name: name for name in settings} | renamed, around)
+
+
 _POLICIES = {
-    "none": _Entry((), lambda _inner, _settings, _table: Dense()),
-    "reuse": _Entry((), lambda _inner, _settings, _table: Reuse()),
-    "bicache": _Entry(("depth", "refresh_interval", "boundary"), _bicache, around=True),
-    "block-prefix": _Entry((), lambda _inner, _settings, _table: BlockPrefix()),
-    "block-dual": _Entry(("fill_pass",), _block_dual),
-    "dkv-decode": _Entry(("refresh_interval", "shift"), _dkv_decode),
-    "dkv-prefill": _Entry((), lambda _inner, _settings, _table: DkvPrefill()),
-    "dkv-pd": _Entry(("refresh_interval", "shift"), _dkv_pd),
-    "dllm-cache": _Entry(("prompt_interval", "response_interval", "ratio", "cfg_interval"), _dllm_cache),
-    "dkv-greedy": _Entry(("refresh_interval", "window"), _dkv_greedy),
-    "uniform-cache": _Entry(("refresh_next",), _uniform_cache),
-    "exact": _Entry(("prefill_chunk",), _exact),
+    "none": _entry(Dense),
+    "reuse": _entry(Reuse),
+    "bicache": _entry(BiCache, "depth", "refresh_interval", boundary="boundary_state", around=True),
+    "block-prefix": _entry(BlockPrefix),
+    "block-dual": _entry(BlockDual, "fill_pass"),
+    "dkv-decode": _entry(DkvDecode, "refresh_interval", "shift"),
+    "dkv-prefill": _entry(DkvPrefill),
+    "dkv-pd": _entry(DkvPd, "refresh_interval", "shift"),
+    "dllm-cache": _entry(
+        DllmCache, "prompt_interval", "response_interval", "ratio", "select", cfg_interval="guidance_interval"
+    ),
+    "dkv-greedy": _entry(DkvGreedy, "refresh_interval", "window"),
+    "uniform-cache": _entry(UniformCache, "refresh_next"),
+    "exact": _entry(Exact, "prefill_chunk"),
 }
 
 
@@ -133,39 +88,29 @@ def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> C
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
-    policy: CachePolicy = Dense()
+    policy: CachePolicy | None = None
     for name, own in zip(reversed(names), reversed(taken), strict=True):
-        policy = _POLICIES[name].build(policy, own, table)
+        entry = _POLICIES[name]
+        fields = {entry.settings[key]: value for key, value in own.items()}
+        if entry.around:
+            fields["inner"] = policy or Dense()
+        if "depth" in entry.settings and fields.get("depth", "table") == "table":
+            fields["depth"] = table()
+        policy = entry.make(**fields)
+    assert policy is not None
     return policy
 
 
-def _interval(settings: dict[str, Any], name: str, default: int) -> int | None:
-    value = settings.get(name, default)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number >= 1, or null for step 0 only, got {value!r}")
-    return int(value)
+def settings_of(policy: CachePolicy) -> dict[str, Any]:
+    """The settings of a policy that `parse` made, as `cache_config` names them; a depth table is "table".
 
-
-def _positive(settings: dict[str, Any], name: str, default: int) -> int:
-    value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}")
-    return int(value)
-
-
-def _one_of(settings: dict[str, Any], name: str, allowed: tuple[str, ...]) -> Any:
-    value = settings.get(name)
-    if value is not None and value not in allowed:
-        raise UnknownNameError(name, str(value), allowed)
-    return value
-
-
-def _shift(settings: dict[str, Any]) -> Any:
-    if settings.get("shift") == "right":
-        raise ConfigError(
-            "shift='right' asks for logits of rows that were left out, so the authors' code yields NaN; use 'un' or "
-            "'un_right'"
-        )
-    return _one_of(settings, "shift", SHIFTS)
+    A setting of the inner policy that the outer one takes, so that nobody can set it, is given as `inner.NAME`.
+    """
+    entry = next((entry for entry in _POLICIES.values() if entry.make is type(policy)), None)
+    if entry is None:
+        return {}
+    own = {name: getattr(policy, field) for name, field in entry.settings.items()}
+    if isinstance(own.get("depth"), DepthLookup):
+        own["depth"] = "table"
+    inner = settings_of(policy.inner) if isinstance(policy, BiCache) else {}
+    return own | {f"inner.{name}" if name in own else name: value for name, value in inner.items()}

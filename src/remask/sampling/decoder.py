@@ -56,6 +56,11 @@ class Decoding(Protocol):
     """How one request is denoised, checked before it begins. Making a canvas twice gives the same one."""
 
     @property
+    def seed(self) -> int:
+        """What all draws depend on."""
+        ...
+
+    @property
     def length(self) -> int:
         """Positions of the canvas."""
         ...

@@ -16,6 +16,7 @@ from remask.sampling.decoder import Confidence, Positions, Tokens
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_counts
 from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.slowfast import SlowFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class MaskedDecoder:
         self.step = 0
         self.block_step = 0
         self.block_index = 0
-        self._dynamic = rule.remasking != "confidence_threshold" and (
-            params.threshold is not None or params.factor is not None
+        self._dynamic = rule.remasking == "slowfast" or (
+            rule.remasking != "confidence_threshold" and (params.threshold is not None or params.factor is not None)
         )
         self._times = TimeSchedule(blocks.steps, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
@@ -163,6 +164,7 @@ class MaskedDecoder:
         masks = self._masks()
         self._counts = even_counts(masks, self.blocks.steps)
         self._left_over = 0
+        self._slowfast = None if self.params.slowfast is None else SlowFast(self.params.slowfast)
         self._budget = masks // self.blocks.steps
         self._last_step = self.blocks.steps
         if self.rule.remasking == "confidence_threshold" and masks % self.blocks.steps:
@@ -201,6 +203,8 @@ class MaskedDecoder:
     def _choose(self, candidates: Positions, confidence: select.Confidence) -> select.Chosen:
         if self.rule.remasking == "confidence_threshold":
             return self._within_budget(confidence)
+        if self._slowfast is not None:
+            return self._slowfast.choose(candidates, confidence)
         if self.params.threshold is not None:
             return select.above(confidence, self.params.threshold)
         if self.params.factor is not None:
