@@ -29,8 +29,8 @@ class Exact(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Of block-causal models alone."""
-        return Traits(kinds=("block_causal",), pages=True)
+        """Of block-causal models alone. What is cached is final, so nothing is refreshed."""
+        return Traits(kinds=("block_causal",), pages=True, refreshes=False)
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""
