@@ -74,8 +74,9 @@ class Transformer:
         slots = part.slots[rows]
         written = slots if stage.written is None else slots[stage.written]
         attended = self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], written)
-        h = h + _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
-        return h + _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
+        h += _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
+        h += _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
+        return h
 
     def _choose(
         self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
