@@ -84,6 +84,9 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({**GOOD, "cache": "bicache", "cache_config": {"depth": 2, "refresh_interval": 0}}, "refresh_interval must be"),
     ({**GOOD, "cache": "bicache+reuse", "cache_config": {"depth": 2}}, "both own the shared prefix"),
     ({**GOOD, "sampling": {"stop": "x"}}, "stop texts need a tokenizer"),
+    ({**GOOD, "cache_salt": 5}, "cache_salt must be a text of valid Unicode, empty for none, got 5"),
+    ({**GOOD, "priority": 0.5}, "priority must be a whole number, lower ones first, got 0.5"),
+    ({**GOOD, "deadline_s": 0}, "deadline_s must be a number above 0 up, got 0"),
 ]
 
 
@@ -186,3 +189,14 @@ def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
     first, second = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert "not valid Unicode" in first["error"]
     assert len(second["token_ids"]) > 0
+
+
+def test_lines_carry_salt_priority_and_deadline(tmp_path: Path) -> None:
+    shared = {**GOOD, "prefix_length": 2, "cache": "reuse"}
+    lines = [{**shared, "cache_salt": salt} for salt in ("a", "b", "a")]
+    lines += [{**GOOD, "deadline_s": 1e-9, "priority": 1}, {**GOOD, "deadline_s": None, "priority": -1}]
+    status, answers = run(tmp_path, lines)
+    assert status == 0
+    assert [answer["usage"]["cached_tokens"] for answer in answers] == [0, 0, 2, 0, 0]
+    assert [answer["finish_reason"] == "timeout" for answer in answers] == [False, False, False, True, False]
+    assert answers[3]["token_ids"] == []

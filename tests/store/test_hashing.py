@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.store.hashing import prefix_hash
+from remask.store.hashing import prefix_hash, salted
 from tests.goldens import cache_policy
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=8)
@@ -33,3 +33,13 @@ def test_the_kind_of_sequence_does_not(tokens: list[int]) -> None:
 def test_ids_beyond_32_bits_are_refused_not_wrapped(token: int) -> None:
     with pytest.raises(OverflowError):
         prefix_hash([token])
+
+
+@given(st.text(), st.text(), TOKENS)
+def test_tenants_salts_tell_them_apart(one: str, other: str, tokens: list[int]) -> None:
+    assert (salted(b"model", one) == salted(b"model", other)) == (one == other)
+    assert (prefix_hash(tokens, salted(b"m", one)) == prefix_hash(tokens, salted(b"m", other))) == (one == other)
+
+
+def test_no_salt_of_a_tenant_changes_nothing() -> None:
+    assert salted(b"model", "") == b"model"

@@ -191,6 +191,29 @@ def test_the_whole_prefix_is_the_identity() -> None:
     assert store.stats.hits == 0
 
 
+def test_entries_of_another_salt_are_never_served() -> None:
+    store = make(30)
+    ours = store.reserve([1, 2], BOUNDARY, "ours")
+    assert ours is not None
+    for salt in ("", "theirs"):
+        assert store.match([1, 2], BOUNDARY, salt) is None
+    theirs = store.reserve([1, 2], BOUNDARY, "theirs")
+    assert theirs is not None
+    assert not set(ours.extent.pages.tolist()) & set(theirs.extent.pages.tolist())
+    again = store.match([1, 2], BOUNDARY, "ours")
+    assert again is not None
+    assert again.entry is ours.entry
+
+
+def test_salts_whose_hashes_collide_are_told_apart() -> None:
+    store = make(30, hash=collide)
+    put(store, [1, 2])
+    assert store.match([1, 2], BOUNDARY, "theirs") is None
+    lease = store.reserve([1, 2], BOUNDARY, "theirs")
+    assert lease is not None
+    assert [entry.cache_salt for entry in store.entries] == ["theirs"]
+
+
 def collide(tokens: Sequence[int], salt: bytes) -> int:
     return 7
 

@@ -19,7 +19,8 @@ from remask.llm import LLM, Output, Work
 from remask.policies import CachePolicy
 from remask.prompts import encode
 
-KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config")
+TERMS = ("cache_salt", "priority", "deadline_s")  # of a request; the engine checks them
+KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config", *TERMS)
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
 
 
@@ -140,7 +141,8 @@ def _work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: _Default
         raise ConfigError(f"sampling must be an object of sampling parameters, got {own!r}")
     params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
     prefix = line.get("prefix_length")
-    request = Request(request_id, tokens, params, shared if prefix is None else prefix)
+    terms = {key: line[key] for key in TERMS if line.get(key) is not None}
+    request = Request(request_id, tokens, params, shared if prefix is None else prefix, **terms)
     return Work(request, _policy(llm, line, defaults))
 
 

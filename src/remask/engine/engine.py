@@ -1,7 +1,8 @@
 """The engine: requests join and leave at any step; a step is one forward pass over all that take part."""
 
 import logging
-from collections import deque
+import time
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -80,7 +81,7 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
-        self._waiting: deque[Job] = deque()
+        self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers)
         self._ids: set[str] = set()
         self._ended: list[Event] = []
@@ -121,19 +122,23 @@ class Engine:
 
     def add(self, request: Request, policy: CachePolicy) -> None:
         """Queue a request under a policy. Raises `ConfigError`, and queues nothing, on a request that cannot run."""
-        self._waiting.append(self._job(request, policy))
+        insort(self._waiting, self._job(request, policy), key=lambda job: job.request.priority)
         self._ids.add(request.id)
 
     def cancel(self, request_id: str) -> bool:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
-        for job in [*self._waiting, *(item for item in self._running if isinstance(item, Job))]:
+        for job in self._jobs():
             if job.request.id == request_id:
                 self._end(job, "cancelled")
                 return True
         return False
 
     def step(self) -> list[Event]:
-        """Run one denoising step of all requests that fit in it, and admit those that can begin."""
+        """Run one denoising step of all requests that fit in it, and admit those that can begin.
+
+        Requests past their deadlines end first.
+        """
+        self._expire()
         self._admit()
         batch = self._next()
         if batch.jobs or batch.passes:
@@ -160,8 +165,20 @@ class Engine:
             raise ConfigError(f"id {request.id!r} is in use by another request; ids must differ")
         return make_job(request, policy, self.model.config, self.max_model_len, self.decode)
 
+    def _jobs(self) -> list[Job]:
+        """All requests, waiting and running."""
+        return [*self._waiting, *(item for item in self._running if isinstance(item, Job))]
+
+    def _expire(self) -> None:
+        """End what has run out of time."""
+        now = time.perf_counter()
+        for job in self._jobs():
+            limit = job.request.deadline_s
+            if limit is not None and now - job.arrived >= limit:
+                self._end(job, "timeout")
+
     def _admit(self) -> None:
-        """Begin waiting requests in order of arrival, as far as slots and pages go."""
+        """Begin waiting requests by priority, then in order of arrival, as far as slots and pages go."""
         while self._waiting:
             running = self.running
             if running and running + self._waiting[0].branches_needed > self.config.max_num_seqs:
@@ -169,7 +186,7 @@ class Engine:
             job = self._waiting[0]
             if not self.memory.place(job):
                 return
-            self._running.add(self._waiting.popleft())
+            self._running.add(self._waiting.pop(0))
             if job.lease is not None and not job.lease.hit:
                 shape, entry = self.model.config, job.lease.entry
                 self._running.add(PrefixPass(entry, *prefix_branch(entry, shape.layers, shape.mask_id)))

@@ -4,6 +4,7 @@ import secrets
 import time
 
 from remask.core.canvas import Canvas
+from remask.core.checks import real
 from remask.core.request import Request, Usage
 from remask.engine.job import Decode, Job
 from remask.errors import ConfigError
@@ -18,6 +19,7 @@ def make_job(
 ) -> Job:
     """A job for `request` under `policy`. Raises `ConfigError` on a request that cannot run."""
     params = request.params
+    _check_terms(request)
     length = _checked_length(request, shape, max_model_len)
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
@@ -37,6 +39,17 @@ def make_job(
     # The decoder checks what depends on the canvas; better now than when the request begins.
     MaskedDecoder(params, rule, Canvas(request.prompt_token_ids, params.max_tokens, shape.mask_id), job.seed, "all")
     return job
+
+
+def _check_terms(request: Request) -> None:
+    """Raise `ConfigError` on terms of service that cannot be kept."""
+    salt, priority = request.cache_salt, request.priority
+    # A lone surrogate has no bytes to hash.
+    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
+        raise ConfigError(f"cache_salt must be a text of valid Unicode, empty for none, got {salt!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ConfigError(f"priority must be a whole number, lower ones first, got {priority!r}")
+    real("deadline_s", request.deadline_s, 0, above=True, optional=True)
 
 
 def _checked_length(request: Request, shape: ModelConfig, max_model_len: int) -> int:

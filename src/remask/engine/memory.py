@@ -54,7 +54,8 @@ class Memory:
         lease: Lease | None = None
         if own and boundary:
             tokens = request.prompt_token_ids[:prefix]
-            lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
+            salt = request.cache_salt
+            lease = self.store.match(tokens, boundary, salt) or self.store.reserve(tokens, boundary, salt)
         if not own or (boundary and lease is None):
             self.free(job)
             return False

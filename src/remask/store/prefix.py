@@ -9,7 +9,7 @@ from torch import Tensor
 
 from remask.errors import IntegrityError
 from remask.store.eviction import Eviction, EvictionOrder
-from remask.store.hashing import prefix_hash
+from remask.store.hashing import prefix_hash, salted
 from remask.store.pages import Extent, PageAllocator
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Entry:
-    """One shared prefix, identified by all of its tokens. `ready` once its prefix-only pass has run."""
+    """One shared prefix, identified by all of its tokens and its salt. `ready` once its prefix-only pass has run."""
 
     key: int
     tokens: tuple[int, ...]
@@ -26,6 +26,11 @@ class Entry:
     ready: bool = False
     leases: int = 0
     hits: int = 0
+    cache_salt: str = ""
+
+    def holds(self, tokens: Sequence[int], cache_salt: str) -> bool:
+        """Whether this is the entry of exactly these tokens, for requests of this salt."""
+        return self.cache_salt == cache_salt and np.array_equal(self.tokens, np.asarray(tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -92,29 +97,31 @@ class PrefixStore:
         """Whether a prefix of this length can be admitted at all."""
         return tokens < self.budget_tokens and self.allocator.pages_for(tokens) <= self.allocator.references.shape[1]
 
-    def match(self, tokens: Sequence[int], boundary: int) -> Lease | None:
+    def match(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
         """Lease the entry of exactly these tokens; None where there is none. Token ids are compared, not hashes alone.
+
+        Entries of another `cache_salt` are never found.
 
         The entry may still be waiting for its pass (`ready` is False): whoever holds the lease waits for it too.
         """
-        key = self.hash(tokens, self.salt)
+        key = self.hash(tokens, salted(self.salt, cache_salt))
         entry = self._entries.get(key)
-        if entry is None or not np.array_equal(entry.tokens, np.asarray(tokens)):
+        if entry is None or not entry.holds(tokens, cache_salt):
             return None
         self.stats.hits += 1
         entry.hits += 1
         self._order.used(key)
         return self._lease(entry, boundary, hit=True)
 
-    def reserve(self, tokens: Sequence[int], boundary: int) -> Lease | None:
+    def reserve(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
         """Make room for a new entry and lease it to whoever will run its prefix-only pass.
 
         None, with the store as it was, where leased entries stand in the way: ask again later. Call `fits` first; a
         prefix that cannot fit is refused for good. Raises `IntegrityError` for a prefix that is stored already.
         """
-        key = self.hash(tokens, self.salt)
+        key = self.hash(tokens, salted(self.salt, cache_salt))
         colliding = self._entries.get(key)
-        if colliding is not None and np.array_equal(colliding.tokens, np.asarray(tokens)):
+        if colliding is not None and colliding.holds(tokens, cache_salt):
             raise IntegrityError("a stored prefix was reserved again")
         victims = self._victims(len(tokens), colliding)
         if victims is None:
@@ -125,7 +132,7 @@ class PrefixStore:
         if extent is None:
             raise IntegrityError("pages that were free for a new entry are gone")
         self.stats.misses += 1
-        entry = Entry(key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)))
+        entry = Entry(key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)), cache_salt=cache_salt)
         self._entries[key] = entry
         self._order.add(key)
         return self._lease(entry, boundary, hit=False)
