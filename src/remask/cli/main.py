@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from remask import __version__
-from remask.cli import bench, demo, generate, profile
+from remask.cli import bench, demo, generate, profile, serve
 from remask.errors import RemaskError
 
-COMMANDS = (generate, demo, bench, profile)
+COMMANDS = (generate, serve, demo, bench, profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remask.core.plan import Plan
-from remask.core.request import FinishReason, Request, Result, Transfer
+from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import Branch, prefix_branch
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
@@ -32,9 +32,11 @@ MAX_DEFAULT_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step did to one request."""
+    """What a step did to one request. `queued_s`: it began, after that many seconds of waiting."""
 
     id: str
+    queued_s: float | None = None
+    draft: Draft | None = None
     transfer: Transfer | None = None
     result: Result | None = None
 
@@ -54,8 +56,10 @@ class EngineStats:
 
     steps: int = 0
     row_layers: int = 0
+    row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and boundary states held at the end of any step
 
 
@@ -68,7 +72,7 @@ class _Batch:
 class Engine:
     """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
 
-    Not thread-safe: one thread calls `add`, `cancel` and `step`.
+    Not thread-safe: one thread calls `add`, `cancel` and `step`. Any may call `check`.
     """
 
     def __init__(
@@ -187,6 +191,7 @@ class Engine:
             if not self.memory.place(job):
                 return
             self._running.add(self._waiting.pop(0))
+            self._ended.append(Event(job.request.id, queued_s=time.perf_counter() - job.arrived))
             if job.lease is not None and not job.lease.hit:
                 shape, entry = self.model.config, job.lease.entry
                 self._running.add(PrefixPass(entry, *prefix_branch(entry, shape.layers, shape.mask_id)))
@@ -230,6 +235,10 @@ class Engine:
         for job in batch.jobs:
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            self.stats.prefix_refreshes += job.refreshes
+            self.stats.row_layers_saved += job.saved
+            if job.request.drafts and not job.plan.fills:
+                self._ended.append(Event(job.request.id, draft=job.draft(tokens, confidence)))
             transfer = job.apply(tokens.astype(np.int64), confidence)
             if transfer is not None:
                 self._ended.append(Event(job.request.id, transfer=transfer))
