@@ -8,9 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    engine_config,
+    object_option,
+    open_llm,
+    sampling_option,
+)
 from remask.errors import ConfigError
-from remask.evals.workload import BUNDLED_SAMPLING
 from remask.llm import LLM
 from remask.models.source import BUNDLED
 
@@ -22,7 +28,7 @@ _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API does")
+    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API does", allow_abbrev=False)
     parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
@@ -45,7 +51,7 @@ def _add_server_options(group: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
     group.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"let in who sends this key; also from {KEY_VARIABLE}"
+        "--api-key", nargs="+", metavar="KEY", help=f"let in who sends one of these; also from {KEY_VARIABLE}"
     )
     group.add_argument("--max-queue", type=int, default=256, help="requests that may wait (default 256)")
     group.add_argument("--max-body-bytes", type=int, default=4 << 20, help="longest request body (default 4 MiB)")
@@ -68,13 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
     args.model = args.served or args.model
     keys = [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    sampling = object_option("--sampling", args.sampling)
-    if args.sampling is None and args.model == BUNDLED:
-        sampling = dict(BUNDLED_SAMPLING)
     config = ServerConfig(
         model_names=args.served_model_name or [args.model],
         api_keys=keys,
-        sampling=sampling,
+        sampling=sampling_option(args),
         seed=args.seed,
         max_queue=args.max_queue,
         drain_timeout=args.drain_timeout,

@@ -147,7 +147,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.add(future)  # type: ignore[arg-type]
-        future.add_done_callback(self._calls.discard)  # type: ignore[arg-type]
+        future.add_done_callback(self._calls.discard)
 
         def run() -> None:
             try:

@@ -1,5 +1,6 @@
 """From request bodies to requests of the engine."""
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ class Intake:
         llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
         self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
         fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
+        self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
 
     def check_model(self, name: str | None) -> None:
@@ -88,18 +90,24 @@ class Intake:
                 f"{self.config.max_choices}"
             )
         policy = self._policy(body)
-        terms = {"cache_salt": body.cache_salt, "priority": body.priority, "deadline_s": body.deadline_s}
-        given = {name: value for name, value in terms.items() if value is not None}
-        work = []
+        drafts = bool(body.stream_drafts) or body.wants_logprobs
+        work: list[Work] = []
         for tokens, shared in prompts:
             params = self._params(body, len(tokens))
             self._check_logprobs(body, params, policy)
             prefix = shared if body.prefix_length is None else body.prefix_length
             for choice in range(choices):
-                name = f"{request_id}-{len(work)}"
-                own = self._seeded(params, body.seed, choice)
-                drafts = bool(body.stream_drafts) or body.wants_logprobs
-                work.append((Request(name, tokens, own, prefix, drafts=drafts, **given), policy))
+                request = Request(
+                    id=f"{request_id}-{next(self._numbers)}",
+                    prompt_token_ids=tokens,
+                    params=self._seeded(params, body.seed, choice),
+                    prefix_length=prefix,
+                    cache_salt=body.cache_salt or "",
+                    priority=body.priority or 0,
+                    deadline_s=body.deadline_s,
+                    drafts=drafts,
+                )
+                work.append((request, policy))
         return work
 
     def _policy(self, body: GenerationBody) -> CachePolicy:
@@ -112,8 +120,8 @@ class Intake:
     def _table(self) -> DepthLookup:
         if self._lookup is None:
             raise ConfigError(
-                "cache 'bicache' needs a depth table, and this server has none for its model; send "
-                'cache_config {"depth": ...}, or start it with --depth-table or with --cache bicache, which measures one'
+                "cache 'bicache' needs a depth table, and this server has none for its model: send cache_config "
+                '{"depth": ...}, or start the server with --depth-table, or with --cache bicache, which measures one'
             )
         return self._lookup
 

@@ -22,7 +22,9 @@ NAMES = (
     "stop_token_ids",
     "ignore_eos",
 )
-_CHOICES = ("remasking", "threshold", "factor", "eps")  # ways to choose tokens; a request's own replaces the server's
+_CHOICES = frozenset(
+    ("remasking", "threshold", "factor", "eps")
+)  # ways to choose tokens; a request's own replaces the server's
 
 
 def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> SamplingParams:
@@ -32,35 +34,33 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     default `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Raises `ConfigError`.
     """
-    kept = {name: value for name, value in defaults.items() if not (name in _CHOICES and _chooses(own))}
+    kept = {name: value for name, value in defaults.items() if not (name in _CHOICES and own.keys() & _CHOICES)}
     merged = {**kept, **own}
     if "max_tokens" not in own:
-        usual = int(merged.get("max_tokens", SamplingParams().max_tokens))
-        block = own.get("block_length", merged.get("block_length", 1))
-        most = min(usual, max(room, 1))
-        merged["max_tokens"] = max(most - most % block, min(block, usual)) if _whole(block) else most
+        merged["max_tokens"] = _length(merged, own.get("block_length", 1), room)
     length = merged["max_tokens"]
-    if not _whole(length):
-        return SamplingParams.from_mapping(merged)
-    if "block_length" not in own and "block_length" in merged:
-        merged["block_length"] = _divisor(length, merged["block_length"])
-    if "steps" not in own and "steps" in defaults:
-        block = merged.get("block_length") or length
-        if _whole(block):
-            usual = SamplingParams.from_mapping(defaults)
-            share = usual.steps_per_block / usual.block
-            merged["steps"] = max(1, round(block * share)) * max(1, length // block)
+    if length >= 1:  # else nothing fits it, and its error is the one to tell
+        if "block_length" in kept and "block_length" not in own:
+            merged["block_length"] = _divisor(length, kept["block_length"])
+        if "steps" in kept and "steps" not in own:
+            block = merged.get("block_length", length)
+            merged["steps"] = _steps(SamplingParams.from_mapping(defaults), length, block)
     return SamplingParams.from_mapping(merged)
 
 
-def _chooses(own: Mapping[str, Any]) -> bool:
-    return any(name in own for name in _CHOICES)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and value >= 1
+def _length(merged: Mapping[str, Any], block: int, room: int) -> int:
+    """The default response length, or as much of it as there is room for, in whole blocks where there is one."""
+    most = min(int(merged.get("max_tokens", SamplingParams().max_tokens)), max(room, 1))
+    return most - most % block if 1 <= block <= most else most
 
 
 def _divisor(length: int, most: int) -> int:
     """The largest divisor of `length` that is at most `most`."""
     return next(block for block in range(min(length, most), 0, -1) if length % block == 0)
+
+
+def _steps(usual: SamplingParams, length: int, block: int) -> int:
+    """Steps for `length` tokens in blocks of `block`, at the usual number per token."""
+    if not 1 <= block <= length:
+        return 1
+    return max(1, round(block * usual.steps_per_block / usual.block)) * (length // block)
