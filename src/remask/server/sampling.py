@@ -37,7 +37,7 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     kept = {name: value for name, value in defaults.items() if not (name in _CHOICES and own.keys() & _CHOICES)}
     merged = {**kept, **own}
     if "max_tokens" not in own:
-        merged["max_tokens"] = _length(merged, own.get("block_length", 1), room)
+        merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
     length = merged["max_tokens"]
     if length >= 1:  # else nothing fits it, and its error is the one to tell
         if "block_length" in kept and "block_length" not in own:
