@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,8 @@ from remask.tasks.transit import make_workload
 
 QUESTIONS = make_workload(24, 3, 5)
 CHATS = [list(question.messages) for question in QUESTIONS]
-SLOW = {"max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}  # a second or two
+LONG = {"max_tokens": 48, "block_length": 1, "steps": 48, "ignore_eos": True}  # some tenths of a second
+SLOW = {"max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}  # seconds: never run to its end
 URL = "/v1/chat/completions"
 
 
@@ -66,6 +67,14 @@ class Running:
         told = self.cache()
         assert all(entry["leases"] == 0 for entry in told["entries"])
         self.service.llm.engine.check_integrity()
+
+
+def eventually(reached: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait for a state that other threads bring about."""
+    end = time.monotonic() + timeout
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def make_llm(cache: str = "bicache", **limits: Any) -> LLM:

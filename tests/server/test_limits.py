@@ -9,7 +9,7 @@ import pytest
 
 from remask.errors import ConfigError
 from remask.server.config import ServerConfig
-from tests.server.serving import CHATS, SLOW, URL, Running, make_llm, serving
+from tests.server.serving import CHATS, LONG, URL, Running, eventually, make_llm, serving
 
 KEY = "a-secret-key"
 
@@ -70,7 +70,7 @@ def test_a_full_queue_is_a_429_and_no_more(limited: Running) -> None:
     statuses: list[int] = []
 
     def ask() -> None:
-        statuses.append(limited.ask(**SLOW).status_code)
+        statuses.append(limited.ask(**LONG).status_code)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -123,12 +123,19 @@ def test_two_requests_of_one_id_are_both_answered(server: Running) -> None:
     assert statuses == [200] * 4
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Lines of the access log."""
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "remask.server.gate"]
+
+
 def test_the_access_log_has_a_line_a_request(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "remask.server.gate"):
         server.client.post(URL, json={"messages": CHATS[0], "user": "tester\n"}, headers={"X-Request-Id": "logged"})
         server.stream({"messages": CHATS[0]})
         server.client.get("/nowhere")
-    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "remask.server.gate"]
+        eventually(lambda: len(logged(caplog)) == 3)
+    # A stream's line is written once the client has all of it, and so may come late.
+    lines = sorted(logged(caplog), key=lambda line: (line["status"], line["id"] != "logged"))
     assert [line["status"] for line in lines] == [200, 200, 404]
     assert lines[0]["id"] == "logged"
     assert lines[0]["user"] == "tester\n"
