@@ -1,6 +1,7 @@
 """Text of growing runs of tokens: the pieces join to the whole, and no stop text gets out."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +28,8 @@ def bytewise() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    fast: Any = PreTrainedTokenizerFast
+    return Tokenizer(fast(tokenizer_object=backend))
 
 
 WORDS, BYTES = bundled(), bytewise()

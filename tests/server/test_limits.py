@@ -31,7 +31,7 @@ def limited() -> Any:
 def test_keys(limited: Running) -> None:
     assert limited.ask().status_code == 200
     for header in ("", "Bearer", "Bearer a-secret-kez", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer \xe9"):
-        response = limited.client.get("/v1/models", headers={"Authorization": header.encode("latin-1")})
+        response = limited.client.get("/v1/models", headers={b"Authorization": header.encode("latin-1")})
         assert response.status_code == 401, header
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert KEY not in response.text

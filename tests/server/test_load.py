@@ -68,7 +68,8 @@ def leave_silently(server: Running) -> None:
 
 def test_clients_that_go_away_free_everything(server: Running) -> None:
     before = server.service.llm.engine.stats.steps
-    for leave in (lambda: leave_stream(server, 1), lambda: leave_stream(server, 6), lambda: leave_silently(server)):
+    leaving = [lambda: leave_stream(server, 1), lambda: leave_stream(server, 6), lambda: leave_silently(server)]
+    for leave in leaving:
         leave()
         server.settle(5)
     assert server.service.llm.engine.stats.steps - before < 3 * 256, "they were not run to their ends"

@@ -1,5 +1,7 @@
 """Whatever the OpenAPI document allows, and some of what it does not, is answered without a 5xx."""
 
+from typing import Any
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -46,7 +48,7 @@ def test_random_requests_are_no_5xx(server: Running, path: str, mode: Generation
 
         @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
-        def ask(case: schemathesis.Case) -> None:
+        def ask(case: Any) -> None:
             response = case.call(base_url=server.base)
             assert response.status_code < 500, response.text
             if response.status_code >= 400:

@@ -53,7 +53,7 @@ def _flags(path: str, values: dict[str, Any]) -> Iterator[str]:
         if name == FLAG:
             raise ConfigError(f"{FLAG}: {path!r} names another file of flags; one is enough")
         if value is None or value is False:
-            continue
+            raise ConfigError(f"{FLAG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out")
         yield name
         if isinstance(value, list):
             yield from map(str, value)

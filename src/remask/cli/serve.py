@@ -23,6 +23,7 @@ from remask.models.source import BUNDLED
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "REMASK_API_KEY"
+MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from remask.server.trace import StepTrace
 
     args.model = args.served or args.model
+    if not 0 <= args.port <= MAX_PORT:
+        raise ConfigError(f"--port must be from 0 to {MAX_PORT}, got {args.port}")
     keys = [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])]
     config = ServerConfig(
         model_names=args.served_model_name or [args.model],

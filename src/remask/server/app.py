@@ -40,7 +40,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
     app.state.service = service
     add_handlers(app)
     for part in (inference, info, cache):
-        app.include_router(part.router)
+        app.include_router(part.router())
     app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
     if config.allowed_origins:
         app.add_middleware(

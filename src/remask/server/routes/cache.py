@@ -8,23 +8,18 @@ from remask.engine.engine import Engine
 from remask.server.errors import ApiError, json_response
 from remask.server.routes.common import documented, service_of
 
-router = APIRouter(prefix="/v1/cache", responses=documented(401, 500))
 
-
-@router.get("")
 async def held(request: Request) -> Response:
     """All stored prefixes, the next to be evicted first."""
     return json_response(await service_of(request).engine.call(_held))
 
 
-@router.delete("")
 async def drop_all(request: Request) -> Response:
     """Drop every stored prefix that no running request reads."""
     dropped = await service_of(request).engine.call(lambda engine: engine.store.drop())
     return json_response({"dropped": dropped})
 
 
-@router.delete("/{prefix_id}", responses=documented(404, 409))
 async def drop(request: Request, prefix_id: str) -> Response:
     """Drop one stored prefix."""
 
@@ -38,6 +33,15 @@ async def drop(request: Request, prefix_id: str) -> Response:
     if dropped == 0:
         raise ApiError(409, f"the prefix {prefix_id} is read by running requests; try again when they have ended")
     return json_response({"dropped": dropped})
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(401, 500))
+    made.add_api_route("/v1/cache", held, methods=["GET"])
+    made.add_api_route("/v1/cache", drop_all, methods=["DELETE"])
+    made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=documented(404, 409))
+    return made
 
 
 def _held(engine: Engine) -> dict[str, Any]:

@@ -8,24 +8,19 @@ from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, Tok
 from remask.server.routes.common import documented, service_of
 from remask.server.shapes import ChatShape, CompletionShape
 
-router = APIRouter(responses=documented(400, 401, 404, 413, 422))
 
-
-@router.post("/v1/chat/completions", responses=documented(429, 500, 503, 504))
 async def chat_completions(request: Request, body: ChatBody) -> Response:
     """Answer a conversation."""
     service = service_of(request)
     return await service.answer(request, body, service.intake.chat, ChatShape)
 
 
-@router.post("/v1/completions", responses=documented(429, 500, 503, 504))
 async def completions(request: Request, body: CompletionBody) -> Response:
     """Answer one or more prompts."""
     service = service_of(request)
     return await service.answer(request, body, service.intake.completion, CompletionShape)
 
 
-@router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The token ids of a text, or of a conversation as the chat template renders it."""
     service = service_of(request)
@@ -40,7 +35,6 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     return json_response(told)
 
 
-@router.post("/detokenize")
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """The text of token ids, special tokens included."""
     service = service_of(request)
@@ -50,3 +44,15 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     if bad:
         raise ConfigError(f"tokens holds {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
     return json_response({"prompt": await service.off_loop(service.intake.tokenizer.decode, body.tokens, False)})
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(400, 401, 404, 413, 422))
+    made.add_api_route(
+        "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
+    )
+    made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
+    made.add_api_route("/tokenize", tokenize, methods=["POST"])
+    made.add_api_route("/detokenize", detokenize, methods=["POST"])
+    return made

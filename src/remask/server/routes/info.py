@@ -10,10 +10,7 @@ from remask.server.metrics import CONTENT_TYPE
 from remask.server.routes.common import documented, service_of
 from remask.server.service import Service
 
-router = APIRouter(responses=documented(401))
 
-
-@router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The names that requests may give as `model`."""
     service = service_of(request)
@@ -21,7 +18,6 @@ async def models(request: Request) -> Response:
     return json_response({"object": "list", "data": listed})
 
 
-@router.get("/v1/models/{name:path}", responses=documented(404))
 async def model(request: Request, name: str) -> Response:
     """One of them."""
     service = service_of(request)
@@ -29,7 +25,6 @@ async def model(request: Request, name: str) -> Response:
     return json_response(_model(service, name))
 
 
-@router.get("/health", responses=documented(503))
 async def health(request: Request) -> Response:
     """200 while requests are taken; 503 while draining, and once the engine's loop is dead."""
     engine = service_of(request).engine
@@ -40,13 +35,11 @@ async def health(request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-@router.get("/version")
 async def version() -> Response:
     """The version of remask."""
     return json_response({"version": __version__})
 
 
-@router.get("/get_model_info")
 async def get_model_info(request: Request) -> Response:
     """The model's shape and the limits it is served under."""
     service = service_of(request)
@@ -75,10 +68,21 @@ async def get_model_info(request: Request) -> Response:
     return json_response(told)
 
 
-@router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus metrics."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(401))
+    made.add_api_route("/v1/models", models, methods=["GET"])
+    made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=documented(404))
+    made.add_api_route("/health", health, methods=["GET"], responses=documented(503))
+    made.add_api_route("/version", version, methods=["GET"])
+    made.add_api_route("/get_model_info", get_model_info, methods=["GET"])
+    made.add_api_route("/metrics", metrics, methods=["GET"])
+    return made
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
