@@ -4,7 +4,7 @@ import asyncio
 import random
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,11 @@ def leave_silently(server: Running) -> None:
 
 def test_clients_that_go_away_free_everything(server: Running) -> None:
     before = server.service.llm.engine.stats.steps
-    leaving = [lambda: leave_stream(server, 1), lambda: leave_stream(server, 6), lambda: leave_silently(server)]
+    leaving: list[Callable[[], None]] = [
+        lambda: leave_stream(server, 1),
+        lambda: leave_stream(server, 6),
+        lambda: leave_silently(server),
+    ]
     for leave in leaving:
         leave()
         server.settle(5)
