@@ -102,8 +102,6 @@ def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:
     async def act(engine: AsyncEngine) -> None:
         results = await ends(engine.submit([(request("a"), Dense()), (request("b"), Dense())]))
         assert set(results) == {"a", "b"}
-        with pytest.raises(ConfigError, match="prompt is empty"):
-            engine.submit([(request("c"), Dense()), (request("d", prompt=[]), Dense())])
         with pytest.raises(ConfigError, match="ids must differ"):
             engine.submit([(request("e"), Dense()), (request("e"), Dense())])
         assert engine.waiting == 0

@@ -50,6 +50,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"deadline_s": 0}, "deadline_s", "above 0"),
     ({"priority": 1.5}, "priority", "valid integer"),
     ({"stream_options": {"include_usage": True, "extra": 1}}, "stream_options", "not permitted"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "with stream=true"),
+    ({"stream_drafts": True}, "stream_drafts", "with stream=true"),
+    ({"messages": [{**USER, "cache_control": {"type": "ephemeral"}}], "prefix_length": 1}, "prefix_length", "one of"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids", "valid integer"),
 ]
 
@@ -175,6 +178,13 @@ def test_tokenize_and_back(server: Running) -> None:
     assert chat["count"] == server.ask().json()["usage"]["prompt_tokens"]
     assert server.client.post("/tokenize", json={"prompt": "x", "messages": CHATS[0]}).status_code == 400
     assert server.client.post("/detokenize", json={"tokens": [1 << 40]}).status_code == 400
+
+
+def test_a_stream_that_fails_before_it_begins_has_a_status(server: Running) -> None:
+    response = server.ask(deadline_s=1e-9, stream=True)
+    assert response.status_code == 504
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
 def test_a_deadline_that_passes_is_a_504(server: Running) -> None:

@@ -116,7 +116,7 @@ def _remote(args: argparse.Namespace) -> Answerer:
         if name != "model" and getattr(args, name) != default:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is for a model in this process; leave it out with --base-url, or that one")
-    check_extra()
+    check_extra("openai")
     import openai
 
     client = openai.OpenAI(

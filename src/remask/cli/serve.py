@@ -67,7 +67,7 @@ def _add_server_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
-    check_extra()
+    check_extra(*_NEEDED)
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
     from remask.server.run import Server
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_extra() -> None:
-    """Raise `ConfigError` where the packages of the `server` extra are missing."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+def check_extra(*needed: str) -> None:
+    """Raise `ConfigError` where packages of the `server` extra are missing."""
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"this needs {', '.join(missing)}: pip install 'remask[server]'")
 

@@ -117,7 +117,9 @@ class AsyncEngine:
     def submit(self, work: Sequence[tuple[Request, CachePolicy]]) -> Ticket:
         """Accept requests, all or none of them.
 
-        Raises `ConfigError` on one that cannot run, `QueueFullError`, `DrainingError` or `EngineDeadError`.
+        They have been checked: `Engine.check` may take a while with many long prompts, and any thread may call it. One
+        that cannot run ends with an error. Raises `QueueFullError`, `DrainingError` or `EngineDeadError`, and
+        `ConfigError` for ids that are in use.
         """
         self._check_open()
         room = self.engine.config.max_num_seqs + self.max_queue - len(self._tickets)
@@ -126,8 +128,6 @@ class AsyncEngine:
                 f"the queue is full: {len(self._tickets)} requests are running or waiting, this one needs room for "
                 f"{len(work)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
             )
-        for request, policy in work:
-            self.engine.check(request, policy)
         ids = [request.id for request, _ in work]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
@@ -250,7 +250,7 @@ class AsyncEngine:
         for request, policy in work:
             try:
                 self.engine.add(request, policy)
-            # It was checked before, so this is a defect: of a policy, perhaps, and then of this request alone.
+            # A policy may be anybody's code: whatever it raises is the end of its own request and of no other.
             except Exception as error:
                 log.error("request %s was refused after it had been accepted: %s", request.id, error, exc_info=True)
                 usage = Usage(len(request.prompt_token_ids))

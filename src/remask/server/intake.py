@@ -74,10 +74,12 @@ class Intake:
 
     def _shared(self, body: ChatBody) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
+        marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
         if body.prefix_length is not None:
+            if marked:
+                raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
             return body.prefix_length
         messages = [message.rendered for message in body.messages]
-        marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1])
         return self.tokenizer.shared_prefix(messages)
@@ -89,6 +91,9 @@ class Intake:
                 f"n={choices} for {len(prompts)} prompts: n must be at least 1, and n times the prompts at most "
                 f"{self.config.max_choices}"
             )
+        for name in ("stream_options", "stream_drafts"):
+            if getattr(body, name) and not body.stream:
+                raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
         policy = self._policy(body)
         drafts = bool(body.stream_drafts) or body.wants_logprobs
         work: list[Work] = []

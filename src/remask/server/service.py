@@ -18,7 +18,7 @@ from remask.server.generation import Generation, Shape
 from remask.server.intake import Intake, Work
 from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
-from remask.server.responses import EventStream, unless_gone
+from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, unless_gone
 from remask.server.shapes import Names
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -54,7 +54,7 @@ class Service:
         name, note = request.state.request_id, request.state.note
         if body.user is not None:
             note["user"] = body.user
-        work = await self.off_loop(make, body, name)
+        work = await self.off_loop(self._checked, make, body, name)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
         )
@@ -72,8 +72,17 @@ class Service:
             return EventStream(generation.stream(), finish)
         try:
             return json_response(await unless_gone(request.receive, generation.response()))
+        except ClientGoneError:
+            return Response(status_code=CLOSED_BY_CLIENT)
         finally:
             finish()
+
+    def _checked(self, make: Callable[[Body, str], list[Work]], body: Body, name: str) -> list[Work]:
+        """What `make` makes of the body. Raises `ConfigError` where some of it cannot run."""
+        work = make(body, name)
+        for request, policy in work:
+            self.llm.engine.check(request, policy)
+        return work
 
     @property
     def _fingerprint(self) -> str:
@@ -92,6 +101,8 @@ def _summary(generation: Generation) -> dict[str, Any]:
         "cached_tokens": sum(result.usage.cached_tokens for result in results),
         "finish": ",".join(result.finish_reason for result in results),
     }
+    if len(results) < len(generation.answers):
+        told["unfinished"] = len(generation.answers) - len(results)
     if generation.queued_s is not None:
         told["queued_ms"] = round(1e3 * generation.queued_s, 1)
     firsts = [result.first_settled_s for result in results if result.first_settled_s is not None]
