@@ -7,7 +7,9 @@ from typing import Any
 from remask.core.checks import json_object
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
+from remask.evals.workload import BUNDLED_SAMPLING
 from remask.llm import LLM
+from remask.models.source import BUNDLED
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
@@ -103,3 +105,10 @@ def check_folder(option: str, path: str | None) -> None:
 def object_option(option: str, text: str | None) -> dict[str, Any]:
     """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
     return {} if text is None else json_object(option, text)
+
+
+def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
+    """`--sampling`; the bundled model answers as it was trained to without one."""
+    if args.sampling is None and args.model == BUNDLED:
+        return dict(BUNDLED_SAMPLING)
+    return object_option("--sampling", args.sampling)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remask.core.meter import CacheMeter
-from remask.core.request import FinishReason, Request, Result, Transfer
+from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
 from remask.engine.chunks import PrefixPass, keep_leaving_states
 from remask.engine.config import EngineConfig
@@ -36,11 +36,14 @@ MAX_DEFAULT_LENGTH = 4096
 class Event:
     """What a step did to one request.
 
-    `settled` are the response tokens that have become final with no gap before them, so that they can be shown in
-    order; tokens after a stop may be among them, the result's are cut.
+    `queued_s`: it began, after that many seconds of waiting. `settled` are the response tokens that have become final
+    with no gap before them, so that they can be shown in order; tokens after a stop may be among them, the result's are
+    cut.
     """
 
     id: str
+    queued_s: float | None = None
+    draft: Draft | None = None
     transfer: Transfer | None = None
     settled: tuple[int, ...] = ()
     result: Result | None = None
@@ -52,8 +55,10 @@ class EngineStats:
 
     steps: int = 0
     row_layers: int = 0
+    row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and boundary states held at the end of any step
 
 
@@ -66,7 +71,7 @@ class _Batch:
 class Engine:
     """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
 
-    Not thread-safe: one thread calls `add`, `cancel` and `step`.
+    Not thread-safe: one thread calls `add`, `cancel` and `step`. Any may call `check`.
     """
 
     def __init__(
@@ -194,6 +199,7 @@ class Engine:
                 continue
             self._waiting.remove(job)
             self._running.add(job)
+            self._ended.append(Event(job.request.id, queued_s=time.perf_counter() - job.arrived))
             if job.lease is not None and not job.lease.hit:
                 entry = job.lease.entry
                 self._running.add(PrefixPass(entry, *prefix_branch(entry, self.model.config.layers)))
@@ -242,11 +248,15 @@ class Engine:
                     self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            self.stats.prefix_refreshes += job.refreshes
+            self.stats.row_layers_saved += job.saved
             self._refreshes.ran(job)
             if job.closing:
                 job.apply(tokens.astype(np.int64), confidence)
                 self._release(job)
                 continue
+            if job.request.drafts and not job.plan.fills:
+                self._ended.append(Event(job.request.id, draft=job.draft(tokens, confidence)))
             transfer = job.apply(tokens.astype(np.int64), confidence)
             settled = job.newly_settled()
             if transfer is not None or settled:
