@@ -120,14 +120,10 @@ class Answer:
     def _canvas(self) -> list[Mapping[str, Any]]:
         assert self._shown is not None
         return [
-            {
-                "token_id": token,
-                "text": None if token is None else self._shown(token),
-                "settled": self._step(place, step),
-            }
-            for place, (token, step) in enumerate(zip(self._tokens, self._written, strict=True))
+            {"token_id": token, "text": None if token is None else self._shown(token), "settled": self._settled(place)}
+            for place, token in enumerate(self._tokens)
         ]
 
-    def _step(self, place: int, written: int | None) -> int | None:
-        """When a position became final; None while its token may still change."""
-        return None if self._rewrites and place >= len(self._final) else written
+    def _settled(self, place: int) -> int | None:
+        """The step at whose end a position became final; None while its token may still change."""
+        return None if self._rewrites and place >= len(self._final) else self._written[place]
