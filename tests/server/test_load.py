@@ -79,7 +79,7 @@ def test_clients_that_go_away_free_everything(server: Running) -> None:
     assert server.service.llm.engine.stats.steps - before < 3 * 256, "they were not run to their ends"
     told = server.cache()
     pages = sum(entry["layers"] * -(-entry["tokens"] // 16) for entry in told["entries"])
-    assert told["pages_used"] == pages, "stored prefixes alone are in memory"
+    assert told["pages"]["used"] == pages, "stored prefixes alone are in memory"
 
 
 def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
@@ -117,7 +117,7 @@ def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
         assert len(statuses) == 96
         running.settle()
         running.client.delete("/v1/cache")
-        assert running.cache()["pages_used"] == 0
+        assert running.cache()["pages"]["used"] == 0
 
 
 def test_a_draining_server_ends_what_it_took_and_refuses_the_rest() -> None:
@@ -206,4 +206,4 @@ def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
         running.settle()
         assert resident() - early < 48 << 20
         running.client.delete("/v1/cache")
-        assert running.cache()["pages_used"] == 0
+        assert running.cache()["pages"]["used"] == 0

@@ -2,14 +2,15 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from remask import __version__
-from remask.cli import bench, chat, config_file, demo, generate, profile, serve
+from remask.cli import bench, chat, config_file, demo, generate, inspect, profile, serve
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, chat, demo, bench, profile)
+COMMANDS = (generate, serve, chat, demo, bench, profile, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RemaskError as error:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as if ended by SIGPIPE
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130

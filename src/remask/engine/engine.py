@@ -19,6 +19,7 @@ from remask.engine.memory import Memory
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
+from remask.engine.report import MemoryReport, report
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
@@ -157,6 +158,10 @@ class Engine:
         if not self.busy:
             self.check_integrity()
         return events
+
+    def memory_report(self) -> MemoryReport:
+        """Who holds which pages now, and how many of their slots are of use."""
+        return report(self.memory, (item for item in self._running if isinstance(item, Job)))
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.
