@@ -158,10 +158,12 @@ class SamplingParams:
             if self.slowfast is not None:
                 raise ConfigError("slowfast holds the knobs of remasking='slowfast'; set both, or neither")
             return
-        if self.steps is not None:
-            raise ConfigError(
-                f"remasking 'slowfast' follows no schedule, so steps={self.steps} has no part in it; leave steps out"
-            )
+        for name in ("steps", "steps_per_block"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"remasking 'slowfast' follows no schedule, so {name}={value} has no part in it; leave {name} out"
+                )
         if self.slowfast is None:
             object.__setattr__(self, "slowfast", SlowFastKnobs())
 

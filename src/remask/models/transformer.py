@@ -96,6 +96,8 @@ class Transformer:
         new = F.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
         new = new.view(len(new), c.kv_heads, c.head_dim)
         if pick.keys:
+            if w.k_norm is not None:
+                _norm(new, w.k_norm, c.norm_eps, whole=c.qk_norm == "whole")
             new = _rotate(new, cos[pick.rows], sin[pick.rows])
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)

@@ -14,6 +14,7 @@ _KINDS: dict[str, tuple[ModelKind, ...]] = {
     "factor": ("masked",),
     "cfg_scale": ("masked",),
     "order": ("masked",),
+    "slowfast": ("masked",),
     "fallback": ("block_causal",),
     "eb_threshold": ("block_causal",),
     "sampler": ("uniform",),
