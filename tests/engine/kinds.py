@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from remask.models.families import family_of
 from remask.models.loaded import load_model
 from tests.engine.support import CPU, CheckedTransformer
 from tests.models import checkpoints
@@ -54,29 +52,10 @@ class Checkpoint:
         return self.model.config.block_length or 1
 
 
-def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Tensors of a checkpoint that is lively: attention and logits are far from uniform. MASK is never predicted."""
-    family, generator = family_of(raw), torch.Generator().manual_seed(seed)
-    config = family.config(raw)
-    scale = {"fan_in": 1.5, "fan_out": 1.5}.get(raw.get("weight_scaling", 1.0), 1.5 / config.hidden**0.5)
-    tensors: dict[str, Tensor] = {}
-    for slot in family.tensors(config):
-        drawn = torch.randn(slot.shape, generator=generator)
-        if slot.name == family.head:
-            drawn *= 4 / config.hidden**0.5 / raw.get("head_scaling", 1.0)
-            drawn[config.mask_id] = 0
-        elif len(slot.shape) == 2 and slot.field not in ("embed", "sink_k", "sink_v"):
-            drawn *= scale / raw.get("weight_scaling", 1.0) if scale < 1 and "weight_scaling" in raw else scale
-        elif len(slot.shape) == 1:
-            drawn = drawn * 0.2 + (1 if raw["model_type"] == "sdar" else 0)
-        tensors[slot.name] = drawn
-    return tensors
-
-
 @cache
 def checkpoint(name: str) -> Checkpoint:
     """One of `RAW`, written once."""
-    folder = checkpoints.write(Path(tempfile.mkdtemp()) / "model", RAW[name], random_tensors(RAW[name]))
+    folder = checkpoints.write(Path(tempfile.mkdtemp()) / "model", RAW[name], checkpoints.random_tensors(RAW[name]))
     loaded = load_model(str(folder), torch.float64, CPU, dummy=False, progress=False)
     return Checkpoint(folder, CheckedTransformer(loaded.config, loaded.weights), loaded.fingerprint)
 
