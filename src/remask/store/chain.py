@@ -79,10 +79,6 @@ class PageChain:
             keys.append(self.identity(tokens[start : start + size], keys[-1] if keys else None, salt))
         return keys
 
-    def holds(self, key: int) -> bool:
-        """Whether a page of this identity is stored."""
-        return key in self._pages
-
     def match(self, tokens: Sequence[int], keys: Sequence[int]) -> list[Page]:
         """The longest run of leading pages that are stored, each with a reference more, which is the caller's to drop.
 
@@ -126,24 +122,28 @@ class PageChain:
             else:
                 del self._pending[key]
 
-    def publish(self, tokens: Sequence[int], key: int, parent: int | None, extent: Extent) -> bool:
+    def publish(self, tokens: Sequence[int], key: int, parent: Page | None, extent: Extent) -> Page | None:
         """Offer one page, whose K/V are final, with its first slot in every layer; the first writer wins.
 
-        The store takes a reference of its own. False, with nothing changed, where the page is stored already, where
-        its parent is not, or where the budget leaves no room.
+        Returns the page that holds these tokens after `parent` from here on: the offered one, of which the store takes
+        a reference of its own, or one that was there. None, with nothing stored, where `parent` has been evicted, where
+        other tokens have the same identity, or where the budget leaves no room.
         """
-        if key in self._pages or (parent is not None and parent not in self._pages):
-            return False
+        if parent is not None and self._pages.get(parent.key) is not parent:
+            return None
+        stored, above = self._pages.get(key), None if parent is None else parent.key
+        if stored is not None:
+            return stored if stored.parent == above and np.array_equal(stored.tokens, np.asarray(tokens)) else None
         while self.tokens + self.page_size > self.budget_tokens:
-            if not self.give_way(keep=parent):
+            if not self.give_way(keep=above):
                 self.stats.refused += 1
-                return False
+                return None
         self.allocator.retain(extent)
-        self._pages[key] = Page(key, parent, tuple(int(t) for t in tokens), extent)
+        page = self._pages[key] = Page(key, above, tuple(int(t) for t in tokens), extent)
         if parent is not None:
-            self._pages[parent].children += 1
+            parent.children += 1
         self.stats.published += 1
-        return True
+        return page
 
     def give_way(self, keep: int | None = None) -> bool:
         """Evict the longest unused page that no request reads and no other page follows; False where there is none."""
