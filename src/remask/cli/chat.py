@@ -9,9 +9,8 @@ from typing import Any
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
-    engine_config,
     object_option,
-    open_llm,
+    open_answering_llm,
     sampling_option,
 )
 from remask.cli.serve import KEY_VARIABLE, check_extra
@@ -37,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--cache", metavar="SPEC", help="policy (in process: bicache; with a server: its own choice)")
+    parser.add_argument("--cache", metavar="SPEC", help="policy; by default the one that remask serve takes")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
     parser.set_defaults(run=run, in_process=in_process.parse_args([]))
@@ -90,9 +89,7 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
 def _local(args: argparse.Namespace) -> Answerer:
     args.model = args.model or BUNDLED
     params = SamplingParams.from_mapping(sampling_option(args))
-    llm = open_llm(
-        args, args.cache or "bicache", object_option("--cache-config", args.cache_config), engine_config(args)
-    )
+    llm = open_answering_llm(args)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
     return lambda turns: _in_process(llm, turns, params)

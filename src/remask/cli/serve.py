@@ -11,9 +11,7 @@ from typing import Any
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
-    engine_config,
-    object_option,
-    open_llm,
+    open_answering_llm,
     sampling_option,
 )
 from remask.errors import ConfigError
@@ -40,7 +38,9 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_answer_options(group: Any) -> None:
-    group.add_argument("--cache", default="bicache", metavar="SPEC", help="policy or composition (default bicache)")
+    group.add_argument(
+        "--cache", default="auto", metavar="SPEC", help="policy or composition (auto: bicache where defined)"
+    )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     group.add_argument("--sampling", metavar="JSON", help="sampling parameters of requests that leave them out")
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     )
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = _template(args.chat_template)
-    llm = open_llm(args, args.cache, object_option("--cache-config", args.cache_config), engine_config(args))
+    llm = open_answering_llm(args)
     if template is not None and llm.tokenizer is not None:
         llm.tokenizer.use_chat_template(template)
     app = create_app(llm, config, trace)
