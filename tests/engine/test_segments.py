@@ -67,7 +67,9 @@ def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | N
             group = head // share
             held_k, held_v = k[slots, group], v[slots, group]
             if sink is not None:
-                held_k, held_v = (torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True))
+                held_k, held_v = (
+                    torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True)
+                )
             scores = held_k @ q[row, head] / math.sqrt(q.shape[2])
             if cap is not None:
                 scores = cap * (scores / cap).tanh()

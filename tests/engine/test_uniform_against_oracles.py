@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remask.core.request import Result
 from tests.engine import kinds
-from tests.engine.support import Work, poisoned_engine, run
+from tests.engine.support import poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of
 from tests.oracles import gidd, uniform
 from tests.oracles.canvas import Decode

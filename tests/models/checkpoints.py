@@ -107,6 +107,12 @@ SDAR: dict[str, Any] = {
     "eos_token_id": 38,
 }
 
+FAST_DLLM_V2 = DREAM | {
+    "model_type": "Fast_dLLM_Qwen",
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "bd_size": 8,
+}
+
 _LLADA_LAYER = {
     "attn_norm.weight": (HIDDEN,),
     "q_proj.weight": (HIDDEN, HIDDEN),

@@ -15,7 +15,7 @@ from remask.models.families import SDAR as SDAR_FAMILY
 from remask.models.families.family import Factors
 from remask.models.presets import preset
 from remask.models.weights import empty_weights
-from tests.models.checkpoints import DREAM, GIDD, LLADA, SDAR
+from tests.models.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, SDAR
 
 LLADA_8B = LLADA | {
     "d_model": 4096,
@@ -44,7 +44,7 @@ DREAM_7B = DREAM | {
 }
 
 
-RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR}
+RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR, "fast-dllm-v2": FAST_DLLM_V2}
 
 GIDD_3B = GIDD | {
     "hidden_size": 3072,
@@ -205,14 +205,22 @@ def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
         DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
 
 
+def test_fast_dllm_v2_is_block_causal_and_shifted() -> None:
+    config = family_of(FAST_DLLM_V2).config(FAST_DLLM_V2)
+    assert (config.kind, config.shift, config.qkv_bias, config.block_length) == ("block_causal", 1, True, 8)
+    published = {key: value for key, value in FAST_DLLM_V2.items() if key not in ("bd_size", "mask_token_id")}
+    config = family_of(published).config(published | {"vocab_size": 152064})
+    assert (config.block_length, config.mask_id, config.stop_ids) == (32, 151665, (38, 151645))
+
+
 def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
     assert family_of({"model_type": "dream"}) is DREAM_FAMILY
     assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
     with pytest.raises(
-        UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, gidd, llada, sdar"
+        UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, Fast_dLLM_Qwen, gidd, llada, sdar"
     ):
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
-    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, GiddForDiffusionLM, LLaDAModelLM"):
+    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, Fast_dLLM_QwenForCausalLM, GiddForDiffusionLM, LLaDAModelLM"):
         family_of({"architectures": ["BertModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
     for raw in neither:
@@ -267,7 +275,7 @@ def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight_scaling": "fan-in"}, "'weight_scaling' is \"fan-in\"; supported: \"fan_in\", \"fan_out\" or a positive"),
+        ({"weight_scaling": "fan-in"}, '\'weight_scaling\' is "fan-in"; supported: "fan_in", "fan_out" or a positive'),
         ({"weight_scaling": 0}, "'weight_scaling' is 0"),
         ({"resid_scale": "4"}, "'resid_scale' is"),
         ({"head_scaling": -1.0}, "'head_scaling' is -1.0"),

@@ -71,7 +71,9 @@ def test_fixed_counts() -> None:
 def test_a_threshold_is_strict_and_has_two_fallbacks() -> None:
     exact = [0.5, 0.25, 0.75, 0.5, 0.75, 0.0, 0.0, 0.0]
     assert chosen(exact, threshold=0.5, steps_per_block=8) == [2, 4]
-    assert chosen(exact, threshold=0.5, steps_per_block=2) == [0, 2, 3, 4], "too few: the best ones, the sure among them"
+    assert chosen(exact, threshold=0.5, steps_per_block=2) == [0, 2, 3, 4], (
+        "too few: the best ones, the sure among them"
+    )
     assert chosen(exact, threshold=0.5, steps_per_block=2, fallback="leftmost") == [0, 1, 2, 3]
     assert chosen(FALLING, known=5, threshold=0.99, steps_per_block=2, fallback="leftmost") == [5, 6, 7]
 

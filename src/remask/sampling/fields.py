@@ -16,6 +16,7 @@ _KINDS: dict[str, tuple[ModelKind, ...]] = {
     "order": ("masked",),
     "slowfast": ("masked",),
     "fallback": ("block_causal",),
+    "sub_block_length": ("block_causal",),
     "eb_threshold": ("block_causal",),
     "sampler": ("uniform",),
     "tokens_per_step": ("uniform",),

@@ -26,6 +26,7 @@ NAMES = (
     "order",
     "slowfast",
     "fallback",
+    "sub_block_length",
     "eb_threshold",
     "sampler",
     "tokens_per_step",
