@@ -130,7 +130,7 @@ SDAR = [
 ]
 
 
-def at_once(passes: Passes, sees: Reach, block: int) -> Tensor:  # noqa: ARG001
+def at_once(passes: Passes, sees: Reach, block: int) -> Tensor:
     return passes.run(0, passes.length, sees)
 
 

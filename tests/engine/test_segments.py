@@ -67,7 +67,9 @@ def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | N
             group = head // share
             held_k, held_v = k[slots, group], v[slots, group]
             if sink is not None:
-                held_k, held_v = (torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True))
+                held_k, held_v = (
+                    torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True)
+                )
             scores = held_k @ q[row, head] / math.sqrt(q.shape[2])
             if cap is not None:
                 scores = cap * (scores / cap).tanh()
@@ -156,6 +158,17 @@ def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
     plain = sum(segment.visible is None for segment in segments if isinstance(segment, Direct))
     assert plain >= length // block if block >= TILE // 2 else plain == 0
     check(layout, 2, 1)
+    check(layout, 2, 1, cap=2.0, sink=True)
+
+
+@pytest.mark.parametrize("clean", [1, 20, 70])
+def test_a_short_prompt_before_much_noise(clean: int) -> None:
+    layout = Layout(random.Random(0))
+    layout.add([clean] * clean + [200] * (200 - clean), list(range(200)), layout.claim(200), [], 0)
+    first, second = make_segments(layout.parts, CPU)
+    assert isinstance(first, Direct)
+    assert isinstance(second, Direct)
+    assert (first.rows, first.visible, second.visible) == (slice(0, clean), None, None)
     check(layout, 2, 1, cap=2.0, sink=True)
 
 

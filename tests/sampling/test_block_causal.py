@@ -71,7 +71,9 @@ def test_fixed_counts() -> None:
 def test_a_threshold_is_strict_and_has_two_fallbacks() -> None:
     exact = [0.5, 0.25, 0.75, 0.5, 0.75, 0.0, 0.0, 0.0]
     assert chosen(exact, threshold=0.5, steps_per_block=8) == [2, 4]
-    assert chosen(exact, threshold=0.5, steps_per_block=2) == [0, 2, 3, 4], "too few: the best ones, the sure among them"
+    assert chosen(exact, threshold=0.5, steps_per_block=2) == [0, 2, 3, 4], (
+        "too few: the best ones, the sure among them"
+    )
     assert chosen(exact, threshold=0.5, steps_per_block=2, fallback="leftmost") == [0, 1, 2, 3]
     assert chosen(FALLING, known=5, threshold=0.99, steps_per_block=2, fallback="leftmost") == [5, 6, 7]
 
@@ -83,7 +85,7 @@ def test_sequential_is_a_window() -> None:
 
 def test_entropies_are_bounded_in_sum() -> None:
     certain = [-value for value in (0.3, 0.1, 0.2, 0.6, 9, 9, 9, 9)]  # confidences are negative entropies
-    rule = {"remasking": "entropy_bounded"}
+    rule: dict[str, Any] = {"remasking": "entropy_bounded"}
     assert chosen(certain, **rule) == [1, 2], "the default bound is 0.35"
     assert chosen(certain, **rule, eb_threshold=0.65) == [0, 1, 2]
     assert chosen(certain, **rule, eb_threshold=0.0) == [1], "one always goes"

@@ -60,7 +60,9 @@ def test_parameters(name: str, kind: ModelKind) -> None:
     if kind in kinds:
         check_fields(params, kind)
         return
-    with pytest.raises(ConfigError, match=rf"^{name} is for .* models, and this one is {kind.replace('_', '-')}; leave"):
+    with pytest.raises(
+        ConfigError, match=rf"^{name} is for .* models, and this one is {kind.replace('_', '-')}; leave"
+    ):
         check_fields(params, kind)
 
 

@@ -209,7 +209,10 @@ def test_end_tokens_are_banned_before_min_tokens() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"canvas_length": 12}, "canvas_length=12 is shorter than the prompt of 5 tokens and max_tokens=8 together; use 13"),
+    (
+        {"canvas_length": 12},
+        "canvas_length=12 is shorter than the prompt of 5 tokens and max_tokens=8 together; use 13",
+    ),
     ({"initial_canvas": [4] * 7}, "canvas_length=12 is shorter"),
     ({"initial_canvas": [4] * 9, "canvas_length": 15}, "must hold the 10 tokens of the canvas after the prompt, got 9"),
     ({"initial_canvas": [4] * 7 + [VOCAB]}, f"initial_canvas holds {VOCAB}; token ids go from 0 to {VOCAB - 1}"),
