@@ -226,6 +226,17 @@ def test_what_was_told_does_not_change_with_the_pass_that_completes_a_page() -> 
     assert (len(engine.memory.chain.pages), repr(told.usage), engine.busy) == (pages + 1, before, False)
 
 
+def test_a_chain_that_found_no_room_is_not_completed() -> None:
+    """The store holds one page, which the next ones follow: there is nothing to run a closing pass for."""
+    work = work_of(line_of(kinds.tokens(random.Random(5), 16), max_tokens=8), "x")
+    engine = engine_of(page_size=8, store_budget_tokens=8)
+    engine.add(work.request, work.policy)
+    while not any(event.result is not None for event in engine.step()):
+        assert engine.busy
+    assert not engine.busy
+    assert (len(engine.memory.chain.pages), engine.memory.chain.stats.refused) == (1, 1)
+
+
 def waiting_pair(chunk: int) -> tuple[Engine, Work, Work]:
     rng = random.Random(6)
     system = kinds.tokens(rng, 40)
