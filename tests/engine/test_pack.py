@@ -344,3 +344,11 @@ def test_layers_without_rows_are_passed_through() -> None:
     resting = Plan((Span(range(2), rows), Span(range(2, LAYERS), none)), predict=none)
     items = [(idle, resting), (busy, Dense().plan(view(busy, 0)))]
     check(pack(items, CPU), items)
+
+
+def test_cached_outputs_where_not_all_is_seen_are_refused() -> None:
+    branch = Memory().branch(3, 3)
+    rows = np.ones(6, dtype=np.bool_)
+    plan = Plan((Span(range(LAYERS), rows, held=~rows),), predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6]))
+    with pytest.raises(PlanError, match="not every row attends to all positions"):
+        pack([(branch, plan)], CPU)

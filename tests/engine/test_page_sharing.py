@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from remask.core.plan import Plan, View
 from remask.core.request import Result
 from remask.engine.engine import Engine
+from remask.policies import CachePolicy
+from remask.policies.base import Traits
+from remask.policies.exact import Exact
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import Line, oracle, work_of
@@ -222,6 +226,17 @@ def test_what_was_told_does_not_change_with_the_pass_that_completes_a_page() -> 
     assert (len(engine.memory.chain.pages), repr(told.usage), engine.busy) == (pages + 1, before, False)
 
 
+def test_a_chain_that_found_no_room_is_not_completed() -> None:
+    """The store holds one page, which the next ones follow: there is nothing to run a closing pass for."""
+    work = work_of(line_of(kinds.tokens(random.Random(5), 16), max_tokens=8), "x")
+    engine = engine_of(page_size=8, store_budget_tokens=8)
+    engine.add(work.request, work.policy)
+    while not any(event.result is not None for event in engine.step()):
+        assert engine.busy
+    assert not engine.busy
+    assert (len(engine.memory.chain.pages), engine.memory.chain.stats.refused) == (1, 1)
+
+
 def waiting_pair(chunk: int) -> tuple[Engine, Work, Work]:
     rng = random.Random(6)
     system = kinds.tokens(rng, 40)
@@ -263,14 +278,53 @@ def test_a_budget_of_less_than_a_page_shares_nothing() -> None:
 
 
 def test_stored_pages_give_way_to_running_requests() -> None:
-    """A pool that idle pages fill up must still take the longest request; those that are read stay."""
+    """Where the pool is full, idle pages go, and then a request waits until somebody frees his."""
     rng = random.Random(9)
-    engine = engine_of(max_num_seqs=1, max_model_len=32, store_budget_tokens=96, page_size=8)
-    for number in range(12):
-        prompt = kinds.tokens(rng, 24)
-        result = ask(engine, str(number), line_of(prompt))
-        assert len(result.token_ids) == 8
-    assert engine.memory.chain.stats.evictions > 0
+    engine = engine_of()
+    for number in range(3):
+        ask(engine, str(number), line_of(kinds.tokens(rng, 24)))
+    layers = engine.model.config.layers
+    free = engine.allocator.references.shape[1] - engine.allocator.used // layers
+    taken = engine.allocator.allocate((free - 1) * 8, range(layers))
+    assert taken is not None
+    stored = len(engine.memory.chain.pages)
+    prompt = kinds.tokens(rng, 24)
+    for name in ("first", "second"):
+        work = work_of(line_of([*prompt, len(name)]), name)
+        engine.add(work.request, work.policy)
+    engine.step()
+    assert (engine.running, engine.waiting) == (1, 1)
+    assert len(engine.memory.chain.pages) < stored
+    more = engine.allocator.allocate(8 * 8, range(layers))
+    assert more is None
+    rest = work_of(line_of(kinds.tokens(rng, 80)), "long")
+    engine.add(rest.request, rest.policy)
+    engine.step()
+    assert engine.running == 2, "the second one reads the first one's pages; the long one has no room"
+    assert engine.waiting == 1
+    engine.allocator.release(taken)
+    assert set(run(engine, [])) == {"first", "second", "long"}
+
+
+class NoClosing(CachePolicy):
+    """A policy that shares pages and forgets the pass that completes the last one."""
+
+    @property
+    def traits(self) -> Traits:
+        return Exact().traits
+
+    def plan(self, view: View) -> Plan:
+        return Exact().plan(view)
+
+
+def test_a_policy_without_a_closing_pass_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    prompt = kinds.tokens(random.Random(5), 8)
+    engine = engine_of(page_size=8)
+    work = work_of(line_of(prompt), "x")
+    result = run(engine, [Work(work.request, NoClosing())])["x"]
+    assert list(result.token_ids) == decoded(prompt).output_ids
+    assert "has no plan for the last block's commit pass" in caplog.text
+    assert len(engine.memory.chain.pages) == 1, "what the prompt fills"
 
 
 def test_a_second_writer_shares_its_twins_pages_further_on() -> None:

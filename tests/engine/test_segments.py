@@ -161,6 +161,17 @@ def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
     check(layout, 2, 1, cap=2.0, sink=True)
 
 
+@pytest.mark.parametrize("clean", [1, 20, 70])
+def test_a_short_prompt_before_much_noise(clean: int) -> None:
+    layout = Layout(random.Random(0))
+    layout.add([clean] * clean + [200] * (200 - clean), list(range(200)), layout.claim(200), [], 0)
+    first, second = make_segments(layout.parts, CPU)
+    assert isinstance(first, Direct)
+    assert isinstance(second, Direct)
+    assert (first.rows, first.visible, second.visible) == (slice(0, clean), None, None)
+    check(layout, 2, 1, cap=2.0, sink=True)
+
+
 def test_more_rows_than_a_tile_of_scores() -> None:
     layout = Layout(random.Random(0), slots=700)
     length = 2 * CAPPED_TILE + 7

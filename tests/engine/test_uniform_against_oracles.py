@@ -181,7 +181,7 @@ def test_uniform_noise_never_answers_with_a_mask(cache: tuple[str, Line]) -> Non
 def test_a_mask_under_uniform_noise_stays_under_the_adaptive_sampler_and_goes_under_the_ancestral_one() -> None:
     prompt = [1, 2, 3]
     sampling: Line = {"max_tokens": 4, "block_length": 4, "initial_canvas": [kinds.MASK] * 4 + [5] * 6}
-    lines = {
+    lines: dict[str, Line] = {
         "adaptive": {"tokens_per_step": 4},
         "ancestral": {"sampler": "ancestral", "temperature": 1.0, "seed": 1},
         "greedy": {"sampler": "ancestral"},
@@ -204,3 +204,36 @@ def test_a_settled_token_of_mask_noise_stays_where_the_prediction_rules_it_out()
     result = run(poisoned_engine(kinds.checkpoint("gidd, masks").model), [work_of(line, "x")])["x"]
     assert [result.token_ids[index] for index in (0, 1, 3)] == [7, 8, 9]
     assert result.token_ids[2] != kinds.MASK
+
+
+EOS = 38
+
+
+def ends(prompt: list[int], canvas: list[int], tokens: int, **sampling: Any) -> Result:
+    """A request that honours its end tokens."""
+    given: Line = {"max_tokens": tokens, "block_length": 4, "initial_canvas": canvas, "ignore_eos": False, **sampling}
+    line = {"cache": "none", "cache_config": {}, "prompt_token_ids": prompt, "sampling": given}
+    return run(poisoned_engine(kinds.checkpoint("gidd").model), [work_of(line, "x")])["x"]
+
+
+def test_end_tokens_of_the_prompt_and_of_trailing_noise_do_not_stop() -> None:
+    """The original stops at once; here only the response's own count."""
+    result = ends([EOS, 1, EOS], [*range(1, 13), EOS, EOS, 5], 12)
+    assert (result.finish_reason, len(result.token_ids), result.usage.steps) == ("length", 12, 12)
+    assert EOS not in result.token_ids
+
+
+def test_an_end_token_of_the_response_ends_it_with_its_block() -> None:
+    """One that stands in a later block's noise is not final yet. min_tokens bans the writing, not what stands there."""
+    whole = ends([1, 2, 3], [*range(1, 13), 5], 12, tokens_per_step=4, steps_per_block=4)
+    assert EOS not in whole.token_ids
+    wanted = whole.token_ids[5]
+    stopped = ends([1, 2, 3], [*range(1, 13), 5], 12, tokens_per_step=4, steps_per_block=4, stop_token_ids=[wanted])
+    first = whole.token_ids.index(wanted)
+    assert stopped.token_ids == whole.token_ids[: first + 1]
+    assert (stopped.finish_reason, stopped.usage.steps) == ("stop", (first // 4 + 1) * 4)
+
+
+def test_a_mask_in_the_prompt_is_a_token_like_any_other() -> None:
+    result = ends([kinds.MASK, 2, kinds.MASK], [*range(1, 9), 5], 8)
+    assert (result.finish_reason, len(result.token_ids)) == ("length", 8)

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 import weakref
@@ -273,8 +274,8 @@ def test_gidds_constant_factors_are_taken_into_the_weights(tmp_path: Path, tied:
 
     def linear(name: str) -> Tensor:
         tensor = held[f"{name}.weight"]
-        share = {"fan_in": tensor.shape[1] ** -0.5, "fan_out": tensor.shape[0] ** -0.5, 0.3: 0.3}[scaling]
-        return tensor * share
+        inputs, outputs = tensor.shape[1], tensor.shape[0]
+        return tensor * {"fan_in": 1 / math.sqrt(inputs), "fan_out": 1 / math.sqrt(outputs), 0.3: 0.3}[scaling]
 
     residual = 3.0 / 2
     assert torch.equal(weights.embed, held["model.embed_tokens.weight"])

@@ -85,7 +85,7 @@ def test_sequential_is_a_window() -> None:
 
 def test_entropies_are_bounded_in_sum() -> None:
     certain = [-value for value in (0.3, 0.1, 0.2, 0.6, 9, 9, 9, 9)]  # confidences are negative entropies
-    rule = {"remasking": "entropy_bounded"}
+    rule: dict[str, Any] = {"remasking": "entropy_bounded"}
     assert chosen(certain, **rule) == [1, 2], "the default bound is 0.35"
     assert chosen(certain, **rule, eb_threshold=0.65) == [0, 1, 2]
     assert chosen(certain, **rule, eb_threshold=0.0) == [1], "one always goes"

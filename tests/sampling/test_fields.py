@@ -18,6 +18,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "cfg_scale": (1.0, ("masked",)),
     "threshold": (0.5, ("masked", "block_causal")),
     "fallback": ("leftmost", ("block_causal",)),
+    "sub_block_length": (4, ("block_causal",)),
     "eb_threshold": (0.4, ("block_causal",)),
     "sampler": ("adaptive", ("uniform",)),
     "tokens_per_step": (2, ("uniform",)),
@@ -49,7 +50,7 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
 
 
 def test_no_parameter_is_left_out_of_this_table() -> None:
-    assert {field.name for field in fields(SamplingParams)} == set(VALUES) | {"remasking", "order"}
+    assert {field.name for field in fields(SamplingParams)} == set(VALUES) | {"remasking", "order", "slowfast"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

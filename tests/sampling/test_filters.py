@@ -29,7 +29,7 @@ def test_top_p_keeps_the_token_that_crosses() -> None:
 
 
 def test_top_k_comes_before_top_p() -> None:
-    """Of three equal tokens and a tail, top-k leaves the three, of which top-p 0.5 then needs two."""
+    """Of three equal tokens and a tail top-k leaves the three, of which top-p 0.5 needs two; not the other way."""
     shares = torch.tensor([[0.2, 0.2, 0.2, *[0.1] * 4]]).log()
     assert len(kept(top_p(top_k(shares, 3), 0.5))[0]) == 2
     assert len(kept(top_k(top_p(shares, 0.5), 3))[0]) == 3

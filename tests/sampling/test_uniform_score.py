@@ -1,5 +1,6 @@
 """Gains and posteriors against the recorded steps of the original and against the documented edges."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,15 @@ def test_temperature_and_filters_move_the_draw_but_not_the_gain() -> None:
     assert not torch.equal(plain[0], drawn[0])
     assert torch.equal(plain[0], read_noisy(logits, noisy, MASK, 1.5, 1, None, 0)[0])
     assert MASK not in drawn[0].tolist()
+
+
+def test_top_k_comes_before_top_p() -> None:
+    """As in the original: of three equal tokens and a tail, top-k leaves the three, of which top-p 0.5 needs two."""
+    logits = torch.full((VOCAB,), 0.05).log()
+    logits[4:7] = math.log(0.2)
+    noisy = rows([0] * 400)
+    tokens = read_noisy(logits.expand(400, -1), noisy, MASK, 1.0, 3, 0.5, 1)[0]
+    assert len(set(tokens.tolist())) == 2
 
 
 def test_a_request_reads_the_same_whatever_stands_beside_it() -> None:
