@@ -23,7 +23,8 @@ class Shelf:
         stored: list[Page | None] = []
         for number, key in enumerate(self.chain.identities(tokens, salt)):
             extent = self.claim()
-            page = self.chain.publish(tokens[number * SIZE :][:SIZE], key, stored[-1] if stored else None, extent)
+            parent = stored[-1] if stored else None
+            page = self.chain.publish(tokens[number * SIZE :][:SIZE], key, parent, extent, salt)
             self.allocator.release(extent)
             stored.append(page)
             if page is None:
@@ -38,7 +39,7 @@ class Shelf:
     def read(self, tokens: Sequence[int], salt: str = "") -> list[Page]:
         """Match, and count as used."""
         keys = self.chain.identities(tokens, salt)
-        found = self.chain.match(tokens, keys)
+        found = self.chain.match(tokens, keys, salt)
         self.chain.found(found, len(keys))
         return found
 
@@ -184,3 +185,12 @@ def test_only_the_first_missing_page_is_awaited() -> None:
     assert not shelf.chain.awaited(keys)
     shelf.chain.expect(keys[1:2])
     assert shelf.chain.awaited(keys)
+
+
+def test_tenants_whose_hashes_collide_do_not_meet() -> None:
+    shelf = Shelf()
+    shelf.chain.hash = lambda tokens, salt: 7
+    assert shelf.write([1, 2], "a") != [None]
+    assert shelf.read([1, 2], "b") == []
+    assert shelf.write([1, 2], "b") == [None]
+    assert len(shelf.read([1, 2], "a")) == 1

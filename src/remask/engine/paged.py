@@ -24,7 +24,7 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
     keys = chain.identities(prompt, salt) if size % block == 0 else []
     if chain.awaited(keys):
         return "awaiting"
-    found = chain.match(prompt, keys)
+    found = chain.match(prompt, keys, salt)
     pages = [page.extent for page in found]
     job.owned += pages
     hit = len(pages) * size

@@ -67,7 +67,7 @@ class PageSharing:
         tokens = self.canvas.tokens[number * size : (number + 1) * size].tolist()
         key = self.chain.identity(tokens, self._key, self.salt)
         if self._stored:
-            self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)])
+            self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)], self.salt)
             self._stored = self._last is not None
         self._key, self._offered = key, number + 1
         if key in self._expected:
