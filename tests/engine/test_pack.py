@@ -168,7 +168,7 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[Branch, 
         h[slice(None) if target is None else target] = carried
     for restore in stage.restore:
         assert h[restore.rows].isnan().all(), "a carried row is overwritten"
-        h[restore.rows] = restore.states
+        h[restore.rows] = restore.states[restore.positions]
     return h
 
 
