@@ -32,8 +32,8 @@ class ElasticCache(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Attention is watched. What will refresh is not known beforehand, so nothing can be put off."""
-        return Traits(watches=True, refreshes=False)
+        """Attention is watched. Which passes will refresh is not known beforehand, so none can be put off."""
+        return Traits(idle_passes="within_block", watches=True, refreshes=False)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses a window beyond the response, and a decoding order that could leave the window."""
