@@ -156,7 +156,7 @@ def dllm_guided_config(rng: random.Random, layers: int) -> Line:
 
 def elastic_config(rng: random.Random, layers: int) -> Line:
     """Thresholds with which these models refresh never, now and then, and nearly always."""
-    return {"window": rng.choice([1, 2, 3, 5, 100]), "threshold": rng.choice([0.0, 0.9, 0.97, 0.99, 0.999])}
+    return {"window": rng.choice([1, 2, 3, 5, 100]), "threshold": rng.choice([0.0, 0.7, 0.9, 0.97, 0.99])}
 
 
 # What stands after a comma tells requests of one policy apart.

@@ -63,8 +63,8 @@ def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
 def _decode_llada(
     model: DenseModel, canvas: Canvas, line: Line, sampling: Line, config: Line, boundary: Boundary
 ) -> None:
-    # Fast-dLLM leaves a complete block at once, and so does Elastic-Cache, which has no clocks; caches whose clocks count
-    # steps run the schedule out. Without a cache a pass over a complete block changes nothing.
+    # Fast-dLLM leaves a complete block at once, and so does Elastic-Cache, which has no clocks; caches whose clocks
+    # count steps run the schedule out. Without a cache a pass over a complete block changes nothing.
     run_out = line["cache"] not in ("none", "block-prefix", "block-dual", "elastic-cache")
     sampler = BlockSampler(canvas, sampling.get("block_length", sampling["max_tokens"]), _rule(sampling), run_out)
     cfg_scale = sampling.get("cfg_scale", 0.0)

@@ -87,7 +87,8 @@ class Branch:
         q = model.rotate(model.project(layer, "q", x), places)
         k = model.rotate(self.k[layer], torch.arange(self.canvas.length))
         k = k.repeat_interleave(model.heads // model.kv_heads, 1)
-        return (torch.einsum("nhd,thd->hnt", q, k) / model.head_size**0.5).softmax(-1).mean(0)
+        scores: Tensor = torch.einsum("nhd,thd->hnt", q, k) / model.head_size**0.5
+        return scores.softmax(-1).mean(0)
 
 
 def elastic_cache(

@@ -115,6 +115,8 @@ class Plan:
             raise PlanError(f"an array of shape {wrong[0]} for a canvas of {length} positions")
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
+        if self.spans[0].save is not None:
+            raise PlanError("what enters the first layer are the tokens, so no states of it are kept")
         if self.watch is None:
             return
         if len(self.spans) != self.layers:
@@ -159,10 +161,7 @@ class Plan:
         return replace(self, spans=tuple(spans))
 
     def refreshed(self, at: int) -> "Plan":
-        """The plan with all rows live from layer `at` on; those that were not restart from their kept states.
-
-        Nothing above is left to refresh, so no further change of attention is looked for.
-        """
+        """The plan with all rows live from layer `at` >= 1 on; those that were not restart from their kept states."""
 
         def whole(span: Span) -> Span:
             if span.layers.start < at:
@@ -170,8 +169,7 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        watch = None if self.watch is None else replace(self.watch, threshold=0.0)
-        return replace(self.cut(at).map(whole), watch=watch)
+        return self.cut(at).map(whole)
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""

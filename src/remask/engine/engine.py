@@ -18,8 +18,8 @@ from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
 from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
+from remask.engine.runner import run_pass
 from remask.engine.scheduler import Scheduler
-from remask.engine.watching import run_pass
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer

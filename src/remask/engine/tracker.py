@@ -1,9 +1,11 @@
 """The tokens of one canvas whose attention tells how far the cache has drifted."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,12 +34,12 @@ def attention_rows(q: Tensor, k: Tensor) -> Tensor:
     rows, heads, dim = q.shape
     groups = k.shape[1]
     # The query heads that share a key head are only more rows of it.
-    q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * dim**-0.5
-    scores = q @ k.permute(1, 2, 0)
-    return scores.softmax(-1, dtype=torch.float32).view(groups, rows, heads // groups, -1).mean((0, 2))
+    q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
+    attention: Tensor = (q @ k.permute(1, 2, 0)).softmax(-1, dtype=torch.float32)
+    return attention.view(groups, rows, heads // groups, -1).mean((0, 2))
 
 
 def drift(old: Tensor, new: Tensor) -> Tensor:
     """One minus the cosine similarity of two rows of probabilities [T]; 0 exactly where they are equal."""
     # The difference of nearly equal cosines would be rounded away; that of the unit vectors is not.
-    return (old / old.norm() - new / new.norm()).square().sum() / 2
+    return (F.normalize(old, dim=0) - F.normalize(new, dim=0)).square().sum() / 2

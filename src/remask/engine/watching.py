@@ -1,101 +1,74 @@
-"""Running a pass. Where its plans watch attention, layer by layer: what drifted is refreshed from the next layer on."""
-
-from collections.abc import Sequence
+"""Watching attention: what a layer that has just run says about how far the layers above have drifted."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan, Watch
+from remask.core.plan import Watch
 from remask.engine.branch import Branch
-from remask.engine.chunks import PrefixPass, keep_leaving_states
-from remask.engine.pack import pack
 from remask.engine.part import Index, send, send_mask, send_run
 from remask.engine.tracker import attention_rows, drift
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 
-Items = list[tuple[Branch, Plan]]
 
+class Eye:
+    """Looks at one canvas during one pass."""
 
-@torch.inference_mode()
-def run_pass(model: Transformer, pool: Pool, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
-    """One forward pass over `items`, of which `passes` are the first. Nothing given is changed but canvases' memory.
-
-    Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-    their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads two numbers a
-    watched canvas after every layer but the last.
-    """
-    batch = keep_leaving_states(pack(items, model.device), passes)
-    if all(plan.watch is None for _, plan in items):
-        return model.forward(batch, pool), items
-    items, stages = list(items), batch.stages
-    h = model.embed(batch.tokens)
-    while stages:
-        stage, stages = stages[0], stages[1:]
-        h = model.run(stage, h, pool)
-        done = stage.layers.stop
-        # A stage without layers keeps what leaves this one, so it must not be packed anew.
-        if not stages or not len(stages[0].layers):
-            continue
-        drifted = _look(model, pool, items, done - 1)
-        for number in drifted:
-            branch, plan = items[number]
-            plan = plan.refreshed(done)
-            branch.ledger.revise(plan)
-            items[number] = branch, plan
-        if drifted:
-            batch = keep_leaving_states(pack(items, model.device, first=done), passes)
-            stages = batch.stages
-    return model.leave(h[batch.predict]), items
-
-
-def _look(model: Transformer, pool: Pool, items: Items, layer: int) -> list[int]:
-    """Numbers of the items whose attention has drifted in `layer`, which has just run; their trackers move on."""
-    eyes = [
-        _Eye(model, pool, branch, plan.watch, layer, number)
-        for number, (branch, plan) in enumerate(items)
-        if plan.watch is not None
-    ]
-    seen = torch.stack([eye.look() for eye in eyes]).tolist()
-    return [eye.number for eye, (moved, token) in zip(eyes, seen, strict=True) if eye.follow(int(token), moved)]
-
-
-class _Eye:
-    """Looks at one canvas after one layer, whose inputs are kept and whose keys are in the pool."""
-
-    def __init__(
-        self, model: Transformer, pool: Pool, branch: Branch, watch: Watch, layer: int, number: int
-    ) -> None:
+    def __init__(self, number: int, branch: Branch, watch: Watch, device: torch.device) -> None:
         assert branch.tracker is not None
-        self.model, self.branch, self.watch, self.layer, self.number = model, branch, watch, layer, number
-        self.tracker = branch.tracker
-        table = next(table for table in branch.tables if layer in table.layers)
-        self.keys = pool.k[layer][send_run(table.slots, model.device)]
+        self.number, self.branch, self.tracker, self.device = number, branch, branch.tracker, device
+        self.threshold = watch.threshold
+        self.window = np.flatnonzero(watch.window)
+        self.barred = send_mask(~watch.among, device)
 
-    def look(self) -> Tensor:
-        """Drift of the tracked token's attention (0 where none is tracked), and the token to track: float32 [2]."""
-        window = np.flatnonzero(self.watch.window)
-        token = self.tracker.tokens[self.layer]
-        attention = self._attention(window if token < 0 else np.append(window, token))
-        mass = attention[: len(window)].sum(0)
+    def positions(self, layer: int) -> Index:
+        """Whose attention is looked at: the window's, and the tracked token's where there is one."""
+        token = self.tracker.tokens[layer]
+        return self.window if token < 0 else np.append(self.window, token)
+
+    def inputs(self, model: Transformer, layer: int, positions: Index) -> Tensor:
+        """What entered `layer` when the rows at `positions` were last computed, [N, D]."""
+        if layer == 0:
+            return model.embed(send(self.branch.canvas.tokens[positions], self.device))
+        assert self.branch.states is not None
+        return self.branch.states[layer - 1][send(positions, self.device)]
+
+    def keys(self, pool: Pool, layer: int) -> Tensor:
+        """K of the whole canvas, [T, kv_heads, Dh]."""
+        table = next(table for table in self.branch.tables if layer in table.layers)
+        return pool.k[layer][send_run(table.slots, self.device)]
+
+    def look(self, layer: int, attention: Tensor) -> Tensor:
+        """Drift of the tracked token's attention (0 where none is tracked) and the token to track: float32 [2]."""
+        mass = attention[: len(self.window)].sum(0).masked_fill(self.barred, -1)
         # float32 holds positions exactly: canvases are far shorter than 2 ** 24.
-        best = mass.masked_fill(send_mask(~self.watch.among, mass.device), -1).argmax().float()
-        moved = torch.zeros_like(best) if token < 0 else drift(self.tracker.rows[self.layer], attention[-1])
-        return torch.stack([moved, best])
+        best = mass.argmax().float()
+        tracked = len(attention) > len(self.window)
+        return torch.stack([drift(self.tracker.rows[layer], attention[-1]) if tracked else best.new_zeros(()), best])
 
-    def follow(self, token: int, moved: float) -> bool:
-        """Track `token` from here on; returns whether what was tracked has `moved` too far."""
-        self.tracker.tokens[self.layer] = token
-        self.tracker.rows[self.layer] = self._attention(np.array([token]))[0]
-        return max(0.0, 1.0 - moved) < self.watch.threshold
+    def fires(self, moved: float) -> bool:
+        """Whether a drift of `moved` calls for a refresh. What one pass has refreshed it does not refresh again."""
+        fires = max(0.0, 1.0 - moved) < self.threshold
+        if fires:
+            self.threshold = 0.0
+        return fires
 
-    def _attention(self, positions: Index) -> Tensor:
-        """Float32 [N, T], from the input to the layer that each position had when it was last computed."""
-        index = send(positions, self.model.device)
-        if self.layer:
-            assert self.branch.states is not None
-            h = self.branch.states[self.layer - 1][index]
-        else:
-            h = self.model.embed(send(self.branch.canvas.tokens[positions], self.model.device))
-        return attention_rows(self.model.queries(h, self.layer, index), self.keys)
+
+def look(model: Transformer, pool: Pool, eyes: list[Eye], layer: int) -> list[Eye]:
+    """The eyes that see attention drift in `layer`, which has just run; their canvases' trackers move on."""
+    before = _attention(model, pool, eyes, layer, [eye.positions(layer) for eye in eyes])
+    seen = torch.stack([eye.look(layer, rows) for eye, rows in zip(eyes, before, strict=True)]).tolist()
+    tokens = [np.array([int(token)]) for _, token in seen]
+    for eye, token, row in zip(eyes, tokens, _attention(model, pool, eyes, layer, tokens), strict=True):
+        eye.tracker.tokens[layer] = token[0]
+        eye.tracker.rows[layer] = row[0]
+    return [eye for eye, (moved, _) in zip(eyes, seen, strict=True) if eye.fires(moved)]
+
+
+def _attention(model: Transformer, pool: Pool, eyes: list[Eye], layer: int, positions: list[Index]) -> list[Tensor]:
+    """Attention probabilities of each eye's `positions` over its canvas, float32 [N, T]; queries are projected once."""
+    h = torch.cat([eye.inputs(model, layer, places) for eye, places in zip(eyes, positions, strict=True)])
+    queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
+    parts = torch.split(queries, [len(places) for places in positions])
+    return [attention_rows(q, eye.keys(pool, layer)) for q, eye in zip(parts, eyes, strict=True)]

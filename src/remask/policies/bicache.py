@@ -42,8 +42,8 @@ class BiCache(CachePolicy):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
         if self.inner.traits.watches:
             raise ConfigError(
-                "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the other "
-                "from the request's own; name one of them"
+                "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the "
+                "other from the request's own; name one of them"
             )
         depth: object = self.depth
         if not isinstance(depth, DepthLookup) and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
