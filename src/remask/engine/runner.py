@@ -37,7 +37,7 @@ def run_pass(model: Transformer, pool: Pool, items: Items, passes: Sequence[Pref
     while stages:
         stage, stages = stages[0], stages[1:]
         h = model.run(stage, h, pool)
-        # A stage without layers keeps what leaves this one, so it must not be packed anew.
+        # A stage without layers has still to keep what leaves this one.
         if not stages or not len(stages[0].layers):
             continue
         done = stage.layers.stop
