@@ -11,15 +11,15 @@ import numpy as np
 from remask.core.meter import CacheMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
-from remask.engine.chunks import PrefixPass, keep_leaving_states
+from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
-from remask.engine.pack import pack
 from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
+from remask.engine.runner import run_pass
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
@@ -60,7 +60,7 @@ class EngineStats:
     prefix_passes: int = 0
     prefix_row_layers: int = 0
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
-    peak_memory_bytes: int = 0  # most K/V pages in use and boundary states held at the end of any step
+    peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
 
 @dataclass(slots=True)
@@ -150,10 +150,12 @@ class Engine:
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            inputs = keep_leaving_states(pack(items, self.model.device), batch.passes)
-            hidden = self.model.forward(inputs, self.memory.pool)
+            hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
             scores = read_rows(self.model, hidden, batch.jobs)
-            self._settle(batch, scores, inputs.row_layers)
+            ran = iter(items[len(batch.passes) :])
+            for job in batch.jobs:
+                job.ran([next(ran) for _ in job.items()])
+            self._settle(batch, scores, sum(plan.cost for _, plan in items))
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()

@@ -123,6 +123,10 @@ class Job:
         for branch, plan in self.items():
             branch.admit(plan)
 
+    def ran(self, items: Sequence[tuple[Branch, Plan]]) -> None:
+        """The pass that was admitted is over; `items` are what it came to, where plans watch attention."""
+        self._items = tuple(items)
+
     def rows(self, at: int) -> RowGroup | None:
         """How its logits are read, when they begin at row `at` of the pass'; None where it predicts nothing."""
         assert self.decoder is not None
@@ -266,6 +270,7 @@ class Job:
             sees=self.decoding.sees(branch.canvas),
             response=branch.canvas.end,
             seed=self.decoding.seed,
+            tracked=None if branch.tracker is None else branch.tracker.tokens,
         )
 
     def _stop_at(self) -> int | None:

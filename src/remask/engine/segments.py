@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from remask.engine.branch import runs
-from remask.engine.part import Index, Part, send, send_mask
+from remask.engine.part import Index, Part, send, send_mask, send_run
 from remask.models.stage import Cascade, Direct, Segments
 
 TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
@@ -33,19 +32,14 @@ def make_segments(parts: list[Part], device: torch.device) -> Segments:
 def _direct(part: Part, device: torch.device) -> Iterator[Direct]:
     slots = part.table.own
     if part.sees is None:
-        yield Direct(part.rows, _keys(slots, device))
+        yield Direct(part.rows, send_run(slots, device))
         return
     for first, last in _tiles(part.sees):
         sees = part.sees[first:last]
         reach = int(sees[-1])
         rows = slice(part.rows.start + first, part.rows.start + last)
         visible = None if sees[0] == reach else send_mask(np.arange(reach) < sees[:, None], device)
-        yield Direct(rows, _keys(slots[:reach], device), visible)
-
-
-def _keys(slots: Index, device: torch.device) -> slice | torch.Tensor:
-    in_place = runs(slots)
-    return in_place[0] if len(in_place) == 1 else send(slots, device)
+        yield Direct(rows, send_run(slots[:reach], device), visible)
 
 
 def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
