@@ -33,7 +33,7 @@ class Caching(Body):
 async def begin(request: Request, number: Number = 0) -> Response:
     """What the page starts with: messages, sampling and cache policies."""
     service = service_of(request)
-    return json_response(await service.off_loop(example, service.llm, number))
+    return json_response(await service.off_loop(example, service.llm, service.config.sampling, number))
 
 
 async def open_pages(request: Request) -> Response:

@@ -1,7 +1,7 @@
 // The form, the two panels and the key; the allocator is in pages.js.
 
 import { call, Problem, useKey } from "./api.js";
-import { count, find, make, millis, percent, plural, tell } from "./dom.js";
+import { count, describe, find, make, millis, percent, plural, tell } from "./dom.js";
 import { startPages } from "./pages.js";
 import { Run } from "./run.js";
 
@@ -23,6 +23,7 @@ async function begin() {
     find("served").textContent =
       `${models.data[0].id}: ${plural(info.layers, "layer")}, ${count(info.parameters)} parameters, ${info.dtype} on ${info.device}`;
     fill(example, true);
+    await drawStore();
     await startPages();
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -51,13 +52,14 @@ function fill(example, everything) {
     find(select).replaceChildren(...example.policies.map((name) => make("option", { value: name, text: name })));
     find(select).value = chosen;
   }
+  find("config-b").value = example.cache_config ? JSON.stringify(example.cache_config) : "";
 }
 
 /** The body of one run. Throws `Problem` where a field cannot even be sent. */
 function bodyOf(which) {
   const messages = [{ role: "user", content: find("user").value }];
   if (find("system").value) messages.unshift({ role: "system", content: find("system").value });
-  const body = { messages, cache: find(`cache-${which}`).value, temperature: 0 };
+  const body = { messages, cache: find(`cache-${which}`).value };
   for (const name of NUMBERS) if (find(name).value !== "") body[name] = Number(find(name).value);
   const settings = find(`config-${which}`).value.trim();
   if (settings) {
@@ -83,9 +85,9 @@ async function run(order) {
       await runs[which].start(bodyOf(which), stopper.signal);
     }
     if (order.length > 1) compare();
-    const ratio = await storeHits();
+    await drawStore();
     const ends = order.map((each) => `Policy ${each.toUpperCase()}: ${millis(runs[each].done.total)}, “${runs[each].text}”.`);
-    find("run-status").textContent = [...ends, ratio].join(" ");
+    find("run-status").textContent = ends.join(" ");
   } catch (error) {
     find("run-status").textContent = error.name === "AbortError" ? "Stopped." : "";
     if (error instanceof Problem) fail(error, which);
@@ -115,15 +117,21 @@ function busy(now) {
   if (document.activeElement?.disabled) find(now ? "stop" : "run").focus({ preventScroll: true });
 }
 
-async function storeHits() {
-  const { hits, misses } = await call("GET", "v1/cache");
-  return hits + misses ? `Hit ratio of the store since the server began: ${hits} of ${plural(hits + misses, "request")} (${percent(hits, hits + misses)}).` : "";
+/** What the prefix store of the server holds, and how often it had what was asked for. */
+async function drawStore() {
+  const { entries, hits, misses, tokens, budget_tokens: budget, pages_used: used, pages_total: total } = await call("GET", "v1/cache");
+  describe(find("store"), [
+    ["Hit ratio of the store", hits + misses ? `${percent(hits, hits + misses)} (${hits} / ${hits + misses})` : "–"],
+    ["Stored prefixes", count(entries.length)],
+    ["Stored tokens", `${count(tokens)} / ${count(budget)}`],
+    ["Pages of the pool", `${count(used)} / ${count(total)}`],
+  ]);
 }
 
 function compare() {
   const { a, b } = runs;
-  find("head-a").textContent = `A: ${a.policy}`;
-  find("head-b").textContent = `B: ${b.policy}`;
+  find("head-a").textContent = `A: ${breakable(a.policy)}`;
+  find("head-b").textContent = `B: ${breakable(b.policy)}`;
   const rows = [
     ["Time to the first settled text", (run) => (run.done.first === null ? "–" : millis(run.done.first))],
     ["Time to the end", (run) => millis(run.done.total)],
@@ -145,6 +153,8 @@ function compare() {
     `B took ${share((run) => run.done.total)} of A's time, with ${share((run) => run.done.work.row_layers)} of its row-layers. ${same}${again}`;
   find("compare").hidden = false;
 }
+
+const breakable = (spec) => spec.replaceAll("+", "+\u200b");
 
 find("ask").addEventListener("submit", (event) => {
   event.preventDefault();

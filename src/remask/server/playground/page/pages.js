@@ -101,14 +101,14 @@ function draw(state) {
   find("no-requests").hidden = state.requests.length > 0;
   const totals = state.totals;
   describe(find("totals"), [
-    ["Used", `${totals.pages_in_use} of ${totals.pages} pages`],
-    ["Kept for others", plural(totals.pages_cached, "page")],
-    ["Shared", plural(totals.pages_shared, "page")],
+    ["Pages used", `${totals.pages_in_use} / ${totals.pages}`],
+    ["Utilisation of them", percent(totals.slots_in_use - totals.slots_wasted, totals.slots_in_use)],
+    ["Wasted slots", `${totals.slots_wasted} (${percent(totals.slots_wasted, totals.slots_in_use)})`],
+    ["Shared pages", count(totals.pages_shared)],
     ["Saved by sharing", plural(totals.pages_saved, "page")],
-    ["Wasted", `${plural(totals.slots_wasted, "slot")} (${percent(totals.slots_wasted, totals.slots_in_use)})`],
-    ["Utilisation", percent(totals.slots_in_use - totals.slots_wasted, totals.slots_in_use)],
-    ["Hit ratio", `${percent(totals.tokens_hit, totals.tokens_queried)} of ${count(totals.tokens_queried)} tokens`],
-    ["Evicted", plural(totals.evictions, "page")],
+    ["Kept for others", plural(totals.pages_cached, "page")],
+    ["Hit ratio, by tokens", percent(totals.tokens_hit, totals.tokens_queried)],
+    ["Evicted so far", plural(totals.evictions, "page")],
   ]);
 }
 
