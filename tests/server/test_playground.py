@@ -251,7 +251,11 @@ def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running, scheme: str) -> None:
-    settings = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme, "reduced_motion": "reduce"}
+    settings: dict[str, Any] = {
+        "viewport": {"width": 360, "height": 740},
+        "color_scheme": scheme,
+        "reduced_motion": "reduce",
+    }
     with opened(browser, server.base, **settings) as tab:
         tab.page.select_option("#cache-a", "bicache+block-dual")
         tab.page.click("#run")

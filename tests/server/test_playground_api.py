@@ -248,7 +248,14 @@ def test_drafts_tell_what_was_done_with_the_prefix(server: Running) -> None:
         prefix = shallow["reused"]
         own = prompt + 4 - prefix
         refresh = step % 2 == 0
-        assert shallow == {"layers": [0, 3], "rows": own, "reused": prefix, "leased": prefix, "restored": 0, "refreshed": 0}
+        assert shallow == {
+            "layers": [0, 3],
+            "rows": own,
+            "reused": prefix,
+            "leased": prefix,
+            "restored": 0,
+            "refreshed": 0,
+        }
         again = prefix if refresh else 0
         assert deep == {
             "layers": [3, 10],

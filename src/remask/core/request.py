@@ -72,7 +72,7 @@ class Draft:
     """What a pass predicted: a token for each position in `positions`, final or not, and how confident the model is.
 
     `confidences` are on the scale of the request's `remasking`. `passes` tells what each pass of the step computed and
-    what of the shared prefix it reused, fill passes before the one that predicts; of a guided pair, the conditional one.
+    what of the shared prefix it reused, fill passes before the one that predicts; of a guided pair the conditional one.
     """
 
     step: int

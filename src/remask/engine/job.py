@@ -48,7 +48,9 @@ class Job:
     _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
     _pass_index: int = 0  # passes since the step began
     _told: int = 0  # response tokens that `newly_settled` has given
-    _filled: list[tuple[LayerWork, ...]] = field(default_factory=list)  # the step's fill passes, where drafts are wanted
+    _filled: list[tuple[LayerWork, ...]] = field(
+        default_factory=list
+    )  # the step's fill passes, where drafts are wanted
 
     @property
     def ready(self) -> bool:
@@ -116,8 +118,9 @@ class Job:
         assert self.decoder is not None
         positions = np.flatnonzero(self.plan.predict)
         ids = tokens.astype(np.int64)
+        passes = (*self._filled, self._work())
         columns = (tuple(column.tolist()) for column in (positions, ids, confidence))
-        return Draft(self.decoder.step, *columns, passes=(*self._filled, self._work()))
+        return Draft(self.decoder.step, *columns, passes)
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""

@@ -14,7 +14,7 @@ from remask.policies import names_for
 from remask.server.sampling import fit
 from remask.tasks.transit import draw_prompt, draw_question, messages, reference_response
 
-# One block and one token a step: drafts of the whole response are seen to settle. Refreshes come often enough to be seen.
+# One block and one token a step, so that drafts of the whole response are seen, and refreshes often enough to be seen.
 _SAMPLING = {"max_tokens": 16, "block_length": 16, "steps": 16}
 _REFRESHES = {"refresh_interval": 4}
 _LINE = 20  # seed of the line that all examples ask about, so that they share a prefix
@@ -29,7 +29,8 @@ _PLAIN = (
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Messages, the answer where there is only one, sampling that suits the model, and policies with the server's own.
 
-    `defaults` are the server's sampling parameters. On the bundled model `number` picks the question; all of them are about one line.
+    `defaults` are the server's sampling parameters. On the bundled model `number` picks the question; all of them are
+    about one line.
     """
     settings = llm.cache_config or None
     told: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}

@@ -70,8 +70,8 @@ class Sandbox:
                 for page in pages:
                     self.allocator.release(page)
                 raise PoolFullError(
-                    f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of {PAGE_SIZE}; "
-                    "finish a request first"
+                    f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
+                    f"{PAGE_SIZE}; finish a request first"
                 )
         self.chain.found(found, len(keys))
         table, sharing = [*pages, *rest.single()], None
