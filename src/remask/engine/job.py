@@ -118,9 +118,8 @@ class Job:
         assert self.decoder is not None
         positions = np.flatnonzero(self.plan.predict)
         ids = tokens.astype(np.int64)
-        passes = (*self._filled, self._work())
-        columns = (tuple(column.tolist()) for column in (positions, ids, confidence))
-        return Draft(self.decoder.step, *columns, passes)
+        told = Draft(self.decoder.step, *(tuple(column.tolist()) for column in (positions, ids, confidence)))
+        return replace(told, passes=(*self._filled, self._work()))
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""

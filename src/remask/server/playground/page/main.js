@@ -165,7 +165,12 @@ find("run-b-only").addEventListener("click", () => run(["b"]));
 find("stop").addEventListener("click", () => stopper?.abort());
 find("another").addEventListener("click", async () => {
   asked = (asked + 1) % 1000;
-  fill(await call("GET", `playground/example?number=${asked}`), false);
+  try {
+    fill(await call("GET", `playground/example?number=${asked}`), false);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    fail(error, "a");
+  }
 });
 find("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
