@@ -12,7 +12,7 @@ from remask.core.request import Result
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine, Event
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
-from remask.policies import Dense, Reuse
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from tests.engine.support import Work, alone, make_engine, request
 
 
@@ -96,6 +96,31 @@ def test_events_come_step_by_step_and_in_order() -> None:
         assert [told[position] for position in transfer.positions] == list(transfer.token_ids)
         assert all(0 < confidence <= 1 for confidence in draft.confidences)
     assert events[-1].result is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes"),
+    [
+        (Dense(), [1] * 8),
+        (BiCache(depth=3, refresh_interval=3), [1] * 8),
+        (BiCache(BlockDual("separate"), depth=3, refresh_interval=3), [2, 1, 2, 1, 2, 1, 2, 1]),
+    ],
+)
+def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: list[int]) -> None:
+    watched = replace(request("r", prefix=5, max_tokens=8, block_length=2, steps=8), drafts=True)
+
+    async def act(engine: AsyncEngine) -> list[Event]:
+        return [event async for events in engine.submit([(watched, policy)]) for event in events]
+
+    events = drive(act)
+    drafts = [event.draft for event in events if event.draft is not None]
+    result = next(event.result for event in events if event.result is not None)
+    assert [len(draft.passes) for draft in drafts] == passes
+    told = [work for draft in drafts for each in draft.passes for work in each]
+    assert sum(work.rows * len(work.layers) for work in told) == result.usage.row_layers
+    assert all(work.reused + work.refreshed == 5 for work in told)
+    restored = [draft.step for draft in drafts if any(work.restored for each in draft.passes for work in each)]
+    assert restored == ([] if isinstance(policy, Dense) else [0, 3, 6])
 
 
 def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:

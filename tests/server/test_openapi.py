@@ -23,6 +23,13 @@ PATHS = {
     "/metrics",
     "/version",
     "/get_model_info",
+    "/playground/example",
+    "/playground/pages",
+    "/playground/pages/{session}",
+    "/playground/pages/{session}/step",
+    "/playground/pages/{session}/caching",
+    "/playground/pages/{session}/requests",
+    "/playground/pages/{session}/requests/{number}",
 }
 
 
@@ -34,7 +41,7 @@ def test_the_document_holds_every_endpoint(server: Running) -> None:
     assert {"messages", "stream_drafts", "cache_salt", "threshold"} <= set(body["properties"])
 
 
-POSTED = {path for path in PATHS if path.endswith(("completions", "tokenize"))}
+POSTED = {path for path in PATHS if path.endswith(("completions", "tokenize", "caching", "requests"))}
 CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
 # Where there is no body, nothing can be wrong but the path.
 CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(POSTED)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from remask.core.sampling import SamplingParams
+from remask.core.work import LayerWork
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
 
@@ -70,13 +71,15 @@ class Transfer:
 class Draft:
     """What a pass predicted: a token for each position in `positions`, final or not, and how confident the model is.
 
-    `confidences` are on the scale of the request's `remasking`.
+    `confidences` are on the scale of the request's `remasking`. `passes` tells what each pass of the step computed and
+    what of the shared prefix it reused, fill passes before the one that predicts; of a guided pair the conditional one.
     """
 
     step: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
+    passes: tuple[tuple[LayerWork, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from remask.core.plan import Plan, View
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer, Usage
+from remask.core.work import LayerWork, layer_work
 from remask.engine.branch import Branch
 from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
@@ -47,6 +48,9 @@ class Job:
     _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
     _pass_index: int = 0  # passes since the step began
     _told: int = 0  # response tokens that `newly_settled` has given
+    _filled: list[tuple[LayerWork, ...]] = field(
+        default_factory=list
+    )  # the step's fill passes, where drafts are wanted
 
     @property
     def ready(self) -> bool:
@@ -114,7 +118,8 @@ class Job:
         assert self.decoder is not None
         positions = np.flatnonzero(self.plan.predict)
         ids = tokens.astype(np.int64)
-        return Draft(self.decoder.step, *(tuple(column.tolist()) for column in (positions, ids, confidence)))
+        told = Draft(self.decoder.step, *(tuple(column.tolist()) for column in (positions, ids, confidence)))
+        return replace(told, passes=(*self._filled, self._work()))
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
@@ -165,6 +170,8 @@ class Job:
         assert self.decoder is not None
         plan = self.plan
         clocks = [branch for branch, _ in self.items()]
+        if self.request.drafts and plan.fills:
+            self._filled.append(self._work())
         self.usage.forwards += len(clocks) if self.policy.traits.own_clocks else 1
         self.usage.row_layers += self.cost
         self._items = None
@@ -193,6 +200,7 @@ class Job:
         if self.first_settled is None and self.branches[0].canvas.settled_lead:
             self.first_settled = time.perf_counter()
         self._pass_index = 0
+        self._filled.clear()
         self.decoder.advance()
         self.usage.steps = self.decoder.step
         return transfer
@@ -248,6 +256,11 @@ class Job:
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
         return replace(plan, sees=view.sees)
+
+    def _work(self) -> tuple[LayerWork, ...]:
+        branch = self.branches[0]
+        asked = min(self.request.prefix_length, branch.canvas.prompt)
+        return layer_work(self.plan, asked if branch.prefix is None else branch.prefix.length, branch.prefix)
 
     def _plan(self, branch: Branch, step: int) -> Plan:
         view = self._view(branch, step)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from remask.core.request import Draft, Request, Result, Transfer
@@ -77,7 +77,7 @@ class Answer:
             if event.draft is not None:
                 self._note(event.draft)
                 if self._shown is not None:
-                    delta.canvas = {"step": event.draft.step}
+                    delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
                 self._write(event.transfer)
             self._settle(event.settled)
@@ -132,3 +132,9 @@ class Answer:
     def _settled(self, place: int) -> int | None:
         """The step at whose end a position became final; None while its token may still change."""
         return None if self._rewrites and place >= len(self._final) else self._written[place]
+
+
+def _passes(draft: Draft) -> list[list[Mapping[str, Any]]]:
+    return [
+        [{**asdict(work), "layers": [work.layers.start, work.layers.stop]} for work in each] for each in draft.passes
+    ]

@@ -12,7 +12,8 @@ from remask.llm import LLM
 from remask.server.config import ServerConfig
 from remask.server.errors import add_handlers
 from remask.server.gate import Gate
-from remask.server.routes import cache, inference, info
+from remask.server.playground.sessions import Sessions
+from remask.server.routes import cache, inference, info, playground
 from remask.server.service import Service
 
 
@@ -38,8 +39,9 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
     # The interactive pages of FastAPI load scripts of other hosts.
     app = FastAPI(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
+    app.state.sandboxes = Sessions()
     add_handlers(app)
-    for part in (inference, info, cache):
+    for part in (inference, info, cache, playground):
         app.include_router(part.router())
     app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
     if config.allowed_origins:

@@ -102,7 +102,7 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _field(problem: Mapping[str, Any]) -> str | None:
     """Where a problem is, such as `messages.0.role`; the body itself has no name."""
-    path = [str(part) for part in problem["loc"] if part != "body"]
+    path = [str(part) for part in problem["loc"][1:]]  # the first says where it stood: body, query or path
     depth = 3 if path[:1] == ["messages"] else 1
     return ".".join(path[:depth]) or None
 

@@ -13,11 +13,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remask.server.errors import ApiError, error_response
+from remask.server.playground.files import FILES
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = ("/health",)  # probes have no keys
+OPEN_PATHS = frozenset(["/health", *FILES])  # probes have no keys; the playground is the page that asks for one
 LONGEST_NUMBER = 18  # digits of a Content-Length that are worth reading
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 

@@ -1,0 +1,56 @@
+"""What a pass does with its shared prefix, layer by layer: reused, restored, refreshed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.plan import Mask, Plan, PrefixHit
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """One pass in one run of layers. A prefix row is either reused or refreshed there.
+
+    Attributes:
+        layers: layers that do the same.
+        rows: rows computed in each of them, of the prefix or not.
+        reused: prefix rows whose K/V are read as an earlier pass left them.
+        leased: those of `reused` that are read from the prefix store.
+        restored: prefix rows that restart at `layers.start` from the stored boundary state; they are refreshed too.
+        refreshed: prefix rows whose K/V this pass computes.
+    """
+
+    layers: range
+    rows: int
+    reused: int
+    leased: int
+    restored: int
+    refreshed: int
+
+
+def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
+    """The work of `plan` on a canvas whose first `prefix` positions are shared; `hit` is what the store lent of them.
+
+    Rows that `TopRho` looks at are chosen on the device: they count in `rows`, and in the prefix as reused.
+    """
+    if hit is not None:
+        plan = plan.cut(hit.boundary)
+    told = []
+    live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
+    for span in plan.spans:
+        written = span.computed if span.frozen is None else span.computed & ~span.frozen
+        refreshed = int(written[:prefix].sum())
+        reused = prefix - refreshed
+        shallow = hit is not None and span.layers.start < hit.boundary
+        told.append(
+            LayerWork(
+                layers=span.layers,
+                rows=span.cost // len(span.layers),
+                reused=reused,
+                leased=min(reused, hit.length) if hit is not None and shallow else 0,
+                restored=int((span.rows & ~live)[:prefix].sum()),
+                refreshed=refreshed,
+            )
+        )
+        live = span.rows
+    return tuple(told)

@@ -1,0 +1,63 @@
+"""What the page starts with: a conversation that the model can answer, and the policies that it may run under."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from remask.core.depth import DepthLookup
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.models.source import BUNDLED
+from remask.policies import names_for
+from remask.server.sampling import fit
+from remask.tasks.transit import draw_prompt, draw_question, messages, reference_response
+
+# One block and one token a step, so that drafts of the whole response are seen, and refreshes often enough to be seen.
+_SAMPLING = {"max_tokens": 16, "block_length": 16, "steps": 16}
+_REFRESHES = {"refresh_interval": 4}
+_LINE = 20  # seed of the line that all examples ask about, so that they share a prefix
+_OUTER = "bicache"
+_WHOLE = ("none", "reuse", "exact", _OUTER)  # not to be put inside another policy
+_PLAIN = (
+    {"role": "system", "content": "You are a helpful assistant. Answer in one or two short sentences."},
+    {"role": "user", "content": "Why is the sky blue?"},
+)
+
+
+def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Messages, the answer where there is only one, sampling that suits the model, and policies with the server's own.
+
+    `defaults` are the server's sampling parameters. On the bundled model `number` picks the question; all of them are
+    about one line.
+    """
+    settings = llm.cache_config or None
+    told: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}
+    if llm.loaded.name == BUNDLED:
+        line = draw_prompt(random.Random(_LINE))
+        question = draw_question(random.Random(number), line)
+        told = {
+            "messages": messages(line, question),
+            "answer": reference_response(line, question),
+            "sampling": dict(_SAMPLING),
+        }
+        settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
+    specs = _specs(llm, fit(defaults, told["sampling"], llm.engine.max_model_len - 1))
+    return {**told, "policies": specs, "cache": llm.cache, "cache_config": settings}
+
+
+def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
+    """Policies that a request under this sampling may name, alone and inside `bicache`."""
+    names = names_for(llm.loaded.config.kind)
+    inner = [f"{_OUTER}+{name}" for name in names if name not in _WHOLE] if _OUTER in names else []
+    request = Request("example", [0], sampling)
+    return [spec for spec in dict.fromkeys([*names, *inner, llm.cache]) if _runs(llm, spec, request)]
+
+
+def _runs(llm: LLM, spec: str, request: Request) -> bool:
+    try:
+        llm.engine.check(request, llm.policy(spec, None, lambda: DepthLookup({})))
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,185 @@
+// The form, the two panels and the key; the allocator is in pages.js.
+
+import { call, Problem, useKey } from "./api.js";
+import { count, describe, find, make, millis, percent, plural, tell } from "./dom.js";
+import { startPages } from "./pages.js";
+import { Run } from "./run.js";
+
+const NUMBERS = ["max_tokens", "block_length", "steps", "threshold"];
+const runs = { a: new Run("A"), b: new Run("B") };
+find("runs").append(runs.a.panel, runs.b.panel);
+let asked = 0; // which example
+let stopper = null;
+
+async function begin() {
+  try {
+    const [models, example, info] = await Promise.all([
+      call("GET", "v1/models"),
+      call("GET", `playground/example?number=${asked}`),
+      call("GET", "get_model_info"),
+    ]);
+    find("key-form").hidden = true;
+    find("main").hidden = false;
+    find("served").textContent =
+      `${models.data[0].id}: ${plural(info.layers, "layer")}, ${count(info.parameters)} parameters, ${info.dtype} on ${info.device}`;
+    fill(example, true);
+    await drawStore();
+    await startPages();
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    if (error.status === 401) askForKey();
+    else find("served").textContent = error.message;
+  }
+}
+
+function askForKey(problem = "") {
+  find("main").hidden = true;
+  find("served").textContent = "Waiting for a key.";
+  find("key-form").hidden = false;
+  tell(find("key-problem"), problem);
+  find("key").focus();
+}
+
+function fill(example, everything) {
+  find("system").value = example.messages.find((message) => message.role === "system")?.content ?? "";
+  find("user").value = example.messages.at(-1).content;
+  tell(find("expected"), example.answer ? `The right answer: ${example.answer}` : "");
+  find("another").hidden = !example.answer;
+  if (!everything) return;
+  for (const name of NUMBERS) find(name).value = example.sampling[name] ?? "";
+  const first = example.policies.includes("none") ? "none" : example.policies[0];
+  for (const [select, chosen] of [["cache-a", first], ["cache-b", example.cache]]) {
+    find(select).replaceChildren(...example.policies.map((name) => make("option", { value: name, text: name })));
+    find(select).value = chosen;
+  }
+  find("config-b").value = example.cache_config ? JSON.stringify(example.cache_config) : "";
+}
+
+/** The body of one run. Throws `Problem` where a field cannot even be sent. */
+function bodyOf(which) {
+  const messages = [{ role: "user", content: find("user").value }];
+  if (find("system").value) messages.unshift({ role: "system", content: find("system").value });
+  const body = { messages, cache: find(`cache-${which}`).value };
+  for (const name of NUMBERS) if (find(name).value !== "") body[name] = Number(find(name).value);
+  const settings = find(`config-${which}`).value.trim();
+  if (settings) {
+    try {
+      body.cache_config = JSON.parse(settings);
+    } catch {
+      throw new Problem(0, `The settings of policy ${which.toUpperCase()} are no JSON object, such as {"depth": 3}.`, "cache_config");
+    }
+  }
+  return { ...body, stream: true, stream_drafts: true, stream_options: { include_usage: true } };
+}
+
+async function run(order) {
+  stopper = new AbortController();
+  busy(true);
+  tell(find("run-problem"), "");
+  document.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
+  find("compare").hidden = true;
+  let which = order[0];
+  try {
+    for (which of order) {
+      find("run-status").textContent = `Policy ${which.toUpperCase()} runs.`;
+      await runs[which].start(bodyOf(which), stopper.signal);
+    }
+    if (order.length > 1) compare();
+    await drawStore();
+    const ends = order.map((each) => `Policy ${each.toUpperCase()}: ${millis(runs[each].done.total)}, “${runs[each].text}”.`);
+    find("run-status").textContent = ends.join(" ");
+  } catch (error) {
+    find("run-status").textContent = error.name === "AbortError" ? "Stopped." : "";
+    if (error instanceof Problem) fail(error, which);
+    else if (error.name !== "AbortError") throw error;
+  } finally {
+    busy(false);
+  }
+}
+
+function fail(error, which) {
+  if (error.status === 401) return askForKey(error.message);
+  tell(find("run-problem"), error.message);
+  const ids = { cache: `cache-${which}`, cache_config: `config-${which}` };
+  const field = error.field && find(ids[error.field] ?? error.field);
+  if (field) {
+    const folded = field.closest("details");
+    if (folded) folded.open = true;
+    field.setAttribute("aria-invalid", "true");
+    field.focus();
+  }
+}
+
+function busy(now) {
+  for (const id of ["run", "run-a-only", "run-b-only", "another"]) find(id).disabled = now;
+  find("stop").disabled = !now;
+  // Whoever works with the keyboard must not lose the place because a button went.
+  if (document.activeElement?.disabled) find(now ? "stop" : "run").focus({ preventScroll: true });
+}
+
+/** What the prefix store of the server holds, and how often it had what was asked for. */
+async function drawStore() {
+  const { entries, hits, misses, tokens, budget_tokens: budget, pages_used: used, pages_total: total } = await call("GET", "v1/cache");
+  describe(find("store"), [
+    ["Hit ratio of the store", hits + misses ? `${percent(hits, hits + misses)} (${hits} / ${hits + misses})` : "–"],
+    ["Stored prefixes", count(entries.length)],
+    ["Stored tokens", `${count(tokens)} / ${count(budget)}`],
+    ["Pages of the pool", `${count(used)} / ${count(total)}`],
+  ]);
+}
+
+function compare() {
+  const { a, b } = runs;
+  find("head-a").textContent = `A: ${breakable(a.policy)}`;
+  find("head-b").textContent = `B: ${breakable(b.policy)}`;
+  const rows = [
+    ["Time to the first settled text", (run) => (run.done.first === null ? "–" : millis(run.done.first))],
+    ["Time to the end", (run) => millis(run.done.total)],
+    ["Tokens per second", (run) => count(Math.round((1000 * run.done.usage.completion_tokens) / run.done.total))],
+    ["Steps", (run) => count(run.done.work.steps)],
+    ["Row-layers computed", (run) => count(run.done.work.row_layers)],
+    ["Prompt tokens read from the store", (run) => count(run.done.usage.prompt_tokens_details.cached_tokens)],
+  ];
+  find("measures").replaceChildren(
+    ...rows.map(([name, value]) =>
+      make("tr", {}, make("th", { scope: "row", text: name }), make("td", { text: value(a) }), make("td", { text: value(b) })),
+    ),
+  );
+  const share = (of) => (of(b) / of(a)).toFixed(2);
+  const same = a.text === b.text ? "Both gave the same text." : "Their texts differ.";
+  const missed = [a, b].filter((run) => run.outcome().startsWith("miss"));
+  const again = missed.length ? ` ${missed.map((run) => run.name).join(" and ")} had a miss, so the prefix-only pass is in its time: run again for a hit.` : "";
+  find("verdict").textContent =
+    `B took ${share((run) => run.done.total)} of A's time, with ${share((run) => run.done.work.row_layers)} of its row-layers. ${same}${again}`;
+  find("compare").hidden = false;
+}
+
+const breakable = (spec) => spec.replaceAll("+", "+\u200b");
+
+find("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run(["a", "b"]);
+});
+find("run-a-only").addEventListener("click", () => run(["a"]));
+find("run-b-only").addEventListener("click", () => run(["b"]));
+find("stop").addEventListener("click", () => stopper?.abort());
+find("another").addEventListener("click", async () => {
+  asked = (asked + 1) % 1000;
+  try {
+    fill(await call("GET", `playground/example?number=${asked}`), false);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    fail(error, "a");
+  }
+});
+find("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const given = find("key").value.trim();
+  find("key").value = "";
+  if (!/^[!-~]+$/.test(given)) return tell(find("key-problem"), "A key has letters, digits and signs of ASCII only, and is not empty.");
+  useKey(given);
+  await begin();
+  if (!find("key-form").hidden) tell(find("key-problem"), "This key is not known to the server.");
+  else find("system").focus();
+});
+begin();

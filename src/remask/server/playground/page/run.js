@@ -1,0 +1,154 @@
+// One panel: a request under one policy, step by step.
+
+import { events } from "./api.js";
+import { count, describe, find, make, millis, percent, plural } from "./dom.js";
+import { drawPasses, inWords, prefixReuse, rowLayers } from "./layers.js";
+
+const MAX_FRAMES = 1024; // steps that can be gone back to; the oldest are dropped
+const REPLAY_MS = 250;
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+export class Run {
+  constructor(name) {
+    this.name = name;
+    const panel = find("run-template").content.cloneNode(true).firstElementChild;
+    this.panel = panel;
+    panel.id = `run-${name.toLowerCase()}`;
+    this.part = (selector) => panel.querySelector(selector);
+    this.slider = this.part("input[type=range]");
+    this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
+    this.part(".replay").addEventListener("click", () => this.replay());
+    this.part("h3").textContent = `Policy ${name}`;
+    this.reset("");
+  }
+
+  reset(policy) {
+    clearTimeout(this.timer);
+    Object.assign(this, { policy, frames: [], prompt: [], text: "", done: null, waiting: false });
+    this.part(".stage").hidden = true;
+    this.part(".canvas").replaceChildren();
+    if (policy) this.part("h3").textContent = `Policy ${this.name}: ${policy}`;
+  }
+
+  /** Ask, and show every step as it comes. Throws `Problem`; the panel then shows how far it came. */
+  async start(body, signal) {
+    this.reset(body.cache);
+    this.part(".clock").textContent = "Running …";
+    const started = performance.now();
+    let first = null;
+    try {
+      for await (const chunk of events("v1/chat/completions", body, signal)) {
+        if (chunk.remask?.prompts) this.prompt = chunk.remask.prompts[0];
+        const text = chunk.choices[0]?.delta?.content ?? "";
+        if (text && first === null) first = performance.now() - started;
+        this.text += text;
+        if (chunk.remask?.canvas) this.take(chunk.remask);
+        if (chunk.usage) this.done = { first, total: performance.now() - started, usage: chunk.usage, work: chunk.remask };
+      }
+    } catch (error) {
+      this.part(".clock").textContent = "Did not run to its end.";
+      throw error;
+    }
+    this.finish();
+    return this.done;
+  }
+
+  take({ step, canvas, passes }) {
+    this.frames.push({ step, canvas, passes });
+    if (this.frames.length > MAX_FRAMES) this.frames.shift();
+    if (!this.waiting) {
+      this.waiting = true; // many steps may come between two pictures
+      requestAnimationFrame(() => {
+        this.waiting = false;
+        if (!this.done) this.show(this.frames.length - 1);
+      });
+    }
+  }
+
+  finish() {
+    const { total, usage } = this.done;
+    const speed = usage.completion_tokens / (total / 1000);
+    this.part(".clock").textContent =
+      `Done: ${plural(usage.completion_tokens, "token")} in ${millis(total)} (${count(Math.round(speed))} tokens/s).`;
+    this.show(this.frames.length - 1);
+  }
+
+  /** Draw one step. */
+  show(index) {
+    const frame = this.frames[index];
+    if (!frame) return;
+    this.part(".stage").hidden = false;
+    this.slider.max = this.frames.length - 1;
+    this.slider.value = index;
+    const words = `Step ${frame.step + 1} of ${this.frames.at(-1).step + 1}`;
+    this.part(".scrub-text").textContent = words;
+    this.slider.setAttribute("aria-valuetext", words);
+    this.drawPrompt(frame);
+    this.drawCanvas(frame);
+    drawPasses(this.part(".passes"), frame.passes);
+    this.part(".words").textContent = inWords(frame.passes);
+    this.drawNumbers(frame);
+    this.part(".answer").textContent = this.text;
+  }
+
+  drawPrompt(frame) {
+    const first = frame.passes[0]?.[0];
+    const shared = first ? first.reused + first.refreshed : 0;
+    const words = (tokens) => tokens.map((token) => token.text).join(" ");
+    this.part("summary").textContent = `Prompt: ${plural(this.prompt.length, "token")}, ${count(shared)} of them shared prefix`;
+    const text = this.part(".prompt-text");
+    text.setAttribute("aria-label", "Prompt tokens, the shared prefix underlined");
+    text.replaceChildren(make("mark", { text: words(this.prompt.slice(0, shared)) }), ` ${words(this.prompt.slice(shared))}`);
+  }
+
+  drawCanvas(frame) {
+    const list = this.part(".canvas");
+    list.setAttribute("aria-label", `Response canvas after step ${frame.step + 1}`);
+    const last = Math.max(this.frames.at(-1).step, 1);
+    frame.canvas.forEach((token, place) => {
+      const cell = list.children[place] ?? list.appendChild(make("li"));
+      const settled = token.settled !== null && token.settled <= frame.step;
+      const kind = settled ? "settled" : token.text === null ? "masked" : "draft";
+      const text = token.text === null ? "▒" : token.text === "" ? "␣" : token.text.replaceAll("\n", "⏎");
+      cell.className = `token ${kind}`;
+      cell.replaceChildren(text);
+      cell.title = settled ? `settled at step ${token.settled + 1}` : kind === "draft" ? "draft" : "not predicted yet";
+      if (settled) {
+        cell.append(make("sub", { text: String(token.settled + 1) }));
+        cell.style.setProperty("--age", token.settled / last);
+      }
+    });
+  }
+
+  drawNumbers(frame) {
+    const positions = this.prompt.length + frame.canvas.length;
+    const [computed, all] = rowLayers(frame.passes, positions);
+    const [reused, prefix] = prefixReuse(frame.passes);
+    const pairs = [
+      ["Row-layers computed in this step", `${count(computed)} of ${count(all)} (${percent(computed, all)})`],
+      ["Prefix reused in this step", percent(reused, prefix)],
+    ];
+    if (this.done) {
+      const read = this.done.usage.prompt_tokens_details.cached_tokens;
+      const tokens = this.done.usage.prompt_tokens;
+      pairs.push(["Prompt tokens read from the store", `${count(read)} of ${count(tokens)} (${percent(read, tokens)})`]);
+      pairs.push(["Shared prefix", this.outcome()]);
+    }
+    describe(this.part(".numbers"), pairs);
+  }
+
+  /** Whether the store had the prefix. */
+  outcome() {
+    const { usage, work } = this.done;
+    if (usage.prompt_tokens_details.cached_tokens) return `hit: read in layers 1 to ${work.prefix_depth}`;
+    if (work.prefix_depth) return `miss: a prefix-only pass ran first; layers 1 to ${work.prefix_depth} read it`;
+    return work.prefix_note ?? "not asked of the store by this policy";
+  }
+
+  replay(index = 0) {
+    clearTimeout(this.timer);
+    this.show(index);
+    // Who wants no motion goes through the steps with the slider.
+    if (!calm.matches && index + 1 < this.frames.length) this.timer = setTimeout(() => this.replay(index + 1), REPLAY_MS);
+  }
+}

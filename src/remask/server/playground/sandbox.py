@@ -1,0 +1,190 @@
+"""A small pool of pages to try out: the engine's own page accounting, with made-up tokens and no tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from remask.core.canvas import Canvas
+from remask.core.plan import Mask, Plan, Span
+from remask.engine.sharing import PageSharing
+from remask.errors import RemaskError
+from remask.store.chain import PageChain
+from remask.store.pages import Extent, PageAllocator
+
+PAGES = 24
+PAGE_SIZE = 4
+BLOCK = 4
+SHARED = 14  # tokens of the shared prefix: three whole pages, and two tokens of one that is never shared
+RESPONSE = 8
+MASK_ID = 0
+LAYER = range(1)
+
+
+class PoolFullError(RemaskError):
+    """No page can be freed without ending a request."""
+
+
+@dataclass(slots=True, eq=False)
+class SandboxRequest:
+    """A request that runs in a sandbox. `table` has an extent for each page of its canvas, those of others first."""
+
+    number: int
+    shared: bool
+    canvas: Canvas
+    owned: list[Extent]
+    table: list[Extent]
+    found: int  # leading pages that were stored already
+    sharing: PageSharing | None
+
+
+class Sandbox:
+    """Requests of a block-causal model in a pool of `PAGES` pages of one layer, placed and shared as the engine does.
+
+    Every prompt has the same length. One with the shared prefix begins as all of its kind do, any other with tokens of
+    its own. Not made for several threads.
+    """
+
+    def __init__(self) -> None:
+        self.allocator = PageAllocator(len(LAYER), PAGES, PAGE_SIZE)
+        self.chain = PageChain(self.allocator, PAGES * PAGE_SIZE, b"sandbox")
+        self.caching = True
+        self.requests: dict[int, SandboxRequest] = {}
+        self._added = 0
+
+    def add(self, shared: bool) -> None:
+        """A request arrives, and its prompt is computed, as far as it is not stored.
+
+        Stored pages that no request reads give way to it. Raises `PoolFullError`, with nothing changed but those, where
+        that does not do.
+        """
+        number = self._added + 1
+        own = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
+        prompt = [*range(1, SHARED + 1), *own[SHARED:]] if shared else list(own)
+        canvas = Canvas.masked(prompt, RESPONSE, MASK_ID)
+        keys = self.chain.identities(prompt) if self.caching else []
+        found = self.chain.match(prompt, keys)
+        pages = [page.extent for page in found]
+        while (rest := self.allocator.allocate(len(canvas) - len(pages) * PAGE_SIZE, LAYER)) is None:
+            if not self.chain.give_way():
+                for page in pages:
+                    self.allocator.release(page)
+                raise PoolFullError(
+                    f"the pool is full: {len(canvas)} positions do not fit in what is left of {PAGES} pages of "
+                    f"{PAGE_SIZE}; finish a request first"
+                )
+        self.chain.found(found, len(keys))
+        table, sharing = [*pages, *rest.single()], None
+        if self.caching:
+            sharing = PageSharing(self.chain, canvas, BLOCK, "", table, len(found), keys)
+        self._added = number
+        request = SandboxRequest(number, shared, canvas, [*pages, rest], table, len(found), sharing)
+        self.requests[number] = request
+        _commit(request, len(prompt))
+
+    def step(self) -> None:
+        """Every request settles its current block, and offers the pages that are complete by then."""
+        for request in self.requests.values():
+            canvas = request.canvas
+            noisy = np.flatnonzero(canvas.noisy)
+            if not len(noisy):
+                continue
+            stop = min((int(noisy[0]) // BLOCK + 1) * BLOCK, len(canvas))
+            block = noisy[noisy < stop]
+            canvas.write(block, 1000 * request.number + block)
+            canvas.settle(block, 0)
+            _commit(request, stop)
+
+    def finish(self, number: int) -> bool:
+        """Give back the pages of a request; False where there is none of this number."""
+        request = self.requests.pop(number, None)
+        if request is None:
+            return False
+        for extent in request.owned:
+            self.allocator.release(extent)
+        self._unshare(request)
+        if not self.caching:
+            self.chain.drop()
+        return True
+
+    def set_caching(self, on: bool) -> None:
+        """Switch prefix caching. Off, nothing is looked up or stored, and what is stored goes once nobody reads it."""
+        self.caching = on
+        if not on:
+            for request in self.requests.values():
+                self._unshare(request)
+            self.chain.drop()
+
+    def state(self) -> dict[str, Any]:
+        """Everything there is to see, as JSON values."""
+        readers: dict[int, list[int]] = {page: [] for page in range(PAGES)}
+        filled = dict.fromkeys(range(PAGES), 0)
+        for request in self.requests.values():
+            for extent in request.table:
+                page = int(extent.pages[0])
+                readers[page].append(request.number)
+                filled[page] = extent.tokens
+        stored = {int(page.extent.pages[0]) for page in self.chain.pages}
+        pages = [
+            {
+                "page": page,
+                "references": int(self.allocator.references[0, page]),
+                "requests": readers[page],
+                "stored": page in stored,
+                "slots_filled": filled[page] if readers[page] else PAGE_SIZE * (page in stored),
+            }
+            for page in range(PAGES)
+        ]
+        return {
+            "page_size": PAGE_SIZE,
+            "caching": self.caching,
+            "pages": pages,
+            "requests": [_request_state(request) for request in self.requests.values()],
+            "totals": self._totals(readers, filled),
+        }
+
+    def _totals(self, readers: dict[int, list[int]], filled: dict[int, int]) -> dict[str, Any]:
+        in_use = [page for page in readers if readers[page]]
+        slots, held = len(in_use) * PAGE_SIZE, sum(filled[page] for page in in_use)
+        return {
+            "pages": PAGES,
+            "pages_in_use": len(in_use),
+            "pages_cached": self.allocator.used - len(in_use),
+            "pages_shared": sum(len(readers[page]) > 1 for page in in_use),
+            "pages_saved": sum(len(names) for names in readers.values()) - len(in_use),
+            "slots_in_use": slots,
+            "slots_wasted": slots - held,
+            "utilisation": held / slots if slots else None,
+            "tokens_queried": self.chain.stats.queries,
+            "tokens_hit": self.chain.stats.hits,
+            "evictions": self.chain.stats.evictions,
+        }
+
+    def _unshare(self, request: SandboxRequest) -> None:
+        if request.sharing is not None:
+            request.sharing.release()
+            request.sharing = None
+
+
+def _commit(request: SandboxRequest, stop: int) -> None:
+    """A pass over what is final before `stop` and not committed yet."""
+    sharing = request.sharing
+    if sharing is not None:
+        positions = np.arange(len(request.canvas))
+        rows: Mask = (positions >= sharing.committed) & (positions < stop)
+        nothing: Mask = np.zeros(len(positions), dtype=np.bool_)
+        sharing.computed(Plan((Span(LAYER, rows),), nothing), sharing.ready())
+
+
+def _request_state(request: SandboxRequest) -> dict[str, Any]:
+    canvas = request.canvas
+    return {
+        "request": request.number,
+        "shared_prefix": request.shared,
+        "page_table": [int(extent.pages[0]) for extent in request.table],
+        "pages_found": request.found,
+        "tokens": len(canvas),
+        "prompt_tokens": canvas.prompt,
+        "settled_tokens": canvas.settled_lead,
+        "response_tokens": RESPONSE,
+    }

@@ -1,0 +1,54 @@
+"""Sandboxes by session: bounded in number and in age, and known only to whoever opened them."""
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from remask.server.errors import ApiError
+from remask.server.playground.sandbox import Sandbox
+
+MAX_SESSIONS = 256
+IDLE_S = 1800.0
+
+
+class Sessions:
+    """Sandboxes under names that cannot be guessed. Beyond `limit` of them the one longest unused goes."""
+
+    def __init__(
+        self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit, self.idle_s, self._clock = limit, idle_s, clock
+        self._held: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # longest unused first
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def open(self) -> tuple[str, Sandbox]:
+        """A new session and its sandbox."""
+        self._expire()
+        while len(self._held) >= self.limit:
+            self._held.popitem(last=False)
+        name, sandbox = secrets.token_urlsafe(16), Sandbox()
+        self._held[name] = (self._clock(), sandbox)
+        return name, sandbox
+
+    def find(self, name: str) -> Sandbox:
+        """The sandbox of a session. Raises a 404 where there is none, or none any more."""
+        self._expire()
+        if name not in self._held:
+            raise ApiError(404, "there is no such session, or it has ended; POST /playground/pages begins a new one")
+        sandbox = self._held[name][1]
+        self._held[name] = (self._clock(), sandbox)
+        self._held.move_to_end(name)
+        return sandbox
+
+    def close(self, name: str) -> None:
+        """End a session. Raises a 404 where there is none."""
+        self.find(name)
+        del self._held[name]
+
+    def _expire(self) -> None:
+        oldest = self._clock() - self.idle_s
+        while self._held and next(iter(self._held.values()))[0] < oldest:
+            self._held.popitem(last=False)

@@ -1,0 +1,124 @@
+"""The page at `/` and the endpoints that only it needs."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from remask.server.errors import ApiError, json_response
+from remask.server.playground.example import example
+from remask.server.playground.files import FILES, HEADERS, KINDS
+from remask.server.playground.sandbox import PoolFullError, Sandbox
+from remask.server.playground.sessions import Sessions
+from remask.server.protocol import Body
+from remask.server.routes.common import documented, service_of
+
+Number = Annotated[int, Query(ge=0, le=999)]
+PAGES = "/playground/pages"
+
+
+class NewRequest(Body):
+    """A request of a sandbox: with the shared prefix, or with a prompt of its own."""
+
+    shared_prefix: bool
+
+
+class Caching(Body):
+    """Whether a sandbox caches prefixes."""
+
+    enabled: bool
+
+
+async def begin(request: Request, number: Number = 0) -> Response:
+    """What the page starts with: messages, sampling and cache policies."""
+    service = service_of(request)
+    return json_response(await service.off_loop(example, service.llm, service.config.sampling, number))
+
+
+async def open_pages(request: Request) -> Response:
+    """Begin a session with an allocator of its own, apart from the serving pool."""
+    name, sandbox = _sessions(request).open()
+    return _told(name, sandbox)
+
+
+async def see_pages(request: Request, session: str) -> Response:
+    """Its pages, page tables and totals."""
+    return _told(session, _sessions(request).find(session))
+
+
+async def close_pages(request: Request, session: str) -> Response:
+    """End the session."""
+    _sessions(request).close(session)
+    return json_response({"closed": session})
+
+
+async def add_request(request: Request, session: str, body: NewRequest) -> Response:
+    """A request arrives."""
+    sandbox = _sessions(request).find(session)
+    try:
+        sandbox.add(body.shared_prefix)
+    except PoolFullError as error:
+        raise ApiError(409, str(error)) from error
+    return _told(session, sandbox)
+
+
+async def finish_request(request: Request, session: str, number: int) -> Response:
+    """A request ends and gives its pages back."""
+    sandbox = _sessions(request).find(session)
+    if not sandbox.finish(number):
+        raise ApiError(404, f"no request {number} runs in this session")
+    return _told(session, sandbox)
+
+
+async def step_pages(request: Request, session: str) -> Response:
+    """Every request settles a block."""
+    sandbox = _sessions(request).find(session)
+    sandbox.step()
+    return _told(session, sandbox)
+
+
+async def switch_caching(request: Request, session: str, body: Caching) -> Response:
+    """Switch prefix caching on or off."""
+    sandbox = _sessions(request).find(session)
+    sandbox.set_caching(body.enabled)
+    return _told(session, sandbox)
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(401))
+    for url, path in FILES.items():
+        made.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
+    made.add_api_route("/playground/example", begin, methods=["GET"], responses=documented(400, 422))
+    made.add_api_route(PAGES, open_pages, methods=["POST"])
+    one = f"{PAGES}/{{session}}"
+    made.add_api_route(one, see_pages, methods=["GET"], responses=documented(404))
+    made.add_api_route(one, close_pages, methods=["DELETE"], responses=documented(404))
+    made.add_api_route(f"{one}/step", step_pages, methods=["POST"], responses=documented(404))
+    bodied = documented(400, 404, 413, 422)
+    made.add_api_route(f"{one}/caching", switch_caching, methods=["POST"], responses=bodied)
+    made.add_api_route(f"{one}/requests", add_request, methods=["POST"], responses=bodied | documented(409))
+    made.add_api_route(
+        f"{one}/requests/{{number}}", finish_request, methods=["DELETE"], responses=documented(400, 404, 422)
+    )
+    return made
+
+
+def _sessions(request: Request) -> Sessions:
+    sessions: Sessions = request.app.state.sandboxes
+    return sessions
+
+
+def _told(name: str, sandbox: Sandbox) -> Response:
+    state: dict[str, Any] = {"session": name, **sandbox.state()}
+    return json_response(state, headers={"Cache-Control": "no-store"})
+
+
+def _sender(path: Path) -> Callable[[], Awaitable[Response]]:
+    content, kind = path.read_bytes(), KINDS[path.suffix]
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=HEADERS)
+
+    return send

@@ -1,0 +1,326 @@
+"""The playground in a browser: Debian's `chromium`, driven by Playwright, against a real server."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from remask.engine.config import EngineConfig
+from remask.llm import LLM
+from tests.server.serving import CHATS, SLOW, URL, Running, eventually, serving
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium found: apt-get install chromium")
+DONE = 20_000  # milliseconds
+WATCH = """addEventListener("securitypolicyviolation", (event) => console.error("csp: " + event.violatedDirective))"""
+
+
+@dataclass
+class Tab:
+    """A page of the browser, what its console said, and where it sent requests."""
+
+    page: Any
+    base: str
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def count(self, selector: str) -> int:
+        """How many elements there are."""
+        found: int = self.page.locator(selector).count()
+        return found
+
+    def text(self, selector: str) -> str:
+        """The text that a person sees."""
+        found: str = self.page.inner_text(selector)
+        return found
+
+    def shown(self, selector: str) -> None:
+        """Wait for an element to be seen."""
+        self.page.wait_for_selector(selector, timeout=DONE)
+
+    def says(self, selector: str, words: str) -> None:
+        """Wait for an element to hold a text."""
+        sync_api.expect(self.page.locator(selector)).to_contain_text(words, timeout=DONE)
+
+    def focused(self, selector: str) -> None:
+        """Wait for an element to have the focus."""
+        sync_api.expect(self.page.locator(selector)).to_be_focused(timeout=DONE)
+
+    def ran(self, policy: str) -> None:
+        """Wait for the end of a run."""
+        self.says(f"#run-{policy} .clock", "Done")
+
+    def press(self, name: str, status: str) -> None:
+        """Click a button of the allocator and wait for what it tells."""
+        self.page.click(f"#{name}")
+        self.says("#pages-status", status)
+
+    def forgive(self, status: int) -> None:
+        """Forget one line that Chromium itself writes about an answer of this status."""
+        line = next(line for line in self.said if f"status of {status}" in line)
+        self.said.remove(line)
+
+    def totals(self, place: str = "totals") -> dict[str, str]:
+        """A list of numbers by name."""
+        names = self.page.locator(f"#{place} dt").all_inner_texts()
+        return dict(zip(names, self.page.locator(f"#{place} dd").all_inner_texts(), strict=True))
+
+    def slide(self, policy: str, step: int) -> None:
+        """Go to a step of a finished run, counted from 0."""
+        self.page.locator(f"#run-{policy} input[type=range]").fill(str(step))
+
+    def letters(self, policy: str) -> str:
+        """What the layers did with the prefix, a letter each, of the passes one after the other."""
+        cells = self.page.locator(f"#run-{policy} .layer")
+        return "".join(cells.nth(i).inner_text()[0] for i in range(cells.count()))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as driver:
+        # Test machines run as root, where Chromium's sandbox cannot be.
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@contextmanager
+def opened(browser: Any, base: str, ready: str = "#pages li", **settings: Any) -> Iterator[Tab]:
+    """The playground in a fresh tab."""
+    context = browser.new_context(**settings)
+    context.add_init_script(WATCH)
+    tab = Tab(context.new_page(), base)
+    tab.page.on("console", lambda message: tab.said.append(f"{message.type}: {message.text}"))
+    tab.page.on("pageerror", lambda error: tab.said.append(f"error: {error}"))
+    tab.page.on("request", lambda request: tab.asked.append(request.url))
+    try:
+        tab.page.goto(f"{base}/")
+        tab.shown(ready)
+        yield tab
+        assert all(url.startswith(f"{base}/") for url in tab.asked), "a request left the server"
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def tab(browser: Any, server: Running) -> Iterator[Tab]:
+    """The playground; nothing may be said on the console, by the content security policy least of all."""
+    server.client.delete("/v1/cache")
+    with opened(browser, server.base, viewport={"width": 1200, "height": 900}) as made:
+        yield made
+        assert made.said == []
+
+
+def api_text(server: Running, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The same request without a stream: its text and the work it took."""
+    kept = {name: value for name, value in body.items() if not name.startswith("stream")}
+    told = server.chat(kept).json()
+    return told["choices"][0]["message"]["content"], told["remask"]
+
+
+def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Running) -> None:
+    sent: list[dict[str, Any]] = []
+    tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat" in request.url else None)
+    tab.page.click("#run")
+    tab.shown("#compare:not([hidden])")
+    assert [body["cache"] for body in sent] == ["none", "bicache"]
+    rows = tab.page.locator("#measures tr").all_inner_texts()
+    measures = {name: cells for name, *cells in (row.split("\t") for row in rows)}
+    assert all(re.fullmatch(r"[\d,.]+ ms", time) for time in measures["Time to the end"])
+    for column, (name, body) in enumerate(zip("ab", sent, strict=True)):
+        text, work = api_text(server, body)
+        assert tab.text(f"#run-{name} .answer") == text
+        assert tab.text("#expected").endswith(text.strip())
+        assert measures["Row-layers computed"][column] == f"{work['row_layers']:,}"
+        steps = tab.page.locator(f"#run-{name} .canvas .token.settled sub").all_inner_texts()
+        assert sorted(map(int, steps)) == list(range(1, 17)), "each step settles one of the sixteen positions"
+    assert "Both gave the same text" in tab.text("#verdict")
+    assert "miss" in tab.text("#verdict")
+    tab.page.click("#run-b-only")
+    tab.says("#run-b .numbers", "hit: read in layers 1 to")
+    told = server.cache()
+    tab.says("#store", f"({told['hits']} / {told['hits'] + told['misses']})")
+    assert tab.totals("store")["Stored prefixes"] == "1"
+
+
+def test_steps_can_be_gone_back_to(tab: Tab) -> None:
+    tab.page.click("#run-b-only")
+    tab.ran("b")
+    depth = tab.letters("b").count("S")
+    assert tab.letters("b") == "S" * depth + "K" * (10 - depth), "between refreshes nothing of the prefix is computed"
+    for step, settled in ((4, 5), (0, 1)):
+        tab.slide("b", step)
+        assert tab.text("#run-b .scrub-text") == f"Step {step + 1} of 16"
+        assert tab.letters("b") == "S" * depth + "B" + "R" * (9 - depth), "a refresh restarts at the boundary"
+        assert "restored from the boundary state" in tab.text("#run-b .words")
+        assert tab.count("#run-b .token.settled") == settled
+        assert tab.count("#run-b .token.draft") == 16 - settled
+    tab.page.click("#run-b .replay")
+    sync_api.expect(tab.page.locator("#run-b .scrub-text")).not_to_have_text("Step 1 of 16", timeout=DONE)
+
+
+def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
+    tab.page.select_option("#cache-a", "bicache+block-dual")
+    tab.page.locator("details summary").first.click()
+    tab.page.fill("#config-a", '{"fill_pass": "separate"}')
+    tab.page.fill("#block_length", "8")
+    tab.page.click("#run-a-only")
+    tab.ran("a")
+    tab.slide("a", 0)
+    assert tab.count("#run-a .pass") == 2
+    assert "Pass 2, layers 1 to" in tab.text("#run-a .words")
+
+
+def test_the_allocator_is_the_servers(tab: Tab, server: Running) -> None:
+    tab.press("add-shared", "Request 1 added: 7 pages, none of them shared")
+    tab.press("add-shared", "Request 2 added: 7 pages, 3 of them shared")
+    tab.press("add-own", "Request 3 added: 7 pages, none of them shared")
+    assert tab.count("#pages .page.shared") == 3
+    assert tab.count("#requests .entry.shared") == 6
+    told = tab.totals()
+    assert told["Pages used"] == "18 / 24"
+    assert told["Wasted slots"] == "6 (8 %)"
+    assert told["Utilisation of them"] == "92 %"
+    tab.press("add-own", "")
+    tab.shown("#pages-problem:not([hidden])")
+    assert "pool is full" in tab.text("#pages-problem")
+    tab.forgive(409)
+    for left in ("3 requests", "3 requests", "All requests have settled"):
+        tab.press("step", f"Stepped: {left}" if left[0].isdigit() else left)
+    tab.page.locator("#requests button").first.click()
+    tab.says("#pages-status", "Request 1 finished")
+    assert tab.count("#pages .page.cached") == 3, "what only the store holds"
+    tab.press("caching", "Prefix caching is off")
+    tab.press("reset", "A fresh pool")
+    tab.press("caching", "Prefix caching is off")
+    tab.press("add-shared", "Request 1 added: 7 pages, none of them shared")
+    tab.press("add-shared", "Request 2 added: 7 pages, none of them shared")
+    assert tab.count("#pages .page.shared") == 0
+    assert server.cache()["pages_used"] == 0, "the serving pool knows nothing of it"
+
+
+def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:
+    with tab.page.expect_response(lambda answer: answer.url.endswith("/requests")) as answer:
+        tab.press("add-own", "Request 1 added")
+    tab.page.evaluate(
+        "async (url) => { await fetch(url, { method: 'DELETE' }) }", answer.value.url.removesuffix("/requests")
+    )
+    tab.page.click("#step")
+    tab.shown("#pages-problem:not([hidden])")
+    assert "a new one has begun" in tab.text("#pages-problem")
+    tab.press("add-own", "Request 1 added")
+    tab.forgive(404)
+
+
+def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
+    keyboard = tab.page.keyboard
+    seen: list[str] = []
+    for _ in range(40):
+        keyboard.press("Tab")
+        seen.append(tab.page.evaluate("document.activeElement.id"))
+        assert tab.page.evaluate(
+            "(e => e.matches(':focus-visible') && getComputedStyle(e).outlineStyle !== 'none')(document.activeElement)"
+        ), f"the focus on {seen[-1]!r} is not seen"
+        if seen[-1] == "reset":
+            break
+    wanted = ["system", "user", "cache-a", "cache-b", "steps", "run", "add-shared", "add-own", "step", "caching"]
+    assert [name for name in seen if name in wanted] == wanted
+    tab.page.focus("#user")
+    while tab.page.evaluate("document.activeElement.id") != "run":
+        keyboard.press("Tab")
+    keyboard.press("Enter")
+    tab.shown("#compare:not([hidden])")
+    tab.focused("#run")
+    assert "Policy B:" in tab.text("#run-status")
+    tab.page.focus("#add-shared")
+    keyboard.press("Space")
+    tab.shown("#requests button")
+    tab.page.focus("#requests button")
+    keyboard.press("Enter")
+    tab.focused("#add-shared")
+    unnamed = tab.page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea')].filter(e => !e.labels.length).map(e => e.id)"
+    )
+    assert unnamed == []
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> None:
+    settings: dict[str, Any] = {
+        "viewport": {"width": 360, "height": 740},
+        "color_scheme": "dark",
+        "reduced_motion": "reduce",
+    }
+    with opened(browser, server.base, **settings) as tab:
+        tab.page.select_option("#cache-a", "bicache+block-dual")
+        tab.page.click("#run")
+        tab.shown("#compare:not([hidden])")
+        tab.press("add-shared", "Request 1")
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.page.evaluate("getComputedStyle(document.querySelector('.token')).transitionDuration") == "0s"
+        tab.slide("a", 3)
+        tab.page.click("#run-a .replay")
+        assert tab.text("#run-a .scrub-text").startswith("Step 1 "), "who wants no motion gets no replay"
+        ground = "getComputedStyle(document.documentElement).backgroundColor"
+        dark = tab.page.evaluate(ground)
+        tab.page.emulate_media(color_scheme="light")
+        assert dark == "rgb(16, 21, 20)" != tab.page.evaluate(ground)
+        assert tab.said == []
+
+
+def refused(tab: Tab, words: str) -> None:
+    """Run, and wait for an error that says so."""
+    tab.page.click("#run-a-only")
+    tab.says("#run-problem", words)
+    assert tab.count("#run-problem[role=alert]:not([hidden])") == 1
+
+
+def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
+    with opened(browser, server.base) as tab:
+        tab.page.fill("#max_tokens", "-3")
+        refused(tab, "refuses the field max_tokens")
+        assert tab.page.evaluate("document.activeElement.id") == "max_tokens"
+        assert tab.page.get_attribute("#max_tokens", "aria-invalid") == "true"
+        tab.page.fill("#max_tokens", "16")
+        tab.page.locator("details summary").first.click()
+        tab.page.fill("#config-a", "{depth")
+        refused(tab, "no JSON object")
+        assert tab.page.get_attribute("#max_tokens", "aria-invalid") is None
+        tab.page.fill("#config-a", "")
+        tab.page.click("#run-a-only")
+        tab.ran("a")
+        assert tab.count("#run-problem:not([hidden])") == 0
+
+
+def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) -> None:
+    key = "a-secret-key"
+    llm = LLM("bundled", cache="none", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=1))
+    with serving(llm, api_keys=[key], max_queue=0) as server, opened(browser, server.base, "#key") as tab:
+        assert tab.count("#main:not([hidden])") == 0
+        for wrong, words in (("wrong", "not known"), ("", "not empty")):
+            tab.page.fill("#key", wrong)
+            tab.page.keyboard.press("Enter")
+            tab.says("#key-problem", words)
+        tab.page.fill("#key", key)
+        tab.page.keyboard.press("Enter")
+        tab.shown("#pages li")
+        kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, document.body.innerHTML])"
+        assert key not in tab.page.evaluate(kept)
+        assert tab.page.input_value("#key") == ""
+        tab.page.click("#run-a-only")
+        tab.ran("a")
+
+        slow = {"messages": CHATS[0], **SLOW, "stream": True}
+        with server.client.stream("POST", URL, json=slow) as held:
+            eventually(lambda: server.service.engine.running == 1)
+            refused(tab, "The server is busy")
+            server.service.engine.draining = True
+            refused(tab, "about to stop")
+            assert held.status_code == 200
+        assert key not in "".join(tab.asked)
+        tab.page.reload()
+        tab.shown("#key-form:not([hidden])")
