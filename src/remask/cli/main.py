@@ -6,10 +6,10 @@ import sys
 from collections.abc import Container, Sequence
 
 from remask import __version__
-from remask.cli import bench, bench_serve, chat, config_file, demo, generate, profile, serve
+from remask.cli import bench, bench_serve, chat, config_file, demo, deploy, generate, profile, serve
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, chat, demo, bench, bench_serve, profile)
+COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
