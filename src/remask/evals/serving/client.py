@@ -56,7 +56,7 @@ async def send(client: httpx.AsyncClient, ask: Ask, extra: Mapping[str, Any], or
     start = time.perf_counter()
     outcome = Outcome(start - origin)
     try:
-        async with client.stream("POST", ask.path, json=body) as response:
+        async with client.stream("POST", ask.path, json=body, headers=dict(ask.headers)) as response:
             outcome.status = response.status_code
             if response.status_code == 200:
                 await _read(response, outcome, start)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from remask.core.checks import real, whole
@@ -20,11 +20,12 @@ DATASETS = ("transit", "gsm8k", "random")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: where its body goes, and the only right answer where there is one."""
+    """One request: where its body goes, the only right answer where there is one, and headers of its own."""
 
     path: str
     body: Mapping[str, Any]
     answer: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
