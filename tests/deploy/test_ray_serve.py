@@ -42,7 +42,7 @@ def fleet(home: Path, routing: str) -> Iterator[str]:
 def held(client: httpx.Client) -> dict[str, dict[str, object]]:
     """What the stores of the replicas hold, by replica."""
     told = {}
-    for _ in range(12):
+    for _ in range(20):
         response = client.get("/v1/cache")
         told[response.headers["x-remask-replica"]] = response.json()
     return told
@@ -69,16 +69,18 @@ def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Pa
             lines = (line for line in response.iter_lines() if line)
             chunks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(4)]
             assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
-            assert store_leases(held(client)[home]) == 1, "text came while the request runs"
-        eventually(lambda: store_leases(held(client)[home]) == 0, 20)
+            assert leases(client, home) == 1, "text came while the request runs"
+        eventually(lambda: leases(client, home) == 0, 20)
+        nobody = client.get("/v1/cache", headers={"X-Remask-Replica": "nobody"})
+        assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "not_found")
     with fleet(tmp_path, "round-robin") as base:
         in_turn = hit_ratio(base)
     print(f"hit ratio of {len(ASKS)} requests: by prefix {by_prefix:.3f}, round-robin {in_turn:.3f}")
     assert by_prefix > in_turn + 0.1
 
 
-def store_leases(store: dict[str, object]) -> int:
-    """Running requests that read from a store."""
-    entries = store["entries"]
-    assert isinstance(entries, list)
-    return sum(entry["leases"] for entry in entries)
+def leases(client: httpx.Client, replica: str) -> int:
+    """Running requests that read from the store of one replica."""
+    response = client.get("/v1/cache", headers={"X-Remask-Replica": replica})
+    assert response.headers["x-remask-replica"] == replica
+    return sum(entry["leases"] for entry in response.json()["entries"])

@@ -11,8 +11,9 @@ from ray import serve
 from ray.serve.exceptions import BackPressureError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp
 
-from remask.deploy.asgi import Call, Head, respond
+from remask.deploy.asgi import REPLICA_HEADER, Call, Head, respond
 from remask.deploy.identity import prefix_identity
 from remask.deploy.settings import FleetSettings
 from remask.errors import EngineDeadError
@@ -20,7 +21,6 @@ from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.errors import ApiError, error_response
 
-REPLICA_HEADER = b"x-remask-replica"
 ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask.deploy.router.RoundRobinRouter"}
 
 
@@ -39,7 +39,9 @@ class Replica:
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
         """The answer to `call`, part by part. `identity` is for the router."""
-        async for part in respond(self._app, call):
+        asked = call.header(REPLICA_HEADER)
+        app = self._app if asked in (None, self._name.decode()) else _no_such_replica(asked)
+        async for part in respond(app, call):
             if isinstance(part, Head):
                 yield Head(part.status, (*part.headers, (REPLICA_HEADER, self._name)))
             else:
@@ -87,6 +89,10 @@ class Front:
             if len(body) > self._max_body_bytes:
                 return body[: self._max_body_bytes + 1]
         return body
+
+
+def _no_such_replica(name: str | None) -> ASGIApp:
+    return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to ask any"))
 
 
 async def _rest(parts: Any) -> AsyncIterator[bytes]:

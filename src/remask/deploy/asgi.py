@@ -9,6 +9,9 @@ from starlette.types import ASGIApp, Message, Scope
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
+REPLICA_HEADER = b"x-remask-replica"
+"""Tells in an answer which replica gave it, and in a request which one is asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -20,6 +23,10 @@ class Call:
     headers: Headers
     body: bytes
     client: tuple[str, int] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """The first header of that name, which is in lower case; None without one."""
+        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
 
 @dataclass(frozen=True, slots=True)
