@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import boundary, concurrency, first_layer, gpu, overhead, policies, selection, sharing, uniform
+from benchmarks import boundary, concurrency, first_layer, gpu, overhead, policies, selection, serving, sharing, uniform
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +23,20 @@ def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["eight_at_a_time_gain"] > 0
     assert report["first_settled_hit_ms"] > 0
+
+
+def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "serving.json"
+    size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["serving", *size, "--json", str(target)])
+    serving.main()
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report["served_gain_over_none"] > 0
+    assert report["server_overhead"] < 1
+    assert report["prefix_ratio"] == pytest.approx(0.9, abs=0.01)
+    assert report["accuracy"] == {"cache": 1, "none": 1}
+    assert report["first_settled_block_miss_ms"] > 0
+    assert report["first_settled_block_hit_ms"] > 0
 
 
 def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,8 @@ LEVELS = {
     "evals": 5,
     "plots": 5,
     "server": 6,
-    "cli": 7,
+    "deploy": 7,
+    "cli": 8,
 }
 # Packages of one level that may not see each other, although no order between them would break a layer.
 APART = {(a, b) for a in ("models", "sampling", "store") for b in ("models", "sampling", "store") if a != b}

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from remask.evals.serving.load import Load, put
+from remask.evals.serving.mix import Mix
+from remask.evals.serving.target import find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
 
 
@@ -169,6 +173,25 @@ def test_a_dead_engine_is_seen_by_all() -> None:
         assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
         assert running.client.get("/metrics").status_code == 200
         assert running.client.get("/v1/cache").status_code == 500
+
+
+@pytest.mark.soak
+def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> None:
+    """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
+    with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
+        target = find_target(running.base)
+        asks = Mix(num_prompts=240, prefixes=4).draw(target)
+        full = asyncio.run(put(target, asks[:80], Load(max_concurrency=4)))
+        assert all(outcome.error is None for outcome in full.outcomes), "so many are always accepted"
+        over = asyncio.run(put(target, asks, Load(request_rate=4 * len(full.outcomes) / full.seconds)))
+        assert {outcome.error for outcome in over.outcomes} == {None, "429"}
+        accepted = [outcome.elapsed_s for outcome in over.outcomes if outcome.error is None]
+        usual = [outcome.elapsed_s for outcome in full.outcomes]
+        assert len(accepted) > 20
+        assert np.percentile(accepted, 99) < 3 * np.percentile(usual, 99), "refused requests cost the others little"
+        running.settle()
+        running.client.delete("/v1/cache")
+        assert running.cache()["pages_used"] == 0
 
 
 @pytest.mark.soak

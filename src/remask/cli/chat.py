@@ -9,14 +9,15 @@ from typing import Any
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
+    engine_config,
     object_option,
-    open_answering_llm,
+    open_llm,
     sampling_option,
 )
 from remask.cli.serve import KEY_VARIABLE, check_extra
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, RemaskError
-from remask.llm import LLM
+from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
 from remask.server.answer import Answer
 
@@ -89,7 +90,7 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
 def _local(args: argparse.Namespace) -> Answerer:
     args.model = args.model or BUNDLED
     params = SamplingParams.from_mapping(sampling_option(args))
-    llm = open_answering_llm(args)
+    llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
     return lambda turns: _in_process(llm, turns, params)

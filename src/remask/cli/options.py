@@ -1,12 +1,10 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
-from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.workload import BUNDLED_SAMPLING
@@ -16,9 +14,6 @@ from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
-
-AUTO = "auto"
-USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
@@ -99,16 +94,6 @@ def open_llm(
         engine=engine,
         progress=not args.quiet,
     )
-
-
-def open_answering_llm(args: argparse.Namespace) -> LLM:
-    """The model and the engine that the options name, under `--cache`, or what suits its kind where that is `auto`."""
-    settings = object_option("--cache-config", args.cache_config)
-    if args.cache not in (None, AUTO):
-        return open_llm(args, args.cache, settings, engine_config(args))
-    llm = open_llm(args, engine=engine_config(args))
-    llm.cache, llm.cache_config = USUAL_CACHE[llm.loaded.config.kind], settings
-    return llm
 
 
 def check_folder(option: str, path: str | None) -> None:
