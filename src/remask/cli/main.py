@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from remask import __version__
-from remask.cli import analyze, bench, chat, config_file, demo, generate, inspect, profile, serve
+from remask.cli import analyze, bench, chat, config_file, demo, evaluate, generate, inspect, profile, serve
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, chat, demo, bench, profile, analyze, inspect)
+COMMANDS = (generate, serve, chat, demo, bench, profile, analyze, evaluate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
