@@ -7,10 +7,23 @@ import sys
 from collections.abc import Container, Sequence
 
 from remask import __version__
-from remask.cli import bench, bench_serve, chat, config_file, demo, deploy, generate, inspect, profile, serve
+from remask.cli import (
+    analyze,
+    bench,
+    bench_serve,
+    chat,
+    config_file,
+    demo,
+    deploy,
+    evaluate,
+    generate,
+    inspect,
+    profile,
+    serve,
+)
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, inspect)
+COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, analyze, evaluate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,10 +3,11 @@
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from remask.core.meter import CacheMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
@@ -29,6 +30,8 @@ from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
+
+Probe = Callable[[Sequence[Job], Tensor], None]  # the jobs of a pass, and the hidden states of their predicted rows
 
 MAX_DEFAULT_LENGTH = 4096
 
@@ -86,6 +89,7 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
+        self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
@@ -151,6 +155,8 @@ class Engine:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
             hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
+            if self.probe is not None:
+                self.probe(batch.jobs, hidden)
             scores = read_rows(self.model, hidden, batch.jobs)
             ran = iter(items[len(batch.passes) :])
             for job in batch.jobs:
