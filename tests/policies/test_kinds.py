@@ -183,7 +183,7 @@ def test_names_and_settings() -> None:
 
 @pytest.mark.parametrize("value", [-1, 1.5, "4", True, None])
 def test_bad_settings(value: object) -> None:
-    with pytest.raises(ConfigError, match="refresh_next must be a whole number >= 0, where 0 means never, got"):
+    with pytest.raises(ConfigError, match="refresh_next must be a whole number >= 0, got"):
         parse("uniform-cache", {"refresh_next": value}, no_table)
     with pytest.raises(ConfigError, match="prefill_chunk must be a whole number >= 1, got"):
         parse("exact", {"prefill_chunk": 0 if value is None else value}, no_table)

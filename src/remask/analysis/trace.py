@@ -143,9 +143,9 @@ class Tracer:
             if self._before:
                 moved.append(_distance(self._before[layer], unit))
             states.append(unit)
-        trace.attention.append((mass / len(states)).double().cpu().numpy())
+        trace.attention.append((mass / len(states)).cpu().double().numpy())
         if moved:
-            k_moved, v_moved = torch.stack(moved, dim=1).double().cpu().numpy()
+            k_moved, v_moved = torch.stack(moved, dim=1).cpu().double().numpy()
             trace.moments.add(k_moved, v_moved)
             for drifts, by_layer in ((trace.k_drift, k_moved), (trace.v_drift, v_moved)):
                 drift = np.full(length, np.nan)
@@ -163,7 +163,7 @@ class Tracer:
             logs = logits.log_softmax(dim=-1)
             logs[:, model.config.mask_id] = 0.0
             parts.append(-(logs.exp() * logs).sum(dim=-1))
-        found: Floats = torch.cat(parts).double().cpu().numpy()
+        found: Floats = torch.cat(parts).cpu().double().numpy()
         return found
 
 

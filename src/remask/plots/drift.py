@@ -75,7 +75,7 @@ def _regions(report: DriftReport) -> Figure:
     left.plot([], [], "|", color="black", markersize=9, markeredgewidth=2, label="within a block")
     left.set_yticks(places, [_words(name) for name in names])
     left.invert_yaxis()
-    _log(left, "x", [value for m in means for value in (m.k_drift, m.v_drift)])
+    _log(left, "x", [x for m in means for x in (m.k_drift, m.v_drift, m.k_within, m.v_within)])
     left.set_title("K/V drift", fontsize="medium")
     left.set_xlabel("mean cosine distance per pass")
     left.grid(axis="x", alpha=0.3)
