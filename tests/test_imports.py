@@ -29,12 +29,14 @@ LEVELS = {
     "engine": 3,
     "config": 4,
     "prompts": 4,
+    "detokenize": 4,
     "llm": 4,
     "profiling": 4,
     "remask": 4,  # the package itself: the public names
     "evals": 5,
     "plots": 5,
-    "cli": 6,
+    "server": 6,
+    "cli": 7,
 }
 # Packages of one level that may not see each other, although no order between them would break a layer.
 APART = {(a, b) for a in ("models", "sampling", "store") for b in ("models", "sampling", "store") if a != b}

@@ -19,6 +19,7 @@ class UnknownNameError(ConfigError):
     """A name that stands for nothing; the message suggests the nearest and lists what exists."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name = kind, name
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -39,3 +40,15 @@ class IntegrityError(RemaskError):
 
 class TableError(RemaskError):
     """A depth table file cannot be read, or belongs to another model."""
+
+
+class QueueFullError(RemaskError):
+    """As many requests are accepted as may wait: try again later."""
+
+
+class DrainingError(RemaskError):
+    """The engine takes no new requests, as it is about to stop."""
+
+
+class EngineDeadError(RemaskError):
+    """The engine's loop has stopped for good, by a defect that its log names."""

@@ -13,6 +13,7 @@ from remask.config import resolve_device, resolve_dtype
 from remask.core.depth import DepthLookup
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
+from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError, UnknownNameError
@@ -20,7 +21,7 @@ from remask.models.loaded import LoadedModel, load_model
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy, parse
-from remask.profiling.table import DepthTable, find_table
+from remask.profiling.table import DepthTable, find_table, shipped_table
 from remask.prompts import Prompt, as_prompts, encode
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,11 @@ class LLM:
             self._table = find_table(self, self._table_path)
         return self._table
 
+    @property
+    def has_depth_table(self) -> bool:
+        """Whether `depth_table` is at hand without profiling the model."""
+        return (self._table or self._table_path or shipped_table(self.loaded)) is not None
+
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
         """An engine of its own memory and store over the same weights."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
@@ -207,8 +213,7 @@ class LLM:
         text = None
         if self.tokenizer is not None:
             text = self.tokenizer.decode(result.token_ids)
-            for stop in request.params.stop:
-                text = text.split(stop, 1)[0]
+            text = text[: stop_at(text, request.params.stop)]
         return Output(
             id=result.id,
             token_ids=result.token_ids,

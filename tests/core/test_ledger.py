@@ -206,3 +206,30 @@ def test_a_bad_revision_records_nothing() -> None:
     assert ledger.step == 1
     assert ledger.written is written
     assert ledger.kept is kept
+
+
+def limited(live: Mask, *sees: int) -> Plan:
+    return Plan((Span(range(1), live),), predict=np.zeros_like(live), sees=np.array(sees))
+
+
+def test_what_no_live_row_attends_to_need_not_be_written() -> None:
+    ledger = Ledger(1, 6, None)
+    ledger.apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6, 6))
+    with pytest.raises(PlanError, match="layer 0 attends to position 2, whose K/V were never written"):
+        ledger.apply(limited(rows(6, 3), 2, 2, 4, 4, 6, 6))
+    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+    assert ledger.written.tolist() == [[0, 0, 1, 1, UNWRITTEN, UNWRITTEN]]
+    with pytest.raises(PlanError, match="position 4"):
+        ledger.apply(limited(rows(6, 5), 2, 2, 4, 4, 6, 6))
+    ledger.apply(limited(rows(6), 2, 2, 4, 4, 6, 6))
+
+
+def test_limits_are_an_entry_a_position() -> None:
+    with pytest.raises(PlanError, match=r"an array of shape \(5,\) for a canvas of 6 positions"):
+        Ledger(1, 6, None).apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6))
+
+
+def test_leased_pages_are_attended_to_in_front_of_own_rows() -> None:
+    ledger = Ledger(1, 6, PrefixHit(2, 1))
+    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+    assert ledger.written.tolist() == [[LEASED, LEASED, 0, 0, UNWRITTEN, UNWRITTEN]]

@@ -368,3 +368,11 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     assert not isinstance(restore.positions, slice)
     assert restore.rows.tolist() == restore.positions.tolist() == [0, 3, 6]
     check(everything, items)
+
+
+def test_cached_outputs_where_not_all_is_seen_are_refused() -> None:
+    branch = Memory().branch(3, 3)
+    rows = np.ones(6, dtype=np.bool_)
+    plan = Plan((Span(range(LAYERS), rows, held=~rows),), predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6]))
+    with pytest.raises(PlanError, match="not every row attends to all positions"):
+        pack([(branch, plan)], CPU)

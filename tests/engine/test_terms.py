@@ -6,9 +6,23 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
+from remask.engine.job import Job
 from remask.errors import ConfigError
+from remask.models.presets import preset
 from remask.policies import Dense, Reuse
-from tests.engine.support import Work, alone, let_pass, make_engine, outcome, request, run
+from remask.policies.exact import Exact
+from tests.engine.support import (
+    CheckedTransformer,
+    Work,
+    alone,
+    let_pass,
+    lively_weights,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    request,
+    run,
+)
 
 
 def started(engine: Engine) -> list[str]:
@@ -105,3 +119,70 @@ def test_terms_that_cannot_be_kept_are_refused(term: dict[str, Any], text: str) 
     with pytest.raises(ConfigError, match=text):
         engine.add(replace(request(), **term), Dense())
     assert not engine.busy
+
+
+def block_causal_engine(**limits: Any) -> Engine:
+    """A model whose pages are shared exactly: four tokens a block, and a block a page."""
+    config = replace(preset("sdar-tiny"), max_length=128)
+    model = CheckedTransformer(config, lively_weights(config))
+    return poisoned_engine(model, page_size=config.block_length, **limits)
+
+
+def test_tenants_share_no_exact_pages_either() -> None:
+    engine = block_causal_engine()
+    size = engine.pool.page_size
+    cached = []
+    for number, salt in enumerate(("a", "b", "a", "", "b")):
+        asked = replace(request(f"r{number}", [1] * 4 * size, max_tokens=size), cache_salt=salt)
+        cached.append(run(engine, [Work(asked, Exact())])[asked.id].usage.cached_tokens)
+    assert cached[0] == cached[1] == cached[3] == 0
+    assert cached[2] == cached[4] > 0
+
+
+def test_a_deadline_ends_a_request_on_exact_pages_and_leaves_nothing() -> None:
+    engine = block_causal_engine(max_num_seqs=1)
+    size = engine.pool.page_size
+    for name in ("running", "waiting"):
+        engine.add(replace(request(name, [1] * 2 * size, max_tokens=4 * size), deadline_s=60.0), Exact())
+    engine.step()
+    for name in ("running", "waiting"):
+        let_pass(engine, name, 61.0)
+    assert {event.result.finish_reason for event in engine.step() if event.result} == {"timeout"}
+    assert not engine.busy
+    engine.memory.chain.drop()
+    assert engine.allocator.used == 0
+
+
+def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
+    engine = block_causal_engine()
+    size = engine.pool.page_size
+    engine.add(replace(request("r", [1] * 2 * size, max_tokens=2 * size), deadline_s=60.0), Exact())
+    results, closing = [], 0
+    while engine.busy:
+        results += [event.result.finish_reason for event in engine.step() if event.result]
+        for job in engine._running:
+            assert isinstance(job, Job)
+            assert job.closing == bool(results)
+            if job.closing:
+                closing += 1
+                job.arrived -= 61.0
+                assert not engine.cancel("r")
+    assert results == ["length"]
+    assert closing == 1
+
+
+def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
+    engine = block_causal_engine(max_refreshes=1)
+    size = engine.pool.page_size
+    again = request("r", [1] * 2 * size, max_tokens=2 * size)
+    engine.add(again, Exact())
+    ended = 0
+    while engine.busy:
+        for event in engine.step():
+            if event.result is not None:
+                ended += 1
+                if ended == 1:
+                    assert engine.running == 1
+                    engine.add(again, Dense())
+    assert ended == 2
+    assert not engine._refreshes._least

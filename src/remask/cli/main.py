@@ -2,14 +2,15 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from remask import __version__
-from remask.cli import bench, demo, generate, profile
+from remask.cli import bench, chat, config_file, demo, generate, inspect, profile, serve
 from remask.errors import RemaskError
 
-COMMANDS = (generate, demo, bench, profile)
+COMMANDS = (generate, serve, chat, demo, bench, profile, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,18 +21,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser.parse_args(_with_config_file(words))
+    except RemaskError as error:
+        print(f"remask: error: {error}", file=sys.stderr)
+        return 2
     logging.basicConfig(
         level=logging.WARNING if args.quiet else logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr
     )
     # Libraries that log every request of their own would drown ours.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         status: int = args.run(args)
     except RemaskError as error:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as if ended by SIGPIPE
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _with_config_file(words: list[str]) -> list[str]:
+    """`words` with the flags of the file that `remask serve --config` names."""
+    place = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+    if words[place : place + 1] != ["serve"]:
+        return words
+    return [*words[: place + 1], *config_file.expand(words[place + 1 :])]

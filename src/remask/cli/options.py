@@ -1,17 +1,24 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
+from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
+from remask.evals.workload import BUNDLED_SAMPLING
 from remask.llm import LLM
+from remask.models.source import BUNDLED
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
+
+AUTO = "auto"
+USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
@@ -94,6 +101,16 @@ def open_llm(
     )
 
 
+def open_answering_llm(args: argparse.Namespace) -> LLM:
+    """The model and the engine that the options name, under `--cache`, or what suits its kind where that is `auto`."""
+    settings = object_option("--cache-config", args.cache_config)
+    if args.cache not in (None, AUTO):
+        return open_llm(args, args.cache, settings, engine_config(args))
+    llm = open_llm(args, engine=engine_config(args))
+    llm.cache, llm.cache_config = USUAL_CACHE[llm.loaded.config.kind], settings
+    return llm
+
+
 def check_folder(option: str, path: str | None) -> None:
     """Raise `ConfigError` where `path` cannot hold a file: a long measurement must not end in one."""
     if path is not None and not Path(path).parent.is_dir():
@@ -103,3 +120,10 @@ def check_folder(option: str, path: str | None) -> None:
 def object_option(option: str, text: str | None) -> dict[str, Any]:
     """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
     return {} if text is None else json_object(option, text)
+
+
+def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
+    """`--sampling`; the bundled model answers as it was trained to without one."""
+    if args.sampling is None and args.model == BUNDLED:
+        return dict(BUNDLED_SAMPLING)
+    return object_option("--sampling", args.sampling)

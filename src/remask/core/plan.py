@@ -223,6 +223,18 @@ class View:
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property
+    def first(self) -> Mask:
+        """A fresh mask of the current block's first position."""
+        mask = np.zeros(self.length, dtype=np.bool_)
+        mask[self.block.start] = True
+        return mask
+
+    @property
+    def opens(self) -> bool:
+        """Whether a block-causal block must get its first token, which the last row before the block predicts."""
+        return self.shift > 0 and self.sees is not None and bool(self.noisy[self.block.start])
+
+    @property
     def candidates(self) -> Mask:
         """The noisy positions of the current block."""
         mask = np.zeros(self.length, dtype=np.bool_)

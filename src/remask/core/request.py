@@ -21,6 +21,7 @@ class Request:
         cache_salt: only requests of the same salt share stored prefixes; one per tenant keeps tenants apart.
         priority: lower ones begin first, equal ones in order of arrival. It does not touch what runs already.
         deadline_s: seconds from arrival after which the request ends with "timeout", waiting or running; None: never.
+        drafts: the engine also tells, pass by pass, what it predicted (`Draft`).
     """
 
     id: str
@@ -30,6 +31,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    drafts: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +64,19 @@ class Transfer:
     step: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a pass predicted: a token for each position in `positions`, final or not, and how confident the model is.
+
+    `confidences` are on the scale of the request's `remasking`.
+    """
+
+    step: int
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from remask.core.meter import CacheMeter
-from remask.core.request import FinishReason, Request, Result, Transfer
+from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
@@ -18,6 +18,7 @@ from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
 from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
+from remask.engine.report import MemoryReport, report
 from remask.engine.runner import run_pass
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
@@ -36,11 +37,14 @@ MAX_DEFAULT_LENGTH = 4096
 class Event:
     """What a step did to one request.
 
-    `settled` are the response tokens that have become final with no gap before them, so that they can be shown in
-    order; tokens after a stop may be among them, the result's are cut.
+    `queued_s`: it began, after that many seconds of waiting. `settled` are the response tokens that have become final
+    with no gap before them, so that they can be shown in order; tokens after a stop may be among them, the result's are
+    cut.
     """
 
     id: str
+    queued_s: float | None = None
+    draft: Draft | None = None
     transfer: Transfer | None = None
     settled: tuple[int, ...] = ()
     result: Result | None = None
@@ -52,8 +56,10 @@ class EngineStats:
 
     steps: int = 0
     row_layers: int = 0
+    row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
 
@@ -66,7 +72,7 @@ class _Batch:
 class Engine:
     """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
 
-    Not thread-safe: one thread calls `add`, `cancel` and `step`.
+    Not thread-safe: one thread calls `add`, `cancel` and `step`. Any may call `check`.
     """
 
     def __init__(
@@ -155,6 +161,10 @@ class Engine:
             self.check_integrity()
         return events
 
+    def memory_report(self) -> MemoryReport:
+        """Who holds which pages now, and how many of their slots are of use."""
+        return report(self.memory, (item for item in self._running if isinstance(item, Job)))
+
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.
 
@@ -196,6 +206,7 @@ class Engine:
                 continue
             self._waiting.remove(job)
             self._running.add(job)
+            self._ended.append(Event(job.request.id, queued_s=time.perf_counter() - job.arrived))
             if job.lease is not None and not job.lease.hit:
                 entry = job.lease.entry
                 self._running.add(PrefixPass(entry, *prefix_branch(entry, self.model.config.layers)))
@@ -244,11 +255,15 @@ class Engine:
                     self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
+            self.stats.prefix_refreshes += job.refreshes
+            self.stats.row_layers_saved += job.saved
             self._refreshes.ran(job)
             if job.closing:
                 job.apply(tokens.astype(np.int64), confidence)
                 self._release(job)
                 continue
+            if job.request.drafts and not job.plan.fills:
+                self._ended.append(Event(job.request.id, draft=job.draft(tokens, confidence)))
             transfer = job.apply(tokens.astype(np.int64), confidence)
             settled = job.newly_settled()
             if transfer is not None or settled:

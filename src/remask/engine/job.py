@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan, View
-from remask.core.request import FinishReason, Request, Result, Transfer, Usage
+from remask.core.request import Draft, FinishReason, Request, Result, Transfer, Usage
 from remask.engine.branch import Branch
 from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
@@ -96,6 +96,25 @@ class Job:
     def predicted(self) -> int:
         """Number of positions that the next pass predicts."""
         return int(self.plan.predict.sum())
+
+    @property
+    def saved(self) -> int:
+        """Row-layers of the canvases in the next pass that it does not compute."""
+        return sum(len(branch.canvas) * self.layers for branch, _ in self.items()) - self.cost
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the next pass computes rows of the leased prefix, above the boundary."""
+        if self.lease is None:
+            return False
+        return bool(self.plan.spans[-1].rows[: len(self.lease.entry)].any())
+
+    def draft(self, tokens: NDArray[np.float32], confidence: NDArray[np.float32]) -> Draft:
+        """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""
+        assert self.decoder is not None
+        positions = np.flatnonzero(self.plan.predict)
+        ids = tokens.astype(np.int64)
+        return Draft(self.decoder.step, *(tuple(column.tolist()) for column in (positions, ids, confidence)))
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
@@ -189,11 +208,9 @@ class Job:
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""
-        assert self.decoder is not None
         if self.sharing is None or self.closing:
             return False
-        stop = self.decoder.block.stop
-        self.closing = self.sharing.ready() >= stop and self.sharing.would_complete(stop)
+        self.closing = self.sharing.would_complete(self.sharing.ready())
         return self.closing
 
     def newly_settled(self) -> tuple[int, ...]:
@@ -214,7 +231,7 @@ class Job:
             self.request.id,
             tokens,
             reason,
-            self.usage,
+            replace(self.usage),  # a closing pass may follow, and what was told must not change
             tuple(self.trace),
             first,
             time.perf_counter() - self.arrived,
@@ -223,7 +240,10 @@ class Job:
 
     def _closing_plan(self, branch: Branch) -> Plan:
         assert self.decoder is not None
-        view = self._view(branch, self.decoder.step)
+        assert self.sharing is not None
+        stop = self.sharing.ready()  # after a stop token the decoder stands at the next block
+        block = range(stop - self.decoding.block, stop)
+        view = replace(self._view(branch, self.decoder.step), block=block)
         plan = self.policy.closing(view)
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")

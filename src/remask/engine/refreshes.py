@@ -10,16 +10,16 @@ class RefreshWatch:
     """
 
     def __init__(self) -> None:
-        self._least: dict[str, int] = {}  # request id -> row-layers of its cheapest pass
+        self._least: dict[Job, int] = {}  # row-layers of the cheapest pass
 
     def refreshes(self, job: Job) -> bool:
         """Whether the next pass of `job` refreshes."""
-        return job.policy.traits.refreshes and job.cost > self._least.get(job.request.id, 0)
+        return job.policy.traits.refreshes and job.cost > self._least.get(job, 0)
 
     def ran(self, job: Job) -> None:
         """The next pass of `job`, whose cost is known, is run."""
-        self._least[job.request.id] = min(job.cost, self._least.get(job.request.id, job.cost))
+        self._least[job] = min(job.cost, self._least.get(job, job.cost))
 
     def forget(self, job: Job) -> None:
         """`job` has ended."""
-        self._least.pop(job.request.id, None)
+        self._least.pop(job, None)

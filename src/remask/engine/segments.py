@@ -63,10 +63,14 @@ def _cascade(group: list[Part], device: torch.device) -> Cascade:
     counts = [len(part.positions) for part in group]
     lead = sum(run.stop - run.start for run in group[0].table.common)
     reaches = [len(part.table.slots) if part.sees is None else int(part.sees[-1]) for part in group]
-    slots = [part.table.own[: reach - lead] for part, reach in zip(group, reaches, strict=True)]
-    widths = [len(own) for own in slots]
+    widths = [reach - lead for reach in reaches]
+    # Rows that see nothing but the common run get one of its slots as padding: a slot of their own may be unwritten.
+    slots = [
+        part.table.own[:width] if width else part.table.slots[:1] for part, width in zip(group, widths, strict=True)
+    ]
+    most = max(len(own) for own in slots)
     starts = [part.rows.start - group[0].rows.start for part in group]
-    own = np.stack([np.pad(s, (0, max(widths) - len(s)), mode="edge") for s in slots])
+    own = np.stack([np.pad(s, (0, most - len(s)), mode="edge") for s in slots])
     ragged = len(set(counts)) > 1
     column = np.arange(max(counts))
     queries = np.stack([start + np.minimum(column, count - 1) for start, count in zip(starts, counts, strict=True)])
@@ -76,14 +80,16 @@ def _cascade(group: list[Part], device: torch.device) -> Cascade:
         common=group[0].table.common,
         own=send(own, device),
         queries=send(queries, device) if ragged else None,
-        hidden=_hidden(group, lead, widths, max(counts), device),
+        hidden=_hidden(group, lead, widths, most, max(counts), device),
         back=send(back, device) if ragged else None,
     )
 
 
-def _hidden(group: list[Part], lead: int, widths: list[int], rows: int, device: torch.device) -> torch.Tensor | None:
-    """Which of the own slots, padded to the widest, each row does not see: bool [G, rows or 1, M]; None where none."""
-    column = np.arange(max(widths))
+def _hidden(
+    group: list[Part], lead: int, widths: list[int], most: int, rows: int, device: torch.device
+) -> torch.Tensor | None:
+    """Which of the own slots, padded to `most`, each row does not see: bool [G, rows or 1, most]; None where none."""
+    column = np.arange(most)
     limits = []
     for part, width in zip(group, widths, strict=True):
         if part.sees is None or part.sees[0] == part.sees[-1]:

@@ -93,9 +93,25 @@ class Tokenizer:
         if not users or users[-1] == 0:
             return 0
         try:
-            before = self.apply_chat(messages[: users[-1]], add_generation_prompt=False)
+            return self._common(whole, messages[: users[-1]])
         except ConfigError:
             return 0
+
+    def prefix_through(self, messages: Messages, last: int) -> int:
+        """How many leading tokens of `apply_chat(messages)` come from `messages[0]` to `messages[last]`.
+
+        Raises:
+            ConfigError: as `apply_chat`, for the whole conversation and for one that ends there.
+        """
+        return self._common(self.apply_chat(messages), messages[: last + 1])
+
+    def use_chat_template(self, template: str) -> None:
+        """Render conversations by `template` (Jinja) from now on, whatever the checkpoint brought."""
+        self._backend.chat_template = template
+
+    def _common(self, whole: Sequence[int], messages: Messages) -> int:
+        """Length of the longest token prefix common to `whole` and to `messages`."""
+        before = self.apply_chat(messages, add_generation_prompt=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False)))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -98,8 +98,9 @@ class Transformer:
         slots = part.slots[rows]
         written = slots if stage.written is None else slots[stage.written]
         attended = self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], written)
-        h = h + _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
-        return h + _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
+        h += _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
+        h += _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
+        return h
 
     def _choose(
         self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
@@ -119,6 +120,8 @@ class Transformer:
         new = F.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
         new = new.view(len(new), c.kv_heads, c.head_dim)
         if pick.keys:
+            if w.k_norm is not None:
+                _norm(new, w.k_norm, c.norm_eps, whole=c.qk_norm == "whole")
             new = _rotate(new, cos[pick.rows], sin[pick.rows])
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)

@@ -1,0 +1,143 @@
+"""`remask serve`: an OpenAI-compatible server."""
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    open_answering_llm,
+    sampling_option,
+)
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.models.source import BUNDLED
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "REMASK_API_KEY"
+MAX_PORT = 65535
+_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API does", allow_abbrev=False)
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
+    parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
+    add_model_options(parser, BUNDLED)
+    add_engine_options(parser)
+    _add_answer_options(parser.add_argument_group("answers"))
+    _add_server_options(parser.add_argument_group("server"))
+    parser.set_defaults(run=run)
+
+
+def _add_answer_options(group: Any) -> None:
+    group.add_argument(
+        "--cache", default="auto", metavar="SPEC", help="policy or composition (auto: bicache where defined)"
+    )
+    group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+    group.add_argument("--sampling", metavar="JSON", help="sampling parameters of requests that leave them out")
+    group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
+    group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the model's own")
+    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
+
+
+def _add_server_options(group: Any) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
+    group.add_argument(
+        "--api-key", nargs="+", metavar="KEY", help=f"let in who sends one of these; also from {KEY_VARIABLE}"
+    )
+    group.add_argument("--max-queue", type=int, default=256, help="requests that may wait (default 256)")
+    group.add_argument("--max-body-bytes", type=int, default=4 << 20, help="longest request body (default 4 MiB)")
+    group.add_argument("--max-messages", type=int, default=1024, help="most messages a conversation (default 1024)")
+    group.add_argument(
+        "--drain-timeout", type=float, default=30.0, metavar="S", help="for accepted requests at the end"
+    )
+    group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
+    group.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
+    group.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    check_extra(*_NEEDED)
+    from remask.server.app import create_app
+    from remask.server.config import ServerConfig
+    from remask.server.run import Server
+    from remask.server.trace import StepTrace
+
+    args.model = args.served or args.model
+    if not 0 <= args.port <= MAX_PORT:
+        raise ConfigError(f"--port must be from 0 to {MAX_PORT}, got {args.port}")
+    keys = [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    config = ServerConfig(
+        model_names=args.served_model_name or [args.model],
+        api_keys=keys,
+        sampling=sampling_option(args),
+        seed=args.seed,
+        max_queue=args.max_queue,
+        drain_timeout=args.drain_timeout,
+        max_body_bytes=args.max_body_bytes,
+        max_messages=args.max_messages,
+        allowed_origins=args.allowed_origins,
+    )
+    trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
+    template = _template(args.chat_template)
+    llm = open_answering_llm(args)
+    if template is not None and llm.tokenizer is not None:
+        llm.tokenizer.use_chat_template(template)
+    app = create_app(llm, config, trace)
+    _announce(args, llm, config, trace is not None)
+    Server(app, args.host, args.port).run()
+    return 0
+
+
+def check_extra(*needed: str) -> None:
+    """Raise `ConfigError` where packages of the `server` extra are missing."""
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this needs {', '.join(missing)}: pip install 'remask[server]'")
+
+
+def _template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template: cannot read {path!r}: {error}") from error
+
+
+def _announce(args: argparse.Namespace, llm: LLM, config: Any, traced: bool) -> None:
+    """One line with every choice, what `auto` came to included."""
+    told = {
+        "url": f"http://{args.host}:{args.port}",
+        "model": args.model,
+        "names": list(config.model_names),
+        "device": str(llm.model.device),
+        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "cache": llm.cache,
+        "cache_config": llm.cache_config,
+        "sampling": dict(config.sampling),
+        "max_model_len": llm.engine.max_model_len,
+        "engine": {name: getattr(llm.engine_config, name) for name in llm.engine_config.__dataclass_fields__},
+        "seed": config.seed,
+        "max_queue": config.max_queue,
+        "drain_timeout": config.drain_timeout,
+        "max_body_bytes": config.max_body_bytes,
+        "max_messages": config.max_messages,
+        "api_keys": len(config.api_keys),
+        "allowed_origins": list(config.allowed_origins),
+        "chat_template": args.chat_template
+        or ("the model's" if llm.tokenizer and llm.tokenizer.has_chat_template else None),
+        "profile_dir": args.profile_dir if traced else None,
+        "profile_steps": args.profile_steps if traced else None,
+    }
+    log.info("remask serve: %s", json.dumps(told))

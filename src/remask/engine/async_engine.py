@@ -1,0 +1,299 @@
+"""The engine on a thread of its own, for callers that live in an event loop."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from remask.core.request import Request, Result, Usage
+from remask.engine.engine import Engine, Event
+from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
+from remask.policies.base import CachePolicy
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StepObserver(Protocol):
+    """Whoever wants to know, on the engine's thread, that steps run: a profiler."""
+
+    def before_step(self) -> None:
+        """A step is about to run."""
+
+    def after_step(self) -> None:
+        """It has run."""
+
+    def close(self) -> None:
+        """No more steps will run."""
+
+
+class Ticket:
+    """Requests that were accepted together. Iterating gives the events of each engine step until all have ended.
+
+    Raises `EngineDeadError` while iterating where the engine died meanwhile.
+    """
+
+    def __init__(self, ids: Sequence[str], cancel: Callable[[Sequence[str]], None]) -> None:
+        self.ids = tuple(ids)
+        self._open = set(ids)
+        self._cancel = cancel
+        self._told: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
+
+    def tell(self, events: list[Event] | EngineDeadError) -> None:
+        """Events of these requests, or the end of the engine. Called in the event loop."""
+        self._told.put_nowait(events)
+
+    def cancel(self) -> None:
+        """End what has not ended; slots and leases are free before the engine's next step. Never waits."""
+        if self._open:
+            self._cancel(tuple(self._open))
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        while self._open:
+            events = await self._told.get()
+            if isinstance(events, EngineDeadError):
+                self._open.clear()
+                raise events
+            self._open -= {event.id for event in events if event.result is not None}
+            yield events
+
+
+class AsyncEngine:
+    """One engine, one thread that alone touches it, any number of requests from one event loop.
+
+    All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
+    `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
+    requests are accepted at a time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_queue: int,
+        observer: StepObserver | None = None,
+        listener: Callable[[Event], None] | None = None,
+    ) -> None:
+        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
+            raise ConfigError(f"max_queue must be a whole number >= 0, got {max_queue!r}")
+        self.engine, self.max_queue = engine, max_queue
+        self.draining = False
+        self.error: EngineDeadError | None = None
+        self._observer, self._listener = observer, listener
+        self._tickets: dict[str, Ticket] = {}
+        self._begun: set[str] = set()
+        self._calls: set[asyncio.Future[object]] = set()
+        self._wake = threading.Condition()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._stopped = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="remask-engine", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's loop runs."""
+        return self.error is None and self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self._begun)
+
+    @property
+    def waiting(self) -> int:
+        """Accepted requests that have not begun."""
+        return len(self._tickets) - len(self._begun)
+
+    def start(self) -> None:
+        """Start the thread. Called once, in the event loop that will be told."""
+        self._loop = asyncio.get_running_loop()
+        self._idle.set()
+        self._thread.start()
+
+    def submit(self, work: Sequence[tuple[Request, CachePolicy]]) -> Ticket:
+        """Accept requests, all or none of them.
+
+        They have been checked: `Engine.check` may take a while with many long prompts, and any thread may call it. One
+        that cannot run ends with an error. Raises `QueueFullError`, `DrainingError` or `EngineDeadError`, and
+        `ConfigError` for ids that are in use.
+        """
+        self._check_open()
+        room = self.engine.config.max_num_seqs + self.max_queue - len(self._tickets)
+        if len(work) > room:
+            raise QueueFullError(
+                f"the queue is full: {len(self._tickets)} requests are running or waiting, this one needs room for "
+                f"{len(work)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
+            )
+        ids = [request.id for request, _ in work]
+        if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
+            raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
+        ticket = Ticket(ids, self._cancel)
+        self._tickets.update(dict.fromkeys(ids, ticket))
+        self._idle.clear()
+        self._post(lambda: self._add(work))
+        return ticket
+
+    async def call(self, act: Callable[[Engine], T]) -> T:
+        """What `act` returns of the engine, run on its thread between two steps; what it raises is raised here.
+
+        Raises `EngineDeadError` where the engine is dead or dies before.
+        """
+        if not self.alive:
+            raise self.error or EngineDeadError("the engine has stopped")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.add(future)  # type: ignore[arg-type]
+        future.add_done_callback(self._calls.discard)
+
+        def run() -> None:
+            try:
+                value = act(self.engine)
+            # Whatever it raises belongs to the caller, not to the loop.
+            except Exception as error:
+                loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                loop.call_soon_threadsafe(_resolve, future, value)
+
+        self._post(run)
+        return await future
+
+    async def drain(self, timeout: float) -> int:
+        """Take no new requests and wait for the accepted ones, `timeout` seconds at most; then cancel what is left.
+
+        Returns how many were cancelled.
+        """
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            late = tuple(self._tickets)
+            if not late:
+                return 0
+            log.warning("drain: %d requests did not end within %g s and are cancelled", len(late), timeout)
+            self._cancel(late)
+            await self._idle.wait()
+            return len(late)
+        return 0
+
+    async def stop(self) -> None:
+        """End the thread; requests that are still open are cancelled first. Safe to call twice."""
+        self.draining = True
+        if self._thread.is_alive():
+            self._cancel(tuple(self._tickets))
+            await self._idle.wait()
+            with self._wake:
+                self._stopped = True
+                self._wake.notify()
+            await asyncio.to_thread(self._thread.join)
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.draining:
+            raise DrainingError("the server is draining and takes no new requests; use another one")
+        if not self._thread.is_alive():
+            raise EngineDeadError("the engine has not been started")
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _cancel(self, ids: Sequence[str]) -> None:
+        def act() -> None:
+            for name in ids:
+                self.engine.cancel(name)
+
+        self._post(act)
+
+    # What follows runs on the engine's thread, but for `_deliver`, `_die` and `_end`.
+
+    def _run(self) -> None:
+        try:
+            while self._next_commands():
+                if self.engine.busy:
+                    self._step()
+        # The loop must not die in silence: every waiting request has to hear of it.
+        except BaseException as error:
+            log.critical("the engine's loop died: %s", error, exc_info=True)
+            with suppress(RuntimeError):  # the event loop may have gone first
+                self._tell(self._die, EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))
+        finally:
+            if self._observer is not None:
+                self._observer.close()
+
+    def _next_commands(self) -> bool:
+        """Run what was posted, sleeping while there is nothing to do; False once the loop is to end."""
+        with self._wake:
+            while not (self._commands or self.engine.busy or self._stopped):
+                self._wake.wait()
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            command()
+        return not self._stopped
+
+    def _step(self) -> None:
+        if self._observer is not None:
+            self._observer.before_step()
+        events = self.engine.step()
+        if self._observer is not None:
+            self._observer.after_step()
+        if events:
+            self._tell(self._deliver, events)
+
+    def _add(self, work: Sequence[tuple[Request, CachePolicy]]) -> None:
+        for request, policy in work:
+            try:
+                self.engine.add(request, policy)
+            # A policy may be anybody's code: whatever it raises is the end of its own request and of no other.
+            except Exception as error:
+                log.error("request %s was refused after it had been accepted: %s", request.id, error, exc_info=True)
+                usage = Usage(len(request.prompt_token_ids))
+                result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
+                self._tell(self._deliver, [Event(request.id, result=result)])
+
+    def _tell(self, act: Callable[[T], None], value: T) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(act, value)
+
+    def _deliver(self, events: list[Event]) -> None:
+        told: dict[Ticket, list[Event]] = {}
+        for event in events:
+            ticket = self._tickets[event.id]
+            told.setdefault(ticket, []).append(event)
+            if self._listener is not None:
+                self._listener(event)
+            if event.queued_s is not None:
+                self._begun.add(event.id)
+            if event.result is not None:
+                del self._tickets[event.id]
+                self._begun.discard(event.id)
+        for ticket, own in told.items():
+            ticket.tell(own)
+        if not self._tickets:
+            self._idle.set()
+
+    def _die(self, error: EngineDeadError) -> None:
+        self.error = error
+        for ticket in dict.fromkeys(self._tickets.values()):
+            ticket.tell(error)
+        self._tickets.clear()
+        self._begun.clear()
+        for future in tuple(self._calls):
+            _fail(future, error)
+        self._idle.set()
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,111 @@
+"""What every request passes: its id, its key, the size of its body, and a line in the access log."""
+
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from remask.server.errors import ApiError, error_response
+from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = ("/health",)  # probes have no keys
+LONGEST_NUMBER = 18  # digits of a Content-Length that are worth reading
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Gate:
+    """ASGI middleware. `scope["state"]` gets `request_id`, and `note`, a dict that the access log adds to its line."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+        self.app, self.max_body_bytes = app, max_body_bytes
+        self._keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let an HTTP request in, or answer it here."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        name = given if _ID.fullmatch(given) else secrets.token_hex(16)
+        note: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=name, note=note)
+        status = CLOSED_BY_CLIENT
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = name
+            await send(message)
+
+        try:
+            await self._answer(scope, headers, receive, told)
+        except ClientGoneError:
+            log.debug("request %s: the client went away", name)
+        # A defect: whoever asked gets an answer all the same, and the log says what happened.
+        except Exception as error:
+            log.error("request %s failed: %s", name, error, exc_info=True)
+            if status == CLOSED_BY_CLIENT:
+                await error_response(ApiError(500, "the server failed; its log says why"))(scope, receive, told)
+        finally:
+            line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **note}
+            line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
+            log.info("%s", json.dumps(line))
+
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._known(headers.get("authorization", "")):
+            error = ApiError(
+                401, "an API key is needed, as the header 'Authorization: Bearer KEY'; this one is unknown"
+            )
+            await error_response(error)(scope, receive, send)
+            return
+        body = await self._body(headers, receive)
+        if body is None:
+            error = ApiError(413, f"the body is larger than the {self.max_body_bytes} bytes that are taken")
+            await error_response(error)(scope, receive, send)
+            return
+        told = False
+
+        async def replay() -> Message:
+            nonlocal told
+            if told:
+                return await receive()
+            told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    def _known(self, header: str) -> bool:
+        """Whether the header holds a key, compared in a time that does not depend on how much of it is right."""
+        scheme, _, key = header.partition(" ")
+        given = key.strip().encode("latin-1", "replace")
+        matches = [hmac.compare_digest(given, own) for own in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body; None where it is too large."""
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > self.max_body_bytes:
+            return None
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client closed the connection before its request was whole")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.max_body_bytes:
+                return None
+            if not message.get("more_body", False):
+                return b"".join(parts)

@@ -1,0 +1,147 @@
+"""Running one answer: the engine's events in, OpenAI's objects out."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from remask.core.request import Result
+from remask.engine.async_engine import Ticket
+from remask.engine.engine import Event
+from remask.errors import RemaskError
+from remask.server.answer import Answer, Delta, Scored
+from remask.server.errors import ApiError, error_object
+from remask.server.protocol import GenerationBody
+from remask.server.shapes import Json, usage, work
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Shape(Protocol):
+    """How an endpoint words its objects."""
+
+    def opening(self, index: int) -> Json | None:
+        """The choice that a stream begins with, if it has one."""
+
+    def part(self, delta: Delta, logprobs: bool) -> Json:
+        """A choice that carries settled text."""
+
+    def end(self, delta: Delta) -> Json:
+        """The choice that says why it ended."""
+
+    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+        """A choice that is not streamed."""
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk of a stream."""
+
+    def response(self, choices: list[Json]) -> Json:
+        """An answer that is not streamed."""
+
+
+class Generation:
+    """The choices of one body while they run. `results` holds those that have ended, by choice."""
+
+    def __init__(self, ticket: Ticket, answers: Sequence[Answer], shape: Shape, body: GenerationBody) -> None:
+        self.ticket, self.answers, self.shape, self.body = ticket, answers, shape, body
+        self.results: dict[int, Result] = {}
+        self.queued_s: float | None = None
+        self._by_id = {answer.request.id: answer for answer in answers}
+
+    @property
+    def ordered(self) -> list[Result]:
+        """All results, in the order of the choices."""
+        return [self.results[index] for index in range(len(self.answers))]
+
+    async def response(self) -> Json:
+        """The whole answer. Raises `RemaskError` where a choice could not be finished."""
+        texts = [""] * len(self.answers)
+        scored: list[list[Scored]] = [[] for _ in self.answers]
+        async for deltas in self._steps():
+            for delta in deltas:
+                texts[delta.index] += delta.text
+                scored[delta.index] += delta.scored
+        choices = [
+            self.shape.whole(i, texts[i], scored[i], result.finish_reason, self.body.wants_logprobs)
+            for i, result in enumerate(self.ordered)
+        ]
+        return {**self.shape.response(choices), "usage": self._usage(), "remask": work(self.ordered)}
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Server-sent events. What fails before the first one is raised, as `RemaskError`; later it is an event."""
+        opened = False
+        try:
+            async for deltas in self._steps():
+                if not opened:
+                    opened = True
+                    for chunk in self._opening():
+                        yield chunk
+                for delta in deltas:
+                    for chunk in self._chunks(delta):
+                        yield chunk
+        except RemaskError as error:
+            if not opened:
+                raise
+            yield _event(error_object(error))
+        else:
+            if self._counts:
+                last = {**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}
+                yield _event(last)
+        yield DONE
+
+    async def _steps(self) -> AsyncIterator[list[Delta]]:
+        async for events in self.ticket:
+            own: dict[str, list[Event]] = {}
+            for event in events:
+                own.setdefault(event.id, []).append(event)
+                if event.queued_s is not None:
+                    self.queued_s = max(self.queued_s or 0.0, event.queued_s)
+            deltas = [self._by_id[name].take(mine) for name, mine in own.items()]
+            for delta in deltas:
+                if delta.result is not None:
+                    self.results[delta.index] = delta.result
+                    _check_end(delta.result)
+            yield deltas
+
+    @property
+    def _counts(self) -> bool:
+        return self.body.stream_options is not None and self.body.stream_options.include_usage
+
+    def _usage(self) -> Json:
+        return usage(self.ordered, self.body.n or 1)
+
+    def _opening(self) -> list[bytes]:
+        choices = [self.shape.opening(answer.index) for answer in self.answers]
+        chunks = [self.shape.chunk([choice]) for choice in choices if choice is not None]
+        if self.body.stream_drafts:
+            prompts = [answer.prompt for answer in self.answers]
+            chunks.append({**self.shape.chunk([]), "remask": {"prompts": prompts}})
+        return [self._chunk(chunk) for chunk in chunks]
+
+    def _chunks(self, delta: Delta) -> list[bytes]:
+        chunks = []
+        if delta.text or delta.scored or delta.canvas is not None:
+            choice = self.shape.part(delta, self.body.wants_logprobs)
+            shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
+            if delta.text or self.body.wants_logprobs or shown:
+                chunks.append({**self.shape.chunk([choice]), **shown})
+        if delta.result is not None:
+            chunks.append(self.shape.chunk([self.shape.end(delta)]))
+        return [self._chunk(chunk) for chunk in chunks]
+
+    def _chunk(self, chunk: Json) -> bytes:
+        # With `include_usage` OpenAI's chunks all have the key, and only the last one a value.
+        return _event({**chunk, "usage": None} if self._counts else chunk)
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _check_end(result: Result) -> None:
+    """Raise where a request ended without an answer."""
+    if result.finish_reason == "error":
+        raise ApiError(500, f"the request failed: {result.error}")
+    if result.finish_reason == "timeout":
+        raise ApiError(504, "the request did not end within its deadline_s; give it more time, or try again later")
+    if result.finish_reason == "cancelled":
+        raise ApiError(503, "the server stopped before the request had ended; send it to another one")

@@ -1,0 +1,167 @@
+"""From request bodies to requests of the engine."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from remask.core.checks import LARGEST
+from remask.core.depth import DepthLookup
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.models.tokenizer import Tokenizer
+from remask.policies import CachePolicy, parse
+from remask.sampling.rules import resolve
+from remask.server.config import ServerConfig
+from remask.server.errors import ApiError
+from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
+from remask.server.sampling import NAMES, fit
+
+Work = tuple[Request, CachePolicy]
+
+
+class Intake:
+    """Makes requests of bodies. Everything here is host work on texts, and safe on any one thread beside the engine's.
+
+    Raises `ConfigError` when made, where the model folder has no tokenizer or the default cache policy cannot be.
+    """
+
+    def __init__(self, llm: LLM, config: ServerConfig) -> None:
+        if llm.tokenizer is None:
+            raise ConfigError(
+                f"the model folder of {llm.loaded.name!r} has no tokenizer, and a server takes and answers text; put "
+                "the tokenizer's files into it"
+            )
+        self.llm, self.config = llm, config
+        self.tokenizer: Tokenizer = llm.tokenizer
+        policy = llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
+        # A default policy or parameter that the model cannot take fails now, and not with the first request.
+        llm.engine.check(Request("defaults", [0], SamplingParams.from_mapping(config.sampling)), policy)
+        self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
+        fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
+        self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
+        self._seeds = random.Random(config.seed)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise a 404 for a model that is not served. No name means the one that is."""
+        if name is not None and name not in self.config.model_names:
+            served = ", ".join(self.config.model_names)
+            raise ApiError(404, f"the model {name!r} does not exist; served: {served}", "model", "model_not_found")
+
+    def conversation(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation."""
+        if len(messages) > self.config.max_messages:
+            raise ConfigError(f"messages holds {len(messages)} messages; at most {self.config.max_messages} are taken")
+        return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt)
+
+    def chat(self, body: ChatBody, request_id: str) -> list[Work]:
+        """One request for each of `n` choices."""
+        self.check_model(body.model)
+        if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+            raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
+        tokens = self.conversation(body.messages)
+        return self._work(body, [(tokens, self._shared(body))], request_id)
+
+    def completion(self, body: CompletionBody, request_id: str) -> list[Work]:
+        """One request for each of `n` choices of each prompt."""
+        self.check_model(body.model)
+        prompt: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+        if isinstance(body.prompt, list) and (not prompt or isinstance(prompt[0], int)):
+            prompt = [body.prompt]
+        tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompt]
+        return self._work(body, [(each, 0) for each in tokens], request_id)
+
+    def _shared(self, body: ChatBody) -> int:
+        """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
+        marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
+        if body.prefix_length is not None:
+            if marked:
+                raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
+            return body.prefix_length
+        messages = [message.rendered for message in body.messages]
+        if marked:
+            return self.tokenizer.prefix_through(messages, marked[-1])
+        return self.tokenizer.shared_prefix(messages)
+
+    def _work(self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str) -> list[Work]:
+        choices = 1 if body.n is None else body.n
+        if choices < 1 or choices * len(prompts) > self.config.max_choices:
+            raise ConfigError(
+                f"n={choices} for {len(prompts)} prompts: n must be at least 1, and n times the prompts at most "
+                f"{self.config.max_choices}"
+            )
+        for name in ("stream_options", "stream_drafts"):
+            if getattr(body, name) and not body.stream:
+                raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
+        policy = self._policy(body)
+        drafts = bool(body.stream_drafts) or body.wants_logprobs
+        work: list[Work] = []
+        for tokens, shared in prompts:
+            params = self._params(body, len(tokens))
+            self._check_logprobs(body, params, policy)
+            prefix = shared if body.prefix_length is None else body.prefix_length
+            for choice in range(choices):
+                request = Request(
+                    id=f"{request_id}-{next(self._numbers)}",
+                    prompt_token_ids=tokens,
+                    params=self._seeded(params, body.seed, choice),
+                    prefix_length=prefix,
+                    cache_salt=body.cache_salt or "",
+                    priority=body.priority or 0,
+                    deadline_s=body.deadline_s,
+                    drafts=drafts,
+                )
+                work.append((request, policy))
+        return work
+
+    def _policy(self, body: GenerationBody) -> CachePolicy:
+        llm = self.llm
+        if body.cache is None:
+            settings = llm.cache_config if body.cache_config is None else body.cache_config
+            return parse(llm.cache, settings, self._table)
+        return parse(body.cache, body.cache_config, self._table)
+
+    def _table(self) -> DepthLookup:
+        if self._lookup is None:
+            raise ConfigError(
+                "cache 'bicache' needs a depth table, and this server has none for its model: send cache_config "
+                '{"depth": ...}, or start the server with --depth-table, or with --cache bicache, which measures one'
+            )
+        return self._lookup
+
+    def _params(self, body: GenerationBody, prompt: int) -> SamplingParams:
+        own = {name: getattr(body, name) for name in NAMES if getattr(body, name) is not None}
+        if body.response_tokens is not None:
+            own["max_tokens"] = body.response_tokens
+        return fit(self.config.sampling, own, self.llm.engine.max_model_len - prompt)
+
+    def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
+        """Choices of one request differ, and a seed gives the same ones again."""
+        if seed is None:
+            seed = self._seeds.randrange(LARGEST) if self.config.seed is not None else None
+        else:
+            seed = (seed + choice) % LARGEST
+        return params if seed is None else replace(params, seed=seed)
+
+    def _check_logprobs(self, body: GenerationBody, params: SamplingParams, policy: CachePolicy) -> None:
+        name, count = body.alternatives
+        if count:
+            raise ConfigError(
+                f"{name}={count} asks for tokens beside the chosen ones, which are not computed; send {name}=0"
+            )
+        if body.wants_logprobs:
+            config = self.llm.loaded.config
+            if config.kind == "uniform":
+                raise ConfigError("logprobs are the logarithms of confidences, and a uniform model's sampler has none")
+            remasking = params.remasking
+            if config.kind == "masked":
+                rule = resolve(params, config.family, policy.traits.blockwise)
+                remasking = None if rule.measure == "probability" else rule.remasking
+            if remasking not in (None, "low_confidence", "sequential"):
+                raise ConfigError(
+                    f"logprobs are the logarithms of confidences, and under remasking {remasking!r} those are no "
+                    "probabilities; use remasking 'low_confidence'"
+                )

@@ -1,0 +1,124 @@
+"""Prometheus metrics: vLLM's names under `remask:`, and what only diffusion has."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from remask.core.request import Result
+from remask.engine.async_engine import AsyncEngine
+from remask.engine.engine import Event
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
+
+REASONS = ("stop", "length", "cancelled", "timeout", "error")
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own. `observe` is told every event of its engine."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+        self._totals: dict[str, int] = {"prompt": 0, "generation": 0, "queried": 0, "hit": 0}
+        self._ended = dict.fromkeys(REASONS, 0)
+        self._queue = self._histogram("request_queue_time_seconds", "Waiting, until the request began.", _SECONDS)
+        self._first = self._histogram(
+            "time_to_first_settled_token_seconds", "From arrival to the first final token of the response.", _SECONDS
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
+        self._steps = self._histogram("request_denoising_steps", "Denoising steps of a request.", _STEPS)
+        self._per_forward = self._histogram(
+            "tokens_per_forward", "Response tokens per forward pass of a request.", _PER_FORWARD
+        )
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Report what `engine` counts, read at every scrape. Called once."""
+        self.registry.register(_EngineCollector(self, engine))
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def observe(self, event: Event) -> None:
+        """Count what happened to a request."""
+        if event.queued_s is not None:
+            self._queue.observe(event.queued_s)
+        if event.result is not None:
+            self._end(event.result)
+
+    def _end(self, result: Result) -> None:
+        self._ended[result.finish_reason] += 1
+        if result.first_settled_s is not None:
+            self._first.observe(result.first_settled_s)
+        if result.finish_reason not in ("stop", "length"):
+            return
+        usage = result.usage
+        self._totals["prompt"] += usage.prompt_tokens
+        self._totals["generation"] += usage.completion_tokens
+        self._totals["queried"] += usage.prompt_tokens
+        self._totals["hit"] += usage.cached_tokens
+        self._whole.observe(result.elapsed_s)
+        self._steps.observe(usage.steps)
+        self._per_forward.observe(usage.completion_tokens / max(usage.forwards, 1))
+
+    def families(self, engine: AsyncEngine) -> Iterator[Metric]:
+        """What is counted elsewhere, at this moment. A value may be from the middle of a step."""
+        inner = engine.engine
+        stats, store, pages = inner.stats, inner.store.stats, inner.allocator
+        gauges = {
+            "num_requests_running": ("Requests that have begun.", engine.running),
+            "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
+            "kv_cache_usage_perc": ("Share of K/V pages in use; 1 is all.", pages.used / pages.references.size),
+        }
+        counters = {
+            "prompt_tokens": ("Prompt tokens of answered requests.", self._totals["prompt"]),
+            "generation_tokens": ("Response tokens of answered requests.", self._totals["generation"]),
+            "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["queried"]),
+            "prefix_cache_hits": ("Those of them that were read from the prefix store.", self._totals["hit"]),
+            "prefix_store_hits": ("Requests that leased a stored prefix.", store.hits),
+            "prefix_store_misses": ("Requests that brought a new prefix.", store.misses),
+            "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
+            "prefix_store_refused": ("Requests whose prefix exceeds the store's budget.", store.refused),
+            "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),
+            "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
+            "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
+            "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),
+            "prefix_row_layers": ("Rows times layers computed in prefix-only passes.", stats.prefix_row_layers),
+            "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"remask:{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(f"remask:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter
+        success = CounterMetricFamily(
+            "remask:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self._ended.items():
+            success.add_metric([self._model, reason], count)
+        yield success
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Any:
+        histogram = Histogram(f"remask:{name}", text, ["model_name"], buckets=tuple(buckets), registry=self.registry)
+        return histogram.labels(self._model)
+
+
+class _EngineCollector(Collector):
+    """Asked by the registry at every scrape."""
+
+    def __init__(self, metrics: Metrics, engine: AsyncEngine) -> None:
+        self._families: Callable[[], Iterator[Metric]] = lambda: metrics.families(engine)
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        return self._families()

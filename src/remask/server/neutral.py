@@ -1,0 +1,60 @@
+"""Fields of OpenAI's protocol that are not supported: let through where they ask for nothing, else refused by name."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from remask.errors import ConfigError, UnknownNameError
+
+SHOWN = 100  # characters of a refused value in the error
+
+# What each field may say without asking for anything that is not done anyway. Null always may.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+def refuse_unsupported(body: Any, known: Iterable[str]) -> Any:
+    """`body` without its neutral fields. Raises `ConfigError` on a field that asks for what is not supported.
+
+    Names that nobody knows raise `UnknownNameError`. Anything but an object is returned as it is.
+    """
+    if not isinstance(body, Mapping):
+        return body
+    names = frozenset(known)
+    kept = {}
+    for name, value in body.items():
+        if name in names:
+            kept[name] = value
+        elif name not in NEUTRAL:
+            raise UnknownNameError("field", str(name), names)
+        elif value is not None and value not in NEUTRAL[name]:
+            allowed = " or ".join(repr(good) for good in (None, *NEUTRAL[name]))
+            shown = repr(value)[:SHOWN]
+            raise ConfigError(f"{name} is not supported: leave it out, or send {allowed}; got {shown}")
+    return kept

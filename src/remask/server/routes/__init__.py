@@ -1,0 +1,1 @@
+"""The endpoints. Each finds the `Service` in `app.state.service`."""

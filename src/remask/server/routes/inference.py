@@ -1,0 +1,58 @@
+"""Answers and tokens."""
+
+from fastapi import APIRouter, Request, Response
+
+from remask.errors import ConfigError
+from remask.server.errors import json_response
+from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from remask.server.routes.common import documented, service_of
+from remask.server.shapes import ChatShape, CompletionShape
+
+
+async def chat_completions(request: Request, body: ChatBody) -> Response:
+    """Answer a conversation."""
+    service = service_of(request)
+    return await service.answer(request, body, service.intake.chat, ChatShape)
+
+
+async def completions(request: Request, body: CompletionBody) -> Response:
+    """Answer one or more prompts."""
+    service = service_of(request)
+    return await service.answer(request, body, service.intake.completion, CompletionShape)
+
+
+async def tokenize(request: Request, body: TokenizeBody) -> Response:
+    """The token ids of a text, or of a conversation as the chat template renders it."""
+    service = service_of(request)
+    service.intake.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ConfigError("a body needs either prompt or messages")
+    if body.prompt is not None:
+        tokens = await service.off_loop(service.intake.tokenizer.encode, body.prompt)
+    else:
+        tokens = await service.off_loop(service.intake.conversation, body.messages, body.add_generation_prompt)
+    told = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
+    return json_response(told)
+
+
+async def detokenize(request: Request, body: DetokenizeBody) -> Response:
+    """The text of token ids, special tokens included."""
+    service = service_of(request)
+    service.intake.check_model(body.model)
+    vocab = service.llm.loaded.config.vocab
+    bad = [token for token in body.tokens if not 0 <= token < vocab]
+    if bad:
+        raise ConfigError(f"tokens holds {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
+    return json_response({"prompt": await service.off_loop(service.intake.tokenizer.decode, body.tokens, False)})
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(400, 401, 404, 413, 422))
+    made.add_api_route(
+        "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
+    )
+    made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
+    made.add_api_route("/tokenize", tokenize, methods=["POST"])
+    made.add_api_route("/detokenize", detokenize, methods=["POST"])
+    return made

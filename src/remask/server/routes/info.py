@@ -1,0 +1,95 @@
+"""What is served, and how it is."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from remask import __version__
+from remask.server.errors import ApiError, json_response
+from remask.server.metrics import CONTENT_TYPE
+from remask.server.routes.common import documented, service_of
+from remask.server.service import Service
+
+
+async def models(request: Request) -> Response:
+    """The names that requests may give as `model`."""
+    service = service_of(request)
+    listed = [_model(service, name) for name in service.config.model_names]
+    return json_response({"object": "list", "data": listed})
+
+
+async def model(request: Request, name: str) -> Response:
+    """One of them."""
+    service = service_of(request)
+    service.intake.check_model(name)
+    return json_response(_model(service, name))
+
+
+async def health(request: Request) -> Response:
+    """200 while requests are taken; 503 while draining, and once the engine's loop is dead."""
+    engine = service_of(request).engine
+    if not engine.alive:
+        raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
+    if engine.draining:
+        raise ApiError(503, "draining: the server is about to stop")
+    return json_response({"status": "ok"})
+
+
+async def version() -> Response:
+    """The version of remask."""
+    return json_response({"version": __version__})
+
+
+async def get_model_info(request: Request) -> Response:
+    """The model's shape and the limits it is served under."""
+    service = service_of(request)
+    llm, shape = service.llm, service.llm.loaded.config
+    told = {
+        "model_path": llm.loaded.name,
+        "is_generation": True,
+        "family": shape.family,
+        "fingerprint": llm.loaded.fingerprint,
+        "parameters": shape.parameters,
+        "layers": shape.layers,
+        "vocab_size": shape.vocab,
+        "mask_token_id": shape.mask_id,
+        "stop_token_ids": list(shape.stop_ids),
+        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "device": str(llm.model.device),
+        "max_model_len": llm.engine.max_model_len,
+        "max_num_seqs": llm.engine_config.max_num_seqs,
+        "max_queue": service.config.max_queue,
+        "cache": llm.cache,
+        "cache_config": llm.cache_config,
+        "store_budget_tokens": llm.engine_config.store_budget_tokens,
+        "has_chat_template": service.intake.tokenizer.has_chat_template,
+        "sampling": dict(service.config.sampling),
+    }
+    return json_response(told)
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics."""
+    return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
+
+
+def router() -> APIRouter:
+    """The routes of this module."""
+    made = APIRouter(responses=documented(401))
+    made.add_api_route("/v1/models", models, methods=["GET"])
+    made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=documented(404))
+    made.add_api_route("/health", health, methods=["GET"], responses=documented(503))
+    made.add_api_route("/version", version, methods=["GET"])
+    made.add_api_route("/get_model_info", get_model_info, methods=["GET"])
+    made.add_api_route("/metrics", metrics, methods=["GET"])
+    return made
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "remask",
+        "max_model_len": service.llm.engine.max_model_len,
+    }

@@ -1,0 +1,62 @@
+"""Running the application under uvicorn, with a drain before the end."""
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from remask.server.service import Service
+
+log = logging.getLogger(__name__)
+
+LAST_BYTES_S = 5  # how long finished answers may take to reach their clients at the end
+
+
+class Server(uvicorn.Server):
+    """uvicorn that, on the first SIGTERM or SIGINT, ends accepted requests before it closes; a second one ends it now.
+
+    While it drains it still answers: new requests with 503.
+    """
+
+    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=LAST_BYTES_S,
+                server_header=False,
+            )
+        )
+        self._service: Service = app.state.service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._asked = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's; the event loop is known from here on."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal handlers' signature
+        """A signal asks the server to stop."""
+        if self._asked or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._asked = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.get_running_loop().create_task(self._drained())
+
+    async def _drained(self) -> None:
+        timeout = self._service.config.drain_timeout
+        engine = self._service.engine
+        log.info("draining: %d requests have %g s to end", engine.running + engine.waiting, timeout)
+        await engine.drain(timeout)
+        self.should_exit = True

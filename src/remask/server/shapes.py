@@ -1,0 +1,162 @@
+"""OpenAI's response objects, key by key."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remask.core.request import Result
+from remask.server.answer import Delta, Scored
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What all objects of one answer repeat."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    token_text: Callable[[int], str]
+
+
+class ChatShape:
+    """Objects of `/v1/chat/completions`."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def opening(self, index: int) -> Json:
+        """The choice that a stream begins with: the role, and no text."""
+        return _streamed(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def part(self, delta: Delta, logprobs: bool) -> Json:
+        """A choice that carries settled text."""
+        return _streamed(delta.index, {"delta": {"content": delta.text}}, self._logprobs(delta.scored, logprobs))
+
+    def end(self, delta: Delta) -> Json:
+        """The choice that says why it ended."""
+        return _streamed(delta.index, {"delta": {}}, finish=_finish(delta))
+
+    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+        """A choice that is not streamed."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        told = self._logprobs(scored, logprobs)
+        return {"index": index, "message": message, "logprobs": told, "finish_reason": finish}
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk of a stream."""
+        return self._object("chat.completion.chunk", choices)
+
+    def response(self, choices: list[Json]) -> Json:
+        """An answer that is not streamed."""
+        return self._object("chat.completion", choices)
+
+    def _object(self, kind: str, choices: list[Json]) -> Json:
+        names = self.names
+        return {
+            "id": f"chatcmpl-{names.id}",
+            "object": kind,
+            "created": names.created,
+            "model": names.model,
+            "system_fingerprint": names.fingerprint,
+            "choices": choices,
+        }
+
+    def _logprobs(self, scored: Sequence[Scored], wanted: bool) -> Json | None:
+        if not wanted:
+            return None
+        return {"content": [self._token(item) for item in scored], "refusal": None}
+
+    def _token(self, item: Scored) -> Json:
+        text = self.names.token_text(item.token)
+        # Bytes that are no whole character cannot be told from the text.
+        encoded = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+        return {"token": text, "logprob": item.logprob, "bytes": encoded, "top_logprobs": []}
+
+
+class CompletionShape:
+    """Objects of `/v1/completions`."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+
+    def opening(self, index: int) -> Json | None:  # noqa: ARG002
+        """Text completions begin with their text."""
+        return None
+
+    def part(self, delta: Delta, logprobs: bool) -> Json:
+        """A choice that carries settled text."""
+        return self._choice(delta.index, delta.text, delta.scored, logprobs, None)
+
+    def end(self, delta: Delta) -> Json:
+        """The choice that says why it ended."""
+        return self._choice(delta.index, "", (), False, _finish(delta))
+
+    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+        """A choice that is not streamed."""
+        return self._choice(index, text, scored, logprobs, finish)
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk of a stream, which has the shape of a response."""
+        return self.response(choices)
+
+    def response(self, choices: list[Json]) -> Json:
+        """An answer that is not streamed."""
+        names = self.names
+        return {
+            "id": f"cmpl-{names.id}",
+            "object": "text_completion",
+            "created": names.created,
+            "model": names.model,
+            "system_fingerprint": names.fingerprint,
+            "choices": choices,
+        }
+
+    def _choice(self, index: int, text: str, scored: Sequence[Scored], wanted: bool, finish: str | None) -> Json:
+        told = self._logprobs(scored) if wanted else None
+        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish}
+
+    def _logprobs(self, scored: Sequence[Scored]) -> Json:
+        return {
+            "tokens": [self.names.token_text(item.token) for item in scored],
+            "token_logprobs": [item.logprob for item in scored],
+            "top_logprobs": None,
+            "text_offset": [item.offset for item in scored],
+        }
+
+
+def usage(results: Sequence[Result], choices: int) -> Json:
+    """OpenAI's usage of one answer; `results` are in order, `choices` of them to a prompt, which counts once."""
+    prompts = results[::choices]
+    prompt = sum(result.usage.prompt_tokens for result in prompts)
+    completion = sum(result.usage.completion_tokens for result in results)
+    cached = sum(result.usage.cached_tokens for result in prompts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def work(results: Sequence[Result]) -> Json:
+    """What the answer cost, which OpenAI has no fields for."""
+    told: Json = {
+        name: sum(getattr(result.usage, name) for result in results) for name in ("steps", "forwards", "row_layers")
+    }
+    told["prefix_depth"] = max(result.usage.prefix_depth for result in results)
+    notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)
+    if notes:
+        told["prefix_note"] = "; ".join(notes)
+    return told
+
+
+def _streamed(index: int, fields: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
+    return {"index": index, **fields, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _finish(delta: Delta) -> str:
+    assert delta.result is not None
+    return delta.result.finish_reason

@@ -1,0 +1,202 @@
+"""`remask serve` as a process: it starts as told, and SIGTERM under load loses nothing that was accepted."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.cli import main
+from tests.server.serving import CHATS, LONG, URL, eventually
+
+START = "import sys; from remask.cli import main; sys.exit(main())"
+
+
+class Process:
+    """A running `remask serve` and what it has logged."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self.lines: list[str] = []
+        command = [sys.executable, "-c", START, "serve", "--port", "0", "--dtype", "float32", *words]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        eventually(lambda: self.process.poll() is not None or self._url() is not None, 60)
+        assert self.process.poll() is None, self.lines
+        self.base = self._url() or ""
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+    def _url(self) -> str | None:
+        found = re.search(r"running on (http://127\.0\.0\.1:\d+)", "".join(self.lines))
+        return None if found is None else found.group(1)
+
+    def announced(self) -> dict[str, Any]:
+        """The line that tells every choice."""
+        (line,) = [line for line in self.lines if "remask serve: {" in line]
+        told: dict[str, Any] = json.loads(line.split("remask serve: ", 1)[1])
+        return told
+
+    def end(self) -> int:
+        """Its exit status, after SIGTERM if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+@contextmanager
+def served(*words: str, **environment: str) -> Iterator[Process]:
+    """A server process, which ends with the block."""
+    process = Process(*words, **environment)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
+    """16 at a time, half of them waiting; what is accepted is answered in full, what comes later gets a 503."""
+    words = ["bundled", "--max-num-seqs", "4", "--profile-dir", str(tmp_path / "trace"), "--profile-steps", "4"]
+    with served(*words) as process, ThreadPoolExecutor(17) as pool:
+        with httpx.Client(base_url=process.base, timeout=60, limits=httpx.Limits(max_connections=40)) as client:
+            bodies = [{"messages": CHATS[i], **LONG, "seed": i, "stream": i % 2 == 0} for i in range(16)]
+            answers = [pool.submit(client.post, URL, json=body) for body in bodies]
+
+            def accepted() -> bool:
+                text = client.get("/metrics").text
+                counts = re.findall(r"^remask:num_requests_(?:running|waiting)\{.*?\} (\S+)", text, re.MULTILINE)
+                return sum(map(float, counts)) == 16
+
+            eventually(accepted, 30)
+            process.process.send_signal(signal.SIGTERM)
+            eventually(lambda: client.get("/health").status_code == 503)
+            late = client.post(URL, json={"messages": CHATS[0]})
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+            for answer, body in zip(answers, bodies, strict=True):
+                response = answer.result()
+                assert response.status_code == 200
+                if body["stream"]:
+                    assert response.text.endswith("data: [DONE]\n\n")
+                    assert '"finish_reason":"length"' in response.text
+                else:
+                    assert response.json()["usage"]["completion_tokens"] == 48
+        assert process.process.wait(30) == 0
+    assert any("draining: 16 requests" in line for line in process.lines)
+    trace = json.loads((tmp_path / "trace" / "steps.trace.json").read_text(encoding="utf-8"))
+    assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+
+
+def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
+    config = tmp_path / "serve.yaml"
+    config.write_text(
+        f"model: bundled\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\n"
+        f"chat_template: {template}\nsampling: {{max_tokens: 8, block_length: 2}}\n",
+        encoding="utf-8",
+    )
+    with served("--config", str(config), "--max-queue", "9", REMASK_API_KEY="from-the-environment") as process:
+        told = process.announced()
+        assert told["names"] == ["one", "two"]
+        assert (told["max_queue"], told["cache"], told["seed"], told["api_keys"]) == (9, "none", 3, 1)
+        assert told["sampling"] == {"max_tokens": 8, "block_length": 2}
+        assert told["chat_template"] == str(template)
+        assert httpx.get(f"{process.base}/v1/models").status_code == 401
+        headers = {"Authorization": "Bearer from-the-environment"}
+        names = httpx.get(f"{process.base}/v1/models", headers=headers).json()["data"]
+        assert [name["id"] for name in names] == ["one", "two"]
+        chat = {"messages": [{"role": "user", "content": "from abbey"}]}
+        tokens = httpx.post(f"{process.base}/tokenize", json=chat, headers=headers).json()["tokens"]
+        plain = httpx.post(f"{process.base}/tokenize", json={"prompt": "from abbey"}, headers=headers).json()["tokens"]
+        assert tokens == plain, "the template writes no roles"
+    assert not any("from-the-environment" in line for line in process.lines)
+
+
+def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
+    def draw() -> list[str]:
+        body = {"messages": CHATS[0], "temperature": 2.0, "ignore_eos": True}
+        with served("--seed", "11") as process:
+            answers = [httpx.post(f"{process.base}{URL}", json=body, timeout=30).json() for _ in range(3)]
+        return [answer["choices"][0]["message"]["content"] for answer in answers]
+
+    first = draw()
+    assert len(set(first)) > 1
+    assert draw() == first
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("[1]", "must hold an object of flags"),
+        ("a: [", "cannot read"),
+        ("config: other.yaml", "names another file"),
+        ("seed: null", "switched off by leaving it out"),
+        (None, "cannot read"),
+    ],
+)
+def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, text: str) -> None:
+    file = tmp_path / "flags.yaml"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    assert main(["serve", f"--config={file}"]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--cache", "bicahe"], "Did you mean 'bicache'"),
+        (["--sampling", '{"max_tokens": 16, "block_length": 2, "steps": 7}'], "steps=7"),
+        (["--port", "70000"], "--port"),
+        (["--chat-template", "/nowhere.jinja"], "--chat-template"),
+        (["--allowed-origins", "*"], "allowed_origins"),
+        (["--max-queue", "-1"], "max_queue"),
+        (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
+        (["--profile-dir", "/proc/none"], "--profile-dir"),
+        (["llada-tiny", "--load-format", "dummy"], "no tokenizer"),
+    ],
+)
+def test_bad_flags_end_the_command_before_it_listens(
+    capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    assert main(["--quiet", "serve", "--dtype", "float32", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else object())
+    assert main(["serve"]) == 2
+    assert "this needs uvicorn: pip install 'remask[server]'" in capsys.readouterr().err
+
+
+def test_two_signals_end_it_now() -> None:
+    with served("bundled") as process, ThreadPoolExecutor(1) as pool:
+        body = {"messages": CHATS[0], **LONG, "max_tokens": 512, "steps": 512}
+        answer = pool.submit(httpx.post, f"{process.base}{URL}", json=body, timeout=60)
+        time.sleep(0.3)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.process.send_signal(signal.SIGTERM)
+        started = time.monotonic()
+        process.process.wait(30)
+        assert time.monotonic() - started < 20
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            assert answer.result().status_code == 200

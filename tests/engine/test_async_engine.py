@@ -1,0 +1,253 @@
+"""The engine on its thread: nobody waits for ever, whatever ends."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from remask.core.request import Result
+from remask.engine.async_engine import AsyncEngine, Ticket
+from remask.engine.engine import Engine, Event
+from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
+from remask.policies import Dense, Reuse
+from tests.engine.support import Work, alone, make_engine, request
+
+
+def drive(
+    act: Callable[[AsyncEngine], Awaitable[Any]], engine: Engine | None = None, max_queue: int = 100, **more: Any
+) -> Any:
+    """What `act` returns of a started engine, which is stopped afterwards."""
+
+    async def main() -> Any:
+        outer = AsyncEngine(engine or make_engine(), max_queue, **more)
+        outer.start()
+        try:
+            return await asyncio.wait_for(act(outer), 30)
+        finally:
+            await asyncio.wait_for(outer.stop(), 30)
+
+    return asyncio.run(main())
+
+
+async def ends(ticket: Ticket) -> dict[str, Result]:
+    """The results of a ticket."""
+    return {event.id: event.result async for events in ticket for event in events if event.result is not None}
+
+
+def long(name: str, **fields: Any) -> Any:
+    """A request that would take far longer than any test."""
+    return request(name, max_tokens=32, block_length=1, steps=32, **fields)
+
+
+class Slow:
+    """An observer that makes steps take their time, and counts them."""
+
+    def __init__(self, seconds: float = 0.002) -> None:
+        self.seconds, self.steps, self.closed = seconds, 0, 0
+        self.go = threading.Event()
+        self.go.set()
+
+    def before_step(self) -> None:
+        assert threading.current_thread().name == "remask-engine"
+        self.go.wait(20)
+
+    def after_step(self) -> None:
+        self.steps += 1
+        threading.Event().wait(self.seconds)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_results_are_those_of_the_engine_alone() -> None:
+    async def act(engine: AsyncEngine) -> dict[str, Result]:
+        tickets = [engine.submit([(request(f"r{i}", prompt=6 + i, prefix=4), Reuse())]) for i in range(6)]
+        found: dict[str, Result] = {}
+        for each in await asyncio.gather(*map(ends, tickets)):
+            found |= each
+        assert engine.running == engine.waiting == 0
+        return found
+
+    results = drive(act)
+    assert len(results) == 6
+    for i in range(6):
+        expected = alone(Work(request(f"r{i}", prompt=6 + i, prefix=4), Reuse()))
+        assert results[f"r{i}"].token_ids == expected.token_ids
+
+
+def test_events_come_step_by_step_and_in_order() -> None:
+    heard: list[Event] = []
+    watched = replace(request("r"), drafts=True)
+
+    async def act(engine: AsyncEngine) -> list[Event]:
+        return [event async for events in engine.submit([(watched, Dense())]) for event in events]
+
+    events = drive(act, listener=heard.append)
+    assert heard == events
+    assert events[0].queued_s is not None
+    drafts = [event.draft for event in events if event.draft is not None]
+    transfers = [event.transfer for event in events if event.transfer is not None]
+    assert [draft.step for draft in drafts] == [transfer.step for transfer in transfers] == list(range(8))
+    for draft, transfer in zip(drafts, transfers, strict=True):
+        told = dict(zip(draft.positions, draft.token_ids, strict=True))
+        assert [told[position] for position in transfer.positions] == list(transfer.token_ids)
+        assert all(0 < confidence <= 1 for confidence in draft.confidences)
+    assert events[-1].result is not None
+
+
+def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        results = await ends(engine.submit([(request("a"), Dense()), (request("b"), Dense())]))
+        assert set(results) == {"a", "b"}
+        with pytest.raises(ConfigError, match="ids must differ"):
+            engine.submit([(request("e"), Dense()), (request("e"), Dense())])
+        assert engine.waiting == 0
+
+    drive(act)
+
+
+def test_a_full_queue_refuses_and_takes_again_later() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        tickets = [engine.submit([(long(f"r{i}"), Dense())]) for i in range(4 + 2)]
+        with pytest.raises(QueueFullError, match="the limit is 6"):
+            engine.submit([(request("more"), Dense())])
+        for ticket in tickets:
+            ticket.cancel()
+        await asyncio.gather(*map(ends, tickets))
+        assert set(await ends(engine.submit([(request("more"), Dense())]))) == {"more"}
+
+    drive(act, max_queue=2, observer=Slow())
+    with pytest.raises(ConfigError, match="max_queue"):
+        AsyncEngine(make_engine(), -1)
+
+
+def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        ticket = engine.submit([(long("r", prompt=8, prefix=4), Reuse())])
+        seen = ticket.__aiter__()
+        while not any(event.transfer for event in await anext(seen)):
+            pass
+        ticket.cancel()
+        ticket.cancel()
+        results = [event.result async for events in seen for event in events if event.result is not None]
+        assert [result.finish_reason for result in results] == ["cancelled"]
+        assert len(results[0].trace) < 32
+        used, leases = await engine.call(lambda e: (e.allocator.used, [entry.leases for entry in e.store.entries]))
+        assert leases == [0]
+        assert used == 1 * 4, "the stored prefix alone"
+        ticket.cancel()
+
+    drive(act, observer=Slow())
+
+
+def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        ticket = engine.submit([(request("r"), Dense())])
+        waiting = asyncio.create_task(engine.drain(20))
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            engine.submit([(request("late"), Dense())])
+        results = await ends(ticket)
+        assert results["r"].finish_reason == "length"
+        assert await waiting == 0
+        assert await engine.drain(0) == 0
+
+    drive(act, observer=Slow())
+
+
+def test_a_drain_cancels_what_is_late() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        ticket = engine.submit([(long("r"), Dense())])
+        assert await engine.drain(0.02) == 1
+        assert (await ends(ticket))["r"].finish_reason == "cancelled"
+
+    drive(act, observer=Slow(0.01))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_everybody_hears_of_a_dead_loop() -> None:
+    engine, slow = make_engine(), Slow()
+    healthy = engine.step
+
+    def step() -> list[Event]:
+        if slow.steps == 3:
+            raise RuntimeError("the device fell off")
+        return healthy()
+
+    vars(engine)["step"] = step
+
+    async def act(outer: AsyncEngine) -> None:
+        tickets = [outer.submit([(long(f"r{i}"), Dense())]) for i in range(6)]
+        slow.go.clear()
+        call = asyncio.create_task(outer.call(lambda e: threading.Event().wait(0.2) and e.busy))
+        slow.go.set()
+        for ticket in tickets:
+            with pytest.raises(EngineDeadError, match="the device fell off"):
+                await ends(ticket)
+        await asyncio.gather(call, return_exceptions=True)
+        assert not outer.alive
+        assert outer.running == outer.waiting == 0
+        with pytest.raises(EngineDeadError):
+            outer.submit([(request("late"), Dense())])
+        with pytest.raises(EngineDeadError):
+            await outer.call(lambda e: e.busy)
+        assert await outer.drain(1) == 0
+
+    drive(act, engine, observer=slow)
+    assert slow.closed == 1
+
+
+def test_a_call_that_waits_hears_of_a_dead_loop_too() -> None:
+    engine = make_engine()
+
+    def broken(_engine: Engine) -> None:
+        raise SystemExit("not an Exception, so it ends the loop")
+
+    async def act(outer: AsyncEngine) -> None:
+        with pytest.raises(EngineDeadError, match="SystemExit"):
+            await outer.call(broken)
+
+    drive(act, engine)
+
+
+def test_calls_run_between_steps_and_raise_where_they_were_made() -> None:
+    def name(_engine: Engine) -> str:
+        return threading.current_thread().name
+
+    def fails(_engine: Engine) -> None:
+        raise KeyError("missing")
+
+    async def act(engine: AsyncEngine) -> None:
+        assert await engine.call(name) == "remask-engine"
+        with pytest.raises(KeyError):
+            await engine.call(fails)
+        assert engine.alive
+
+    drive(act)
+
+
+def test_a_request_that_fails_after_it_was_checked_ends_alone() -> None:
+    engine = make_engine()
+    add = engine.add
+
+    def choosy(item: Any, policy: Any) -> None:
+        if item.id == "bad":
+            raise RuntimeError("refused")
+        add(item, policy)
+
+    vars(engine)["add"] = choosy
+
+    async def act(outer: AsyncEngine) -> dict[str, Result]:
+        return await ends(outer.submit([(request("bad"), Dense()), (request("good"), Dense())]))
+
+    results = drive(act, engine)
+    assert (results["bad"].finish_reason, results["bad"].error) == ("error", "refused")
+    assert results["good"].finish_reason == "length"
+
+
+def test_nothing_is_taken_before_the_start() -> None:
+    with pytest.raises(EngineDeadError, match="not been started"):
+        AsyncEngine(make_engine(), 1).submit([(request("r"), Dense())])

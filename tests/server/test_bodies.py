@@ -1,0 +1,200 @@
+"""Bodies: what is refused, by which field's name, and what a client may leave out."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.serving import CHATS, URL, Running
+
+USER = {"role": "user", "content": "from abbey go 1 , where am i ?"}
+
+BAD: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "hello"}, "messages", "valid list"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'system', 'user'"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+    ({"messages": [{**USER, "tool_calls": []}]}, "messages.0.tool_calls", "not permitted"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "'text'"),
+    ({"max_tokns": 4}, "max_tokns", "Did you mean 'max_tokens'"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+    ({"frequency_penalty": -1}, "frequency_penalty", "not supported"),
+    ({"logit_bias": {"5": 100}}, "logit_bias", "not supported"),
+    ({"temperature": "hot"}, "temperature", "valid number"),
+    ({"temperature": -0.1}, "temperature", "from 0 up"),
+    ({"top_p": 0}, "top_p", "above 0 to 1"),
+    ({"top_k": 0}, "top_k", "whole number from 1"),
+    ({"seed": -1}, "seed", "whole number from 0"),
+    ({"seed": 1 << 70}, "seed", "less than or equal"),
+    ({"n": 0}, "n", "at least 1"),
+    ({"n": 1000}, "n", "at most 128"),
+    ({"max_tokens": 0}, "max_tokens", "whole number from 1"),
+    ({"max_tokens": 10_000}, None, "max_model_len is 1024"),
+    ({"max_tokens": 15, "block_length": 4}, "max_tokens", "use max_tokens=16"),
+    ({"max_tokens": 16, "block_length": 4, "steps": 6}, "steps", "use a multiple of 4"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "send one of them"),
+    ({"stop": ""}, "stop", "not empty"),
+    ({"stop": 5}, "stop", "valid string"),
+    ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "send top_logprobs=0"),
+    ({"logprobs": True, "remasking": "entropy"}, "logprobs", "low_confidence"),
+    ({"remasking": "best"}, "remasking", "Available"),
+    ({"threshold": 2}, "threshold", "from 0 to 1"),
+    ({"threshold": 0.5, "factor": 1.0}, "threshold", "set one of them"),
+    ({"cache": "bicahe"}, None, "Did you mean 'bicache'"),
+    ({"cache": "bicache", "cache_config": {"depth": 70}}, "depth", "10 layers"),
+    ({"cache_config": {"depht": 1}}, None, "Did you mean 'depth'"),
+    ({"prefix_length": 5000}, "prefix_length", "from 0 to the prompt's"),
+    ({"prefix_length": -1}, "prefix_length", "from 0 to the prompt's"),
+    ({"deadline_s": 0}, "deadline_s", "above 0"),
+    ({"priority": 1.5}, "priority", "valid integer"),
+    ({"stream_options": {"include_usage": True, "extra": 1}}, "stream_options", "not permitted"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "with stream=true"),
+    ({"stream_drafts": True}, "stream_drafts", "with stream=true"),
+    ({"messages": [{**USER, "cache_control": {"type": "ephemeral"}}], "prefix_length": 1}, "prefix_length", "one of"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids", "valid integer"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "text"), BAD, ids=[json.dumps(fields)[:50] for fields, _, _ in BAD])
+def test_a_bad_body_is_a_400_that_names_the_field(
+    server: Running, fields: dict[str, Any], param: str | None, text: str
+) -> None:
+    response = server.chat({"messages": [USER], **fields})
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert text in error["message"]
+    assert error["type"] == "invalid_request_error"
+    if param is not None and param != "depth":
+        assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "prompt"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": [[1], ["a"]]}, "prompt"),
+        ({"prompt": [1, 10**12]}, "token ids are whole numbers"),
+        ({"prompt": "x", "echo": True}, "echo is not supported"),
+        ({"prompt": "x", "suffix": "y"}, "suffix is not supported"),
+        ({"prompt": "x", "best_of": 3}, "best_of is not supported"),
+        ({"prompt": "x", "logprobs": 5}, "send logprobs=0"),
+        ({"prompt": "\ud800"}, "not valid Unicode"),
+        ({"prompt": "x", "messages": [USER]}, "Unknown field 'messages'"),
+    ],
+)
+def test_bad_text_completions(server: Running, fields: dict[str, Any], text: str) -> None:
+    response = server.client.post(
+        "/v1/completions", content=json.dumps(fields), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert text in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"5", b"\xff", b'{"messages": ' + b"[" * 5000, b'{"temperature": NaN}']
+)
+def test_bodies_that_are_no_objects(server: Running, content: bytes) -> None:
+    response = server.client.post(URL, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_neutral_values_of_unsupported_fields_are_let_through(server: Running) -> None:
+    neutral: dict[str, Any] = {
+        "presence_penalty": 0,
+        "tools": [],
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "store": None,
+    }
+    assert server.ask(**neutral).status_code == 200
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 15, 16, 33, 128])
+def test_a_client_that_sends_only_a_length_is_answered(server: Running, length: int) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        told = server.chat({"messages": CHATS[0], "ignore_eos": True, name: length})
+        assert told.status_code == 200, told.text
+        assert told.json()["usage"]["completion_tokens"] == length
+
+
+def test_a_client_that_sends_no_length_gets_what_fits(server: Running) -> None:
+    tokens = server.client.post("/tokenize", json={"prompt": "abbey"}).json()["tokens"]
+    full = server.client.post("/v1/completions", json={"prompt": tokens * 1019, "ignore_eos": True})
+    assert full.status_code == 200, full.text
+    assert full.json()["usage"]["completion_tokens"] == 4, "whole blocks of the five positions that are left"
+
+
+def test_steps_that_a_client_sends_replace_the_servers(server: Running) -> None:
+    for fields, steps in (({"steps": 16}, 16), ({"steps_per_block": 2}, 16), ({"block_length": 4}, 8), ({}, 8)):
+        told = server.chat({"messages": CHATS[0], "ignore_eos": True, **fields})
+        assert told.status_code == 200, told.text
+        assert told.json()["remask"]["steps"] == steps
+
+
+def test_content_parts_are_text(server: Running) -> None:
+    system, user = CHATS[0]
+    parts = [{"type": "text", "text": user["content"][:10]}, {"type": "text", "text": user["content"][10:]}]
+    told = server.chat({"messages": [system, {"role": "user", "content": parts}]}).json()
+    assert told["choices"] == server.ask().json()["choices"]
+
+
+def cached(server: Running, body: dict[str, Any]) -> int:
+    """Cached tokens of the second of two equal requests, with an empty store before."""
+    server.client.delete("/v1/cache")
+    server.chat(body)
+    told: int = server.chat(body).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return told
+
+
+def test_where_the_shared_prefix_ends(server: Running) -> None:
+    system, user = CHATS[0]
+    example = [{"role": "user", "content": "from abbey go 1"}, {"role": "assistant", "content": "abbey"}]
+    marker = {"cache_control": {"type": "ephemeral"}}
+    before_last = cached(server, {"messages": [system, *example, user]})
+    marked = cached(server, {"messages": [{**system, **marker}, *example, user]})
+    everything = cached(server, {"messages": [{**system, **marker}, *example, {**user, **marker}]})
+    assert 0 < marked < before_last < everything
+    assert marked == cached(server, {"messages": [system, user]})
+    assert cached(server, {"messages": [system, user], "prefix_length": 250}) == 250
+    assert cached(server, {"messages": [system, user], "prefix_length": 0}) == 0
+    assert cached(server, {"messages": [system, user], "cache": "none"}) == 0
+
+
+def test_salts_keep_tenants_apart(server: Running) -> None:
+    server.client.delete("/v1/cache")
+    counts = [
+        server.ask(cache_salt=salt).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for salt in ("one", "two", "one")
+    ]
+    assert counts[0] == counts[1] == 0 < counts[2]
+
+
+def test_tokenize_and_back(server: Running) -> None:
+    text = "from abbey go 1"
+    told = server.client.post("/tokenize", json={"prompt": text}).json()
+    assert told["count"] == len(told["tokens"])
+    assert told["max_model_len"] == 1024
+    assert server.client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text}
+    chat = server.client.post("/tokenize", json={"messages": CHATS[0]}).json()
+    assert chat["count"] == server.ask().json()["usage"]["prompt_tokens"]
+    assert server.client.post("/tokenize", json={"prompt": "x", "messages": CHATS[0]}).status_code == 400
+    assert server.client.post("/detokenize", json={"tokens": [1 << 40]}).status_code == 400
+
+
+def test_a_stream_that_fails_before_it_begins_has_a_status(server: Running) -> None:
+    response = server.ask(deadline_s=1e-9, stream=True)
+    assert response.status_code == 504
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_deadline_that_passes_is_a_504(server: Running) -> None:
+    response = server.ask(deadline_s=0.001, max_tokens=512, block_length=1, steps=512, ignore_eos=True)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"

@@ -1,0 +1,70 @@
+"""`docs/serving.md` against the code: flags, fields, endpoints, metrics, errors and sizes."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from remask.cli import serve
+from remask.models.presets import preset
+from remask.server.errors import _CODES
+from remask.server.protocol import ChatBody, CompletionBody
+from tests.server.serving import Running
+from tests.server.test_openapi import PATHS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def table(section: str) -> list[list[str]]:
+    """Cells of the rows of a section's only table."""
+    part = TEXT.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def named(section: str, column: int = 0) -> set[str]:
+    """Everything in backticks in a column."""
+    return {name for row in table(section) for name in re.findall(r"`([^`]+)`", row[column])}
+
+
+def test_flags() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    flags = {flag for action in commands.choices["serve"]._actions for flag in action.option_strings}
+    assert named("Flags") - {"MODEL"} == flags - {"-h", "--help"}
+
+
+def test_fields() -> None:
+    fields = set(ChatBody.model_fields) | set(CompletionBody.model_fields)
+    assert named("Fields of a request") == fields - {"messages", "prompt"}
+
+
+def test_endpoints() -> None:
+    paths = {word.split(" ")[-1] for word in named("Endpoints")}
+    assert paths == PATHS | {"/openapi.json"}
+
+
+def test_metrics(server: Running) -> None:
+    server.ask()
+    text = server.client.get("/metrics").text
+    told = set(re.findall(r"^# TYPE remask:(\w+) \w+$", text, re.MULTILINE))
+    told = {name for name in told if not name.endswith("_created")}  # when a histogram was made
+    assert {name for name in named("Metrics") if name != "remask:"} == told
+
+
+def test_errors() -> None:
+    documented = {int(row[0]): set(re.findall(r"`(\w+)`", row[1])) for row in table("Errors")}
+    own = {status: {code} for status, (_, code) in _CODES.items() if status != 405}
+    assert documented == {400: set(), **own, 404: {"not_found", "model_not_found"}}
+
+
+@pytest.mark.parametrize("row", table("Sizing"), ids=lambda row: row[0])
+def test_sizes(row: list[str]) -> None:
+    shape = preset(row[0].strip("`"))
+    size = {"bfloat16": torch.bfloat16, "float32": torch.float32}[row[1]].itemsize
+    kv, state = 2 * shape.kv_heads * shape.head_dim * size, shape.hidden * size
+    whole = (shape.layers * kv + (shape.layers - 1) * state) / 1024
+    assert [row[2], row[3], row[4]] == [str(kv), str(state), f"{whole:.1f} KiB"]

@@ -1,0 +1,185 @@
+"""Who is let in, how much is taken, and what a browser may do."""
+
+import json
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from remask.errors import ConfigError
+from remask.server.config import ServerConfig
+from tests.server.serving import CHATS, LONG, URL, Running, eventually, make_llm, serving
+
+KEY = "a-secret-key"
+
+
+@pytest.fixture(scope="module")
+def limited() -> Any:
+    """A server with a key, small limits and room for one running and one waiting request."""
+    settings: dict[str, Any] = {
+        "api_keys": [KEY, "another"],
+        "max_queue": 1,
+        "max_body_bytes": 20_000,
+        "max_messages": 4,
+        "allowed_origins": ["https://example.org"],
+    }
+    with serving(make_llm(max_num_seqs=1), **settings) as running:
+        yield running
+
+
+def test_keys(limited: Running) -> None:
+    assert limited.ask().status_code == 200
+    for header in ("", "Bearer", "Bearer a-secret-kez", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer \xe9"):
+        response = limited.client.get("/v1/models", headers={b"Authorization": header.encode("latin-1")})
+        assert response.status_code == 401, header
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert KEY not in response.text
+    assert limited.client.get("/v1/models", headers={"Authorization": "bearer another"}).status_code == 200
+    for path in ("/metrics", "/v1/cache", "/openapi.json", "/version", "/get_model_info"):
+        assert limited.client.get(path, headers={"Authorization": "none"}).status_code == 401
+    assert limited.client.get("/health", headers={"Authorization": "none"}).status_code == 200, "probes have no key"
+
+
+def test_keys_are_never_logged(limited: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        limited.ask()
+        limited.client.get("/v1/models", headers={"Authorization": "Bearer wrong-key"})
+    told = [record.getMessage() for record in caplog.records if record.name.startswith(("remask", "uvicorn"))]
+    assert told
+    assert not any(KEY in line or "wrong-key" in line for line in told)
+    assert KEY not in repr(limited.service.config)
+
+
+def test_large_bodies(limited: Running) -> None:
+    body = json.dumps({"messages": CHATS[0], "user": "x" * 20_000}).encode()
+    response = limited.client.post(URL, content=body)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    chunked = limited.client.post(URL, content=(body[i : i + 999] for i in range(0, len(body), 999)))
+    assert chunked.status_code == 413
+
+
+def test_long_conversations(limited: Running) -> None:
+    response = limited.chat({"messages": [{"role": "user", "content": "x"}] * 5})
+    assert response.status_code == 400
+    assert "at most 4" in response.json()["error"]["message"]
+
+
+def test_a_full_queue_is_a_429_and_no_more(limited: Running) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(limited.ask(**LONG).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    limited.settle()
+    assert set(statuses) == {200, 429}
+    assert 2 <= statuses.count(200) < 8
+    refused = limited.ask(n=3)
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "1"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert limited.ask().status_code == 200
+
+
+def test_browsers_of_listed_origins_only(limited: Running, server: Running) -> None:
+    ask = {"Access-Control-Request-Method": "POST", "Authorization": ""}
+    good = limited.client.options(URL, headers={**ask, "Origin": "https://example.org"})
+    assert good.status_code == 200
+    assert good.headers["access-control-allow-origin"] == "https://example.org"
+    bad = limited.client.options(URL, headers={**ask, "Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in bad.headers
+    closed = server.client.get("/v1/models", headers={"Origin": "https://example.org"})
+    assert "access-control-allow-origin" not in closed.headers
+
+
+def test_request_ids_come_back(server: Running) -> None:
+    given = server.client.get("/version", headers={"X-Request-Id": "trace-42"})
+    assert given.headers["X-Request-Id"] == "trace-42"
+    made = [server.client.get("/version", headers={"X-Request-Id": bad}).headers["X-Request-Id"] for bad in ("", "a b")]
+    assert all(len(name) == 32 for name in made)
+    assert len(set(made)) == 2
+    chat = server.client.post(URL, json={"messages": CHATS[0]}, headers={"X-Request-Id": "trace-43"})
+    assert chat.json()["id"] == "chatcmpl-trace-43"
+
+
+def test_two_requests_of_one_id_are_both_answered(server: Running) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        response = server.client.post(URL, json={"messages": CHATS[0]}, headers={"X-Request-Id": "same"})
+        statuses.append(response.status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 4
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Lines of the access log."""
+    return [json.loads(record.getMessage()) for record in caplog.records if record.name == "remask.server.gate"]
+
+
+def test_the_access_log_has_a_line_a_request(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "remask.server.gate"):
+        server.client.post(URL, json={"messages": CHATS[0], "user": "tester\n"}, headers={"X-Request-Id": "logged"})
+        server.stream({"messages": CHATS[0]})
+        server.client.get("/nowhere")
+        eventually(lambda: len(logged(caplog)) == 3)
+    # A stream's line is written once the client has all of it, and so may come late.
+    lines = sorted(logged(caplog), key=lambda line: (line["status"], line["id"] != "logged"))
+    assert [line["status"] for line in lines] == [200, 200, 404]
+    assert lines[0]["id"] == "logged"
+    assert lines[0]["user"] == "tester\n"
+    for line in lines[:2]:
+        assert line["prompt_tokens"] > line["cached_tokens"] >= 0
+        assert line["completion_tokens"] > 0
+        assert line["finish"] == "stop"
+        assert line["total_ms"] >= line["first_settled_ms"] > 0
+        assert line["queued_ms"] >= 0
+
+
+def test_unknown_paths_and_methods(server: Running) -> None:
+    missing = server.client.get("/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+    wrong = server.client.get(URL)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_a_defect_is_a_500_in_the_same_shape(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(server.service.intake, "check_model", broken)
+    response = server.ask()
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text
+    assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"model_names": []}, "served_model_name"),
+        ({"api_keys": [""]}, "api_key"),
+        ({"api_keys": ["k\u00e9y"]}, "api_key"),
+        ({"max_queue": -1}, "max_queue"),
+        ({"drain_timeout": float("nan")}, "drain_timeout"),
+        ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"allowed_origins": ["*"]}, "allowed_origins"),
+        ({"allowed_origins": ["example.org"]}, "allowed_origins"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ServerConfig(**{"model_names": ["m"], **settings})

@@ -1,0 +1,209 @@
+"""Many clients at a time: nothing leaks, nothing is lost, and company changes no answer."""
+
+import asyncio
+import random
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
+
+
+def content(response: httpx.Response) -> str:
+    """The answer of a response."""
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def mixed(number: int) -> dict[str, Any]:
+    """A body: some sampled, some streamed, under several policies."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": number, "ignore_eos": True},
+        {"cache": "none"},
+        {"cache": "bicache+block-dual", "block_length": 4, "steps": 16, "max_tokens": 16},
+    ]
+    return {"messages": CHATS[number % len(CHATS)], **kinds[number % len(kinds)]}
+
+
+def test_an_answer_under_load_is_the_answer_alone(server: Running) -> None:
+    bodies = [mixed(number) for number in range(32)]
+    alone = [content(server.chat(body)) for body in bodies]
+
+    def ask(body: dict[str, Any]) -> str:
+        if body.get("cache") is None:
+            chunks = server.stream(body)
+            return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+        return content(server.chat(body))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(ask, bodies)) == alone
+
+
+def leave_stream(server: Running, after: int) -> None:
+    """Read `after` chunks of a long answer and go."""
+    with server.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
+        lines: Iterator[str] = response.iter_lines()
+        for _ in range(after):
+            next(lines)
+
+
+def leave_silently(server: Running) -> None:
+    """Give up on an answer that is not streamed."""
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(f"{server.base}{URL}", json={"messages": CHATS[0], **SLOW}, timeout=0.1)
+
+
+def test_clients_that_go_away_free_everything(server: Running) -> None:
+    before = server.service.llm.engine.stats.steps
+    leaving: list[Callable[[], None]] = [
+        lambda: leave_stream(server, 1),
+        lambda: leave_stream(server, 6),
+        lambda: leave_silently(server),
+    ]
+    for leave in leaving:
+        leave()
+        server.settle(5)
+    assert server.service.llm.engine.stats.steps - before < 3 * 256, "they were not run to their ends"
+    told = server.cache()
+    pages = sum(entry["layers"] * -(-entry["tokens"] // 16) for entry in told["entries"])
+    assert told["pages"]["used"] == pages, "stored prefixes alone are in memory"
+
+
+def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
+    server.client.delete("/v1/cache")
+    with server.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        (entry,) = server.cache()["entries"]
+        assert entry["leases"] == 1
+        refused = server.client.delete(f"/v1/cache/{entry['prefix_id']}")
+        assert refused.status_code == 409
+        assert server.client.delete("/v1/cache").json() == {"dropped": 0}
+    server.settle()
+    assert server.client.delete(f"/v1/cache/{entry['prefix_id']}").json() == {"dropped": 1}
+    assert server.client.delete(f"/v1/cache/{entry['prefix_id']}").status_code == 404
+    assert server.cache()["entries"] == []
+
+
+def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
+    """Four times as many clients as there is room for."""
+    with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
+        statuses: list[int] = []
+
+        def hammer(number: int) -> None:
+            rng = random.Random(number)
+            bodies = [{**mixed(rng.randrange(24)), "deadline_s": 30} for _ in range(6)]
+            statuses.extend(running.chat(body).status_code for body in bodies)
+
+        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert len(statuses) == 96
+        running.settle()
+        running.client.delete("/v1/cache")
+        assert running.cache()["pages"]["used"] == 0
+
+
+def test_a_draining_server_ends_what_it_took_and_refuses_the_rest() -> None:
+    with serving(drain_timeout=20.0) as running, ThreadPoolExecutor(1) as pool:
+        early = pool.submit(running.ask, **LONG)
+        eventually(lambda: running.service.engine.running == 1)
+        running.service.engine.draining = True
+        late = running.ask()
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+        assert late.headers["Retry-After"]
+        assert running.client.get("/health").status_code == 503
+        assert early.result().status_code == 200
+
+
+def test_what_the_drain_cuts_short_is_told_so() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        with serving(drain_timeout=0.0) as running:
+            whole = pool.submit(httpx.post, f"{running.base}{URL}", json={"messages": CHATS[0], **SLOW}, timeout=30)
+            eventually(lambda: running.service.engine.running == 1)
+            engine = running.service.engine
+            loop = engine._loop
+            assert loop is not None
+            lines: list[str] = []
+            with httpx.stream(
+                "POST", f"{running.base}{URL}", json={"messages": CHATS[1], **SLOW, "stream": True}, timeout=30
+            ) as response:
+                for line in response.iter_lines():
+                    if not lines:
+                        future = asyncio.run_coroutine_threadsafe(engine.drain(0.0), loop)
+                    lines.append(line)
+            assert future.result(10) == 2
+        assert whole.result().status_code == 503
+        assert '"code":"draining"' in lines[-4]
+        assert lines[-2] == "data: [DONE]"
+
+
+def test_a_dead_engine_is_seen_by_all() -> None:
+    with serving() as running:
+
+        def broken() -> Any:
+            raise RuntimeError("the device fell off")
+
+        vars(running.service.llm.engine)["step"] = broken
+        response = running.ask()
+        assert response.status_code == 500
+        assert "the device fell off" in response.json()["error"]["message"]
+        assert running.ask().status_code == 500
+        health = running.client.get("/health")
+        assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
+        assert running.client.get("/metrics").status_code == 200
+        assert running.client.get("/v1/cache").status_code == 500
+
+
+@pytest.mark.soak
+def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
+    """With cancels at random steps; memory stays where it was after the first thousand."""
+    with serving(make_llm(max_num_seqs=8, store_budget_tokens=600), max_queue=64) as running:
+        rng = random.Random(0)
+        lock = threading.Lock()
+        left = 10_000
+        early = 0
+
+        def worker(seed: int) -> None:
+            nonlocal left, early
+            own = random.Random(seed)
+            with httpx.Client(base_url=running.base, timeout=60) as client:
+                while True:
+                    with lock:
+                        left -= 1
+                        if left < 0:
+                            return
+                        if left == 9_000:
+                            early = resident()
+                    body = {**mixed(own.randrange(96)), "max_tokens": 4, "block_length": 2, "steps": 2}
+                    if own.random() < 0.2:
+                        with client.stream("POST", URL, json={**body, **SLOW, "stream": True}) as response:
+                            lines = response.iter_lines()
+                            for _ in range(own.randrange(1, 8)):
+                                next(lines, "")
+                    else:
+                        assert client.post(URL, json=body).status_code in (200, 429)
+
+        with ThreadPoolExecutor(12) as pool:
+            for future in [pool.submit(worker, rng.randrange(1 << 30)) for _ in range(12)]:
+                future.result()
+        running.settle()
+        assert resident() - early < 48 << 20
+        running.client.delete("/v1/cache")
+        assert running.cache()["pages"]["used"] == 0

@@ -1,0 +1,81 @@
+"""Metrics: every number is what it says, and the dashboard asks for what exists."""
+
+import json
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from remask.core.request import Result, Usage
+from remask.engine.engine import Event
+from remask.server.metrics import Metrics
+from tests.server.serving import CHATS, Running, make_llm, serving
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+
+
+def scrape(running: Running) -> dict[str, float]:
+    """Samples by name; those of a reason by `name/reason`; buckets left out."""
+    response = running.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                continue
+            assert sample.labels["model_name"] == "bundled"
+            reason = sample.labels.get("finished_reason")
+            found[sample.name.removeprefix("remask:") + (f"/{reason}" if reason else "")] = sample.value
+    return found
+
+
+def test_every_number_is_what_it_says() -> None:
+    with serving(make_llm()) as running:
+        start = scrape(running)
+        assert start["num_requests_running"] == start["num_requests_waiting"] == start["kv_cache_usage_perc"] == 0
+        told = [running.ask(number).json() for number in (0, 0)]
+        told.append(running.ask(0, cache="none", max_tokens=4, ignore_eos=True).json())
+        assert running.ask(deadline_s=1e-9).status_code == 504
+        running.settle()
+        now = scrape(running)
+    usages = [each["usage"] for each in told]
+    work = [each["remask"] for each in told]
+    assert now["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
+    assert now["generation_tokens_total"] == sum(usage["completion_tokens"] for usage in usages)
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert now["prefix_cache_hits_total"] == sum(cached) == cached[1] > 0
+    assert now["prefix_cache_queries_total"] == now["prompt_tokens_total"]
+    assert (now["prefix_store_hits_total"], now["prefix_store_misses_total"]) == (1, 1)
+    assert (now["request_success_total/stop"], now["request_success_total/length"]) == (2, 1)
+    assert now["request_success_total/timeout"] == 1
+    assert now["prefix_passes_total"] == 1
+    assert now["prefix_refreshes_total"] == 2, "the first step of each of both requests that lease"
+    computed = sum(each["row_layers"] for each in work)
+    assert now["row_layers_computed_total"] == computed + now["prefix_row_layers_total"]
+    canvases = [usage["prompt_tokens"] + length for usage, length in zip(usages, (16, 16, 4), strict=True)]
+    whole = sum(each["forwards"] * canvas * 10 for each, canvas in zip(work, canvases, strict=True))
+    assert now["row_layers_saved_total"] == whole - computed > 0
+    assert now["engine_steps_total"] == sum(each["forwards"] for each in work) + 1
+    for name in ("e2e_request_latency_seconds", "time_to_first_settled_token_seconds", "request_queue_time_seconds"):
+        assert now[f"{name}_count"] == 3
+        assert 0 <= now[f"{name}_sum"] < 30
+    assert now["request_denoising_steps_sum"] == sum(each["steps"] for each in work)
+    assert now["kv_cache_usage_perc"] > 0, "a prefix is stored"
+
+
+def test_each_server_counts_for_itself() -> None:
+    one, two = Metrics("one"), Metrics("two")
+    result = Result("r", (1,), "length", Usage(3, 1, forwards=1, steps=1), (), 0.1, 0.2)
+    one.observe(Event("r", queued_s=0.1))
+    one.observe(Event("r", result=result))
+    assert b'request_queue_time_seconds_count{model_name="one"} 1.0' in one.text()
+    assert b'request_queue_time_seconds_count{model_name="two"} 0.0' in two.text()
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:
+    server.chat({"messages": CHATS[0]})
+    names = set(re.findall(r"^(remask:\w+)", server.client.get("/metrics").text, flags=re.MULTILINE))
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    asked = set(re.findall(r"remask:\w+", json.dumps(dashboard["panels"])))
+    assert len(asked) >= 12
+    assert asked <= names

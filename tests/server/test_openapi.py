@@ -1,0 +1,57 @@
+"""Whatever the OpenAPI document allows, and some of what it does not, is answered without a 5xx."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+
+from tests.server.serving import Running
+
+EXAMPLES = 15
+PATHS = {
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/v1/cache",
+    "/v1/cache/{prefix_id}",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+    "/metrics",
+    "/version",
+    "/get_model_info",
+}
+
+
+def test_the_document_holds_every_endpoint(server: Running) -> None:
+    document = server.client.get("/openapi.json").json()
+    assert set(document["paths"]) == PATHS
+    body = document["components"]["schemas"]["ChatBody"]
+    assert body["additionalProperties"] is False
+    assert {"messages", "stream_drafts", "cache_salt", "threshold"} <= set(body["properties"])
+
+
+POSTED = {path for path in PATHS if path.endswith(("completions", "tokenize"))}
+CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
+# Where there is no body, nothing can be wrong but the path.
+CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(POSTED)]
+
+
+@pytest.mark.parametrize(("path", "mode"), CASES)
+def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_dict(server.client.get("/openapi.json").json())
+    for method in schema[path]:
+        operation = schema[path][method]
+
+        @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case: Any) -> None:
+            response = case.call(base_url=server.base)
+            assert response.status_code < 500, response.text
+            if response.status_code >= 400:
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+        ask()
