@@ -11,7 +11,7 @@ matrix products and attention of the same rows, run right after the step.
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def main() -> None:
         max_num_seqs=args.batch, max_model_len=args.prompt + args.response, store_budget_tokens=args.prompt
     )
     llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
-    # Positions drawn at random let every policy take part, and cost `none` the same as any others.
+    # Positions drawn at random let nearly every policy take part, and cost `none` the same as any others.
     sampling = SamplingParams(
         max_tokens=args.response, block_length=args.block_length, remasking="random", seed=0, ignore_eos=True
     )
@@ -98,10 +98,18 @@ def main() -> None:
 
 
 def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
-    """The policy with its requests admitted and their prefix in the store; None where it cannot run."""
+    """The policy with its requests admitted and their prefix in the store; None where it cannot run.
+
+    One that cannot run with positions drawn at random transfers the most confident one in each step.
+    """
     layers = llm.loaded.config.layers
     policy = llm.policy(name, {"depth": layers // 2} if name.startswith("bicache") else None)
     engine = llm.new_engine()
+    confident = workload.under(replace(workload.tasks[0].request.params, remasking="low_confidence"))
+    try:
+        llm.engine.check(workload.tasks[0].request, policy)
+    except ConfigError:
+        workload = confident
     try:
         for task in workload.tasks:
             engine.add(task.request, policy)

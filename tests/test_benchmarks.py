@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import boundary, concurrency, gpu, overhead, policies, selection
+from benchmarks import boundary, concurrency, first_layer, gpu, overhead, policies, selection, serving, sharing, uniform
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +23,20 @@ def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["eight_at_a_time_gain"] > 0
     assert report["first_settled_hit_ms"] > 0
+
+
+def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "serving.json"
+    size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["serving", *size, "--json", str(target)])
+    serving.main()
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report["served_gain_over_none"] > 0
+    assert report["server_overhead"] < 1
+    assert report["prefix_ratio"] == pytest.approx(0.9, abs=0.01)
+    assert report["accuracy"] == {"cache": 1, "none": 1}
+    assert report["first_settled_block_miss_ms"] > 0
+    assert report["first_settled_block_hit_ms"] > 0
 
 
 def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +75,7 @@ def test_every_policy_beside_none(
     none = rows.pop("none")
     assert (none["gain"], none["work_gain"], none["quotient"]) == (1, 1, 1)
     assert none["rows_a_layer"] == [80, 80]
-    assert set(rows) >= {"dkv-decode", "dllm-cache", "bicache+block-dual"}
+    assert set(rows) >= {"dkv-decode", "dllm-cache", "elastic-cache", "bicache+block-dual"}
     assert ("dkv-greedy" in rows) is (model == "llada-tiny")
     block = rows["block-dual"]
     assert block["work_gain"] == pytest.approx(4 * 80 / (80 + 3 * 16)), "one full pass and three over two blocks of 8"
@@ -91,3 +105,34 @@ def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         selection.main()
     assert "at least --turns + 3" in capsys.readouterr().err
+
+
+def test_sharing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--requests", "5", "--prompt", "70", "--own", "6", "--response", "8", "--concurrency", "3"]
+    monkeypatch.setattr(sys, "argv", ["sharing", "--model", "sdar-tiny", *shape])
+    sharing.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests_that_skip_the_context"] == 4
+    assert report["row_layers_gain"] > 1.5
+
+
+def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "llada-tiny", "--length", "48", "--response", "12", "--turns", "2"]
+    monkeypatch.setattr(sys, "argv", ["first_layer", *options])
+    first_layer.main()
+    assert 0 < json.loads(capsys.readouterr().out)["share_of_step"] < 1
+
+
+def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "uniform.json"
+    shape = ["--canvas", "64", "--prompt", "8", "--block-length", "8", "--steps", "4", "--full-steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["uniform", "--model", "gidd-tiny", *shape, "--json", str(target)])
+    uniform.main()
+    report = json.loads(target.read_text(encoding="utf-8"))
+    rows = {row["cache"]: row for row in report["results"]}
+    assert rows["none"]["gain"] == rows["none"]["bound_by_rows"] == 1
+    assert rows["block-prefix"]["bound_by_rows"] == pytest.approx(4 * 64 / (64 + 3 * 56))
+    assert rows["uniform-cache r=0"]["bound_by_rows"] == pytest.approx(4 * 64 / (64 + 3 * 8))
+    assert rows["uniform-cache r=4"]["bound_by_rows"] < rows["uniform-cache r=0"]["bound_by_rows"]
+    assert all(ms > 0 for spent in report["operations_ms"].values() for ms in spent.values())
+    assert "| cached |" in capsys.readouterr().out

@@ -19,6 +19,21 @@ def test_shared_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert [int(number) > 0 for number in re.findall(r"\[(\d+) tokens", "\n".join(lines))] == [False, True, True]
 
 
+def test_tree_search_reads_its_ancestors_from_shared_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "tree_search.py"), run_name="__main__")
+    found = [list(map(int, pair)) for pair in re.findall(r"(\d+) of (\d+) prompt", capsys.readouterr().out)]
+    # The first of three siblings computes the root's pages; below, all that the parents computed is found.
+    assert found[0] == [2 * 24, 3 * 24]
+    assert found[1] == [6 * 32, 6 * 32]
+    assert found[2] == [6 * 40, 6 * 40]
+
+
+def test_retrieval_finds_the_document_below_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "retrieval.py"), run_name="__main__")
+    found = [int(number) for number in re.findall(r"(\d+) of 200", capsys.readouterr().out)]
+    assert found == [0, 192, 64, 192, 192]
+
+
 def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "examples" / "transit.jsonl")
     sampling = '{"max_tokens": 16, "steps": 8, "block_length": 2}'

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from remask.config import resolve_device, resolve_dtype
 from remask.core.depth import DepthLookup
+from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
 from remask.detokenize import stop_at
@@ -25,6 +26,9 @@ from remask.profiling.table import DepthTable, find_table, shipped_table
 from remask.prompts import Prompt, as_prompts, encode
 
 log = logging.getLogger(__name__)
+
+AUTO = "auto"
+_USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class LLM:
     Args:
         model: a local folder in the Hugging Face layout, a hub id, `bundled`, or with `load_format="dummy"` a preset.
         cache: cache policy, or a composition such as `bicache+block-dual`; each call of `generate` may name another.
+            `auto` is what suits the model's kind: `bicache`, `exact` on block-causal models, `none` on uniform ones.
         cache_config: settings of the policy.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, ...
@@ -92,8 +97,11 @@ class LLM:
         self.model = Transformer(self.loaded.config, self.loaded.weights)
         self.engine_config = engine or EngineConfig()
         self.engine = self.new_engine()
-        self.cache, self.cache_config = cache, dict(cache_config or {})
-        self.policy(cache, self.cache_config, lambda: DepthLookup({}))  # an unknown name fails now, not at first use
+        self.cache = _USUAL_CACHE[self.loaded.config.kind] if cache == AUTO else cache
+        self.cache_config = dict(cache_config or {})
+        self.policy(
+            self.cache, self.cache_config, lambda: DepthLookup({})
+        )  # an unknown name fails now, not at first use
         log.info(
             "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d cache=%s%s %s "
             "max_model_len=%d pool=%.2f GB",
@@ -104,7 +112,7 @@ class LLM:
             why,
             place,
             torch.get_num_threads(),
-            cache,
+            self.cache,
             self.cache_config or "",
             self.engine_config,
             self.engine.max_model_len,

@@ -135,7 +135,7 @@ def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.Captur
 
 SETTINGS = {
     name: {"depth": 1} for name in ("bicache", "bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
-}
+} | {"elastic-cache": {"window": 4}}
 
 
 @pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
@@ -163,6 +163,8 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
     assert rows["dllm-cache"]["extra_memory_bytes"] > 0
     assert rows["dllm-cache"]["staleness_is_upper_bound"]
+    assert rows["elastic-cache"]["extra_memory_bytes"] > 0
+    assert rows["elastic-cache"]["row_layers"] < none["row_layers"]
     assert report["workload"]["alone_requests"] == 2
     assert all(row["alone"]["ratio_to_none"] > 0 for row in rows.values())
     assert all(f"| {name} " in out for name in rows)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.ledger import LEASED, UNWRITTEN, Ledger
-from remask.core.plan import Mask, Plan, PrefixHit, Span
+from remask.core.plan import Mask, Plan, PrefixHit, Span, Watch
 from remask.errors import PlanError
 
 
@@ -154,3 +154,82 @@ def test_it_refuses_what_the_rules_refuse_and_then_records_nothing(
             for layer in span.layers:
                 expected = np.where(wrote, ledger.step, before[layer])
                 assert ledger.written[layer].tolist() == expected.tolist()
+
+
+def limited(live: Mask, *sees: int) -> Plan:
+    return Plan((Span(range(1), live),), predict=np.zeros_like(live), sees=np.array(sees))
+
+
+def test_what_no_live_row_attends_to_need_not_be_written() -> None:
+    ledger = Ledger(1, 6, None)
+    ledger.apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6, 6))
+    with pytest.raises(PlanError, match="layer 0 attends to position 2, whose K/V were never written"):
+        ledger.apply(limited(rows(6, 3), 2, 2, 4, 4, 6, 6))
+    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+    assert ledger.written.tolist() == [[0, 0, 1, 1, UNWRITTEN, UNWRITTEN]]
+    with pytest.raises(PlanError, match="position 4"):
+        ledger.apply(limited(rows(6, 5), 2, 2, 4, 4, 6, 6))
+    ledger.apply(limited(rows(6), 2, 2, 4, 4, 6, 6))
+
+
+def test_limits_are_an_entry_a_position() -> None:
+    with pytest.raises(PlanError, match=r"an array of shape \(5,\) for a canvas of 6 positions"):
+        Ledger(1, 6, None).apply(limited(rows(6, 0, 1), 2, 2, 4, 4, 6))
+
+
+def test_leased_pages_are_attended_to_in_front_of_own_rows() -> None:
+    ledger = Ledger(1, 6, PrefixHit(2, 1))
+    ledger.apply(limited(rows(6, 2, 3), 2, 2, 4, 4, 6, 6))
+    assert ledger.written.tolist() == [[LEASED, LEASED, 0, 0, UNWRITTEN, UNWRITTEN]]
+
+
+def layered(live: Mask, watch: Watch | None = None, keep: bool = True) -> Plan:
+    spans = tuple(Span(range(i, i + 1), live, save=live if i and keep else None) for i in range(3))
+    return Plan(spans, predict=np.zeros_like(live), watch=watch)
+
+
+def test_rows_restart_where_their_states_are_kept() -> None:
+    everything, few = rows(4, 0, 1, 2, 3), rows(4, 1, 3)
+    ledger = Ledger(3, 4, None)
+    ledger.apply(layered(everything))
+    assert ledger.kept.tolist() == [[False] * 4, [True] * 4, [True] * 4]
+    ledger.apply(layered(few).refreshed(2))
+    assert ledger.written.tolist() == [[0, 1, 0, 1], [0, 1, 0, 1], [1, 1, 1, 1]]
+    forgetful = Ledger(3, 4, None)
+    forgetful.apply(layered(everything, keep=False))
+    with pytest.raises(PlanError, match="position 2 joins at layer 2, where no boundary state is lent or kept"):
+        forgetful.apply(layered(few).refreshed(2))
+
+
+def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
+    watch = Watch(rows(4, 3), rows(4, 0), 0.5)
+    ledger = Ledger(3, 4, None)
+    with pytest.raises(PlanError, match="attention is watched, but of position 0 no input to layer 1 is kept"):
+        ledger.apply(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
+    assert ledger.step == -1
+    ledger.apply(layered(rows(4, 0, 1, 2, 3), watch))
+    ledger.apply(layered(rows(4, 3), watch, keep=False))  # older states will do
+
+
+def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None:
+    ledger = Ledger(3, 4, None)
+    ledger.apply(layered(rows(4, 0, 1, 2, 3)))
+    begun = layered(rows(4, 1, 3))
+    ledger.apply(begun)
+    ledger.revise(begun.refreshed(1))
+    assert ledger.step == 1
+    assert ledger.written.tolist() == [[0, 1, 0, 1], [1, 1, 1, 1], [1, 1, 1, 1]]
+    ledger.revise(begun)
+    assert ledger.written.tolist() == [[0, 1, 0, 1]] * 3
+
+
+def test_a_bad_revision_records_nothing() -> None:
+    ledger = Ledger(3, 4, None)
+    ledger.apply(layered(rows(4, 0, 1, 2, 3), keep=False))
+    ledger.apply(begun := layered(rows(4, 1)))
+    written, kept = ledger.written, ledger.kept
+    with pytest.raises(PlanError, match="joins at layer 2"):
+        ledger.revise(begun.refreshed(2))
+    assert ledger.step == 1
+    assert ledger.written is written
+    assert ledger.kept is kept

@@ -1,5 +1,7 @@
 """The meter against counts made by hand, and against a count that follows every K/V row by itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,6 +75,15 @@ def test_what_is_lent_was_written_before_the_first_pass() -> None:
     meter = metered(2, 4, [own, own], PrefixHit(2, 2))
     assert meter.cache_ratio == 0.5
     assert meter.staleness == ((1 + 1) / 4 + (2 + 2) / 4) / 2
+
+
+def test_what_nobody_has_written_or_seen_has_no_age() -> None:
+    """Causal rows: the first pass writes two positions and sees no others, the second writes the next two."""
+    sees = np.array([2, 2, 4, 4])
+    passes = [replace(plan_of(Span(range(1), rows(4, *positions))), sees=sees) for positions in ((0, 1), (2, 3))]
+    meter = metered(1, 4, passes)
+    assert meter.cache_ratio == (0 + 2 / 4) / 2
+    assert meter.staleness == (0 + 2 * 1 / 4) / 2
 
 
 def test_rows_chosen_on_the_device_count_as_computed_and_bound_the_age() -> None:

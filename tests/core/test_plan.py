@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, View
+from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, View, Watch
 from remask.errors import PlanError
 
 LENGTH = 6
@@ -117,3 +117,39 @@ def test_a_view_names_the_noisy_positions_of_its_block() -> None:
     view.candidates[:] = True
     assert view.everything.all()
     assert noisy.tolist() == mask(2, 3, 5).tolist()
+
+
+def layered(rows: Mask, layers: int = 3, watch: Watch | None = None) -> Plan:
+    spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
+    return Plan(spans, predict=mask(4), watch=watch)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_refreshed_plans_are_whole_from_a_layer_on(at: int) -> None:
+    watch = Watch(mask(4, 5), mask(0, 1), 0.5)
+    plan = layered(mask(1, 4, 5), watch=watch)
+    refreshed = plan.refreshed(at)
+    assert refreshed.spans[:at] == plan.spans[:at]
+    assert all(span.rows.all() and span.save is not None and span.save.all() for span in refreshed.spans[at:])
+    assert (refreshed.predict, refreshed.watch) == (plan.predict, watch)
+    assert refreshed.cost == at * 3 + (3 - at) * LENGTH
+    assert plan.cost == 9
+    refreshed.check(LENGTH)
+
+
+def test_what_cannot_be_watched_is_refused() -> None:
+    watch = Watch(mask(4, 5), mask(0, 1), 0.5)
+    layered(mask(4), watch=watch).check(LENGTH)
+    with pytest.raises(PlanError, match="a span for each layer"):
+        Plan((Span(range(2), mask(4)),), predict=mask(4), watch=watch).check(LENGTH)
+    for bad in (Watch(mask(), mask(0), 0.5), Watch(mask(4), mask(), 0.5)):
+        with pytest.raises(PlanError, match="watched of no row, or to no position"):
+            layered(mask(4), watch=bad).check(LENGTH)
+    for bad in (Watch(mask(4)[1:], mask(0), 0.5), Watch(mask(4), mask(0)[1:], 0.5)):
+        with pytest.raises(PlanError, match="for a canvas of 6 positions"):
+            layered(mask(4), watch=bad).check(LENGTH)
+
+
+def test_tokens_are_the_state_that_enters_the_first_layer() -> None:
+    with pytest.raises(PlanError, match="what enters the first layer are the tokens"):
+        Plan((Span(range(2), mask(4), save=mask(4)),), predict=mask(4)).check(LENGTH)

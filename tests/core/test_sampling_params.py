@@ -183,6 +183,7 @@ def test_slowfast_takes_knobs_and_has_defaults() -> None:
             r"slowfast 'treshold'. Did you mean 'threshold'",
         ),
         ({"remasking": "slowfast", "steps": 4}, "follows no schedule, so steps=4 has no part in it; leave steps out"),
+        ({"remasking": "slowfast", "steps_per_block": 2}, "so steps_per_block=2 has no part in it; leave steps_per_b"),
     ],
     ids=repr,
 )

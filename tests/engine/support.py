@@ -17,13 +17,14 @@ from remask.models.config import ModelConfig
 from remask.models.dummy import dummy_weights
 from remask.models.pool import Pool
 from remask.models.presets import preset
-from remask.models.stage import StepBatch
+from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import Weights
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
+from remask.policies.elastic import ElasticCache
 from remask.store.pages import Extent
 
 CPU = torch.device("cpu")
@@ -69,21 +70,34 @@ class CheckedTransformer(Transformer):
     last: StepBatch | None = None
 
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
-        """As ever, and then no NaN may have come out."""
-        out = super().forward(batch, pool)
-        self.passes += 1
+        """As ever."""
         self.last = batch
+        return super().forward(batch, pool)
+
+    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        """As ever, and then no NaN may have been written."""
+        h = super().run(stage, h, pool)
+        for layer in stage.layers:
+            assert pool.k[layer][stage.slots].isfinite().all(), f"NaN written to K of layer {layer}"
+            assert pool.v[layer][stage.slots].isfinite().all(), f"NaN written to V of layer {layer}"
+            if stage.outputs:
+                kept = [output[stage.slots] for output in pool.outputs[layer]]
+                assert all(output.isfinite().all() for output in kept), f"NaN kept as an output of layer {layer}"
+        for save in stage.save:
+            assert save.states[save.positions].isfinite().all(), "NaN kept as a hidden state"
+        return h
+
+    def leave(self, h: Tensor) -> Tensor:
+        """As ever, and then no NaN may have come out."""
+        self.passes += 1
+        out = super().leave(h)
         assert out.isfinite().all(), "a predicted row is NaN"
-        for stage in batch.stages:
-            for layer in stage.layers:
-                assert pool.k[layer][stage.slots].isfinite().all(), f"NaN written to K of layer {layer}"
-                assert pool.v[layer][stage.slots].isfinite().all(), f"NaN written to V of layer {layer}"
-                if stage.outputs:
-                    kept = [output[stage.slots] for output in pool.outputs[layer]]
-                    assert all(output.isfinite().all() for output in kept), f"NaN kept as an output of layer {layer}"
-            for save in stage.save:
-                assert save.states.isfinite().all(), "NaN kept as a boundary state"
         return out
+
+    def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """As ever, of states that are there."""
+        assert h.isfinite().all(), f"attention of layer {layer} is looked at of a row without a state"
+        return super().queries(h, layer, positions)
 
 
 MODELS = {family: CheckedTransformer(config, lively_weights(config)) for family in ("llada", "dream") for config in [
@@ -103,7 +117,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
     pool, allocator = engine.pool, engine.allocator
     for tensor in (*pool.k, *pool.v):
         tensor.fill_(torch.nan)
-    free, states, keep = allocator.release, engine.store.new_states, pool.keep_outputs
+    free, states, keep = allocator.release, engine.memory.new_states, pool.keep_outputs
 
     def release(extent: Extent) -> None:
         free(extent)
@@ -121,7 +135,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
 
     vars(allocator)["release"] = release
     vars(pool)["keep_outputs"] = keep_outputs
-    engine.store.new_states = lambda tokens: states(tokens).fill_(torch.nan)
+    vars(engine.memory)["new_states"] = engine.store.new_states = lambda tokens: states(tokens).fill_(torch.nan)
     return engine
 
 
@@ -232,9 +246,10 @@ def random_policy(rng: random.Random, family: str, ordered: bool) -> CachePolicy
     inner = inner_policies(rng, family)
     if not ordered:
         inner.pop("dkv-greedy", None)
+    elastic = ElasticCache(8 if ordered else rng.randint(1, 8), rng.choice([0.0, 0.5, 0.9, 0.99]))
     interval = rng.choice([None, 1, 2, 3, 16])
     over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(0, LAYERS), interval, rng.choice(states))
-    policies: list[CachePolicy] = [Reuse(), over, over, over, *inner.values()]
+    policies: list[CachePolicy] = [Reuse(), over, over, over, elastic, *inner.values()]
     return rng.choice(policies)
 
 

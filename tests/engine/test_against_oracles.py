@@ -154,6 +154,11 @@ def dllm_guided_config(rng: random.Random, layers: int) -> Line:
     return dllm_config(rng, layers) | {"cfg_interval": rng.choice([1, 2, 3])}
 
 
+def elastic_config(rng: random.Random, layers: int) -> Line:
+    """Thresholds with which these models refresh never, now and then, and nearly always."""
+    return {"window": rng.choice([1, 2, 3, 5, 100]), "threshold": rng.choice([0.0, 0.7, 0.9, 0.97, 0.99])}
+
+
 # What stands after a comma tells requests of one policy apart.
 LLADA: dict[str, Kind] = {
     "none": (llada_sampling, no_config),
@@ -177,6 +182,10 @@ LLADA: dict[str, Kind] = {
     "dllm-cache, slowfast": (slowfast, dllm_config),
     "dllm-cache, by key": (llada_sampling, dllm_key_config),
     "dllm-cache, at random": (seeded(llada_sampling), dllm_random_config),
+    "elastic-cache": (llada_sampling, elastic_config),
+    "elastic-cache, another": (fixed, elastic_config),
+    "elastic-cache, guided": (guided, elastic_config),
+    "elastic-cache, slowfast": (slowfast, elastic_config),
 }
 DREAM: dict[str, Kind] = {
     "none": (whole_canvas, no_config),
@@ -195,6 +204,9 @@ DREAM: dict[str, Kind] = {
     "dllm-cache, slowfast": (slowfast, dllm_config),
     "dllm-cache, by key": (whole_canvas, dllm_key_config),
     "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
+    "elastic-cache": (whole_canvas, elastic_config),
+    "elastic-cache, another": (whole_canvas, elastic_config),
+    "elastic-cache, slowfast": (slowfast, elastic_config),
 }
 
 
@@ -229,8 +241,11 @@ class WatchedCanvas(Canvas):
         gaps = (best[taken][:, None] - best[self.noisy & ~taken]).abs()
         gaps = gaps[~gaps.isnan()]  # positions that this pass does not predict
         if len(gaps):
-            WatchedCanvas.narrowest = min(WatchedCanvas.narrowest, float(gaps.min()))
+            self.decided(float(gaps.min()))
         super().transfer(positions, logits)
+
+    def decided(self, gap: float) -> None:
+        WatchedCanvas.narrowest = min(WatchedCanvas.narrowest, gap)
 
 
 def oracle(name: str, line: Line) -> Decode | None:

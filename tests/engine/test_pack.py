@@ -168,7 +168,7 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[Branch, 
         h[slice(None) if target is None else target] = carried
     for restore in stage.restore:
         assert h[restore.rows].isnan().all(), "a carried row is overwritten"
-        h[restore.rows] = restore.states
+        h[restore.rows] = restore.states[restore.positions]
     return h
 
 
@@ -344,3 +344,35 @@ def test_layers_without_rows_are_passed_through() -> None:
     resting = Plan((Span(range(2), rows), Span(range(2, LAYERS), none)), predict=none)
     items = [(idle, resting), (busy, Dense().plan(view(busy, 0)))]
     check(pack(items, CPU), items)
+
+
+def test_cached_outputs_where_not_all_is_seen_are_refused() -> None:
+    branch = Memory().branch(3, 3)
+    rows = np.ones(6, dtype=np.bool_)
+    plan = Plan((Span(range(LAYERS), rows, held=~rows),), predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6]))
+    with pytest.raises(PlanError, match="not every row attends to all positions"):
+        pack([(branch, plan)], CPU)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_packing_may_begin_at_a_later_layer(first: int) -> None:
+    """The stages of the whole pass, of which those before are as they ran."""
+    memory = Memory()
+    lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
+    rows = np.arange(8) % 3 != 0
+    whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
+    lone.restored = new_states(LAYERS, 1, torch.float64, CPU, 8)
+    items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
+    label_states(items)
+    everything, rest = pack(items, CPU), pack(items, CPU, first=first)
+    assert [stage.layers for stage in rest.stages] == [s.layers for s in everything.stages if s.layers.start >= first]
+    assert rest.predict.tolist() == everything.predict.tolist()
+    for stage, other in zip(rest.stages, everything.stages[-len(rest.stages) :], strict=True):
+        for one, two in ((stage.positions, other.positions), (stage.slots, other.slots)):
+            assert one.tolist() == two.tolist()
+        assert (stage.carry is None) == (other.carry is None)
+    (restore,) = rest.stages[0].restore
+    assert not isinstance(restore.rows, slice)  # scattered positions
+    assert not isinstance(restore.positions, slice)
+    assert restore.rows.tolist() == restore.positions.tolist() == [0, 3, 6]
+    check(everything, items)

@@ -130,3 +130,10 @@ def test_what_cannot_be(llm: LLM, text: str, sampling: dict[str, Any], message: 
     workload = workload_of(llm, **sampling)
     with pytest.raises(ConfigError, match=message):
         step_baselines(llm, text, workload, rows_of(llm, workload), ENGINE)
+
+
+def test_a_model_without_steps_to_reduce_says_so() -> None:
+    causal = LLM("sdar-tiny", load_format="dummy", dtype="float32")
+    workload = random_workload(causal, 2, 1, 0, SamplingParams(max_tokens=8, ignore_eos=True), 8, 4)
+    with pytest.raises(ConfigError, match="steps is for masked models, and this one is block-causal"):
+        step_baselines(causal, "half", workload, rows_of(causal, workload), ENGINE)

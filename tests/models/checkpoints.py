@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from remask.models.families import family_of
+
 LAYERS, HIDDEN, HEADS, KV, INNER, VOCAB = 2, 16, 4, 2, 24, 40
 KV_ROWS = HIDDEN // HEADS * KV
 
@@ -105,6 +107,12 @@ SDAR: dict[str, Any] = {
     "eos_token_id": 38,
 }
 
+FAST_DLLM_V2 = DREAM | {
+    "model_type": "Fast_dLLM_Qwen",
+    "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "bd_size": 8,
+}
+
 _LLADA_LAYER = {
     "attn_norm.weight": (HIDDEN,),
     "q_proj.weight": (HIDDEN, HIDDEN),
@@ -146,6 +154,28 @@ def dream_tensors() -> dict[str, Tensor]:
     shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     shapes["lm_head.weight"] = (VOCAB, HIDDEN)
     return _random(shapes, "model.layers.{}.", _DREAM_LAYER)
+
+
+def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Random float32 tensors of a GIDD or SDAR checkpoint that make it lively: nothing is near uniform.
+
+    Projections are scaled so that their outputs are as wide as their inputs, whatever the model multiplies them with.
+    Where the head is apart from the embedding, MASK is never the most probable token.
+    """
+    family, generator = family_of(raw), torch.Generator().manual_seed(seed)
+    config, factors = family.config(raw), family.factors(raw)
+    tensors: dict[str, Tensor] = {}
+    for slot in family.tensors(config):
+        drawn = torch.randn(slot.shape, generator=generator)
+        if slot.name == family.head:
+            drawn *= 4 / config.hidden**0.5 / factors.head
+            drawn[config.mask_id] = 0
+        elif slot.name.endswith("_proj.weight"):
+            drawn *= 1.5 / slot.shape[1] ** 0.5 / factors.of(slot.shape)
+        elif len(slot.shape) == 1:
+            drawn = drawn * 0.2 + (1 - factors.gain if "norm" in slot.name else 0)
+        tensors[slot.name] = drawn
+    return tensors
 
 
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, shards: int = 1) -> Path:

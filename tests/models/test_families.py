@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from remask.core.noise import Noise
 from remask.errors import CheckpointError, UnknownNameError
 from remask.models.config import ModelConfig
 from remask.models.families import DREAM as DREAM_FAMILY
@@ -11,9 +12,10 @@ from remask.models.families import FAMILIES, Family, family_of
 from remask.models.families import GIDD as GIDD_FAMILY
 from remask.models.families import LLADA as LLADA_FAMILY
 from remask.models.families import SDAR as SDAR_FAMILY
+from remask.models.families.family import Factors
 from remask.models.presets import preset
 from remask.models.weights import empty_weights
-from tests.models.checkpoints import DREAM, GIDD, LLADA, SDAR
+from tests.models.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, SDAR
 
 LLADA_8B = LLADA | {
     "d_model": 4096,
@@ -42,7 +44,7 @@ DREAM_7B = DREAM | {
 }
 
 
-RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR}
+RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR, "fast-dllm-v2": FAST_DLLM_V2}
 
 GIDD_3B = GIDD | {
     "hidden_size": 3072,
@@ -144,6 +146,23 @@ def test_absent_key_heads_are_as_many_as_heads() -> None:
         (DREAM, "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
         (DREAM, "num_attention_heads", 16),
         (DREAM, "mask_token_id", -1),
+        (GIDD, "head_dim", 8),
+        (GIDD, "num_attention_heads", 3),
+        (GIDD, "noise_type", "uniform"),
+        (GIDD, "min_log_snr", float("inf")),
+        (GIDD, "attn_soft_cap", -30.0),
+        (GIDD, "use_qk_norm", 1),
+        (GIDD, "attention_bias", "yes"),
+        (GIDD, "mask_token_id", 40),
+        (GIDD, "eos_token_id", [1, -1]),
+        (SDAR, "hidden_act", "gelu"),
+        (SDAR, "attention_bias", True),
+        (SDAR, "use_sliding_window", True),
+        (SDAR, "rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        (SDAR, "num_key_value_heads", 3),
+        (SDAR, "head_dim", 1),
+        (SDAR, "block_size", 0),
+        (SDAR, "mask_token_id", 40),
     ],
 )
 def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -157,14 +176,21 @@ def test_what_the_transformer_cannot_do_is_refused_by_key_and_value(raw: dict[st
 @pytest.mark.parametrize(
     ("raw", "key"),
     [(LLADA, key) for key in LLADA if key not in ("model_type", "architectures", "auto_map", "embedding_size")]
-    + [(DREAM, key) for key in DREAM],
+    + [(raw, key) for raw in (DREAM, GIDD, SDAR) for key in raw],
 )
 def test_a_missing_key_is_named_or_has_a_documented_meaning(raw: dict[str, Any], key: str) -> None:
     family = family_of(raw)
     without = {other: value for other, value in raw.items() if other != key}
     optional = {"model_type", "architectures", "auto_map", "eos_token_id", "n_kv_heads", "num_key_value_heads"}
     optional |= {"hidden_act", "rope_scaling", "sliding_window", "use_sliding_window", "tie_word_embeddings"}
-    if key in optional:
+    optional |= {"block_size", "attention_bias"} if raw is SDAR else {"attn_soft_cap"}
+    # Read by what multiplies the weights, not by what shapes the model; SDAR's heads have a width of their own.
+    factors = {"resid_scale", "head_scaling", "weight_scaling"}
+    optional |= {"head_dim"} if raw is GIDD else set()
+    if key in factors:
+        with pytest.raises(CheckpointError, match=f"the key '{key}' is missing; supported: "):
+            family.factors(without)
+    elif key in optional:
         assert family.config(without).layers == 2
     else:
         with pytest.raises(CheckpointError, match=f"the key '{key}' is missing; supported: "):
@@ -179,14 +205,26 @@ def test_newer_files_keep_the_rotary_base_elsewhere() -> None:
         DREAM_FAMILY.config(moved | {"rope_parameters": {"rope_type": "default"}})
 
 
+def test_fast_dllm_v2_is_block_causal_and_shifted() -> None:
+    config = family_of(FAST_DLLM_V2).config(FAST_DLLM_V2)
+    assert (config.kind, config.shift, config.qkv_bias, config.block_length) == ("block_causal", 1, True, 8)
+    published = {key: value for key, value in FAST_DLLM_V2.items() if key not in ("bd_size", "mask_token_id")}
+    config = family_of(published).config(published | {"vocab_size": 152064})
+    assert (config.block_length, config.mask_id, config.stop_ids) == (32, 151665, (38, 151645))
+
+
 def test_the_family_is_told_by_model_type_then_by_architecture() -> None:
     assert family_of({"model_type": "dream"}) is DREAM_FAMILY
     assert family_of({"architectures": ["LLaDAModelLM"]}) is LLADA_FAMILY
     with pytest.raises(
-        UnknownNameError, match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, gidd, llada, sdar"
+        UnknownNameError,
+        match=r"model_type 'lada'\. Did you mean 'llada'\? Available: Dream, Fast_dLLM_Qwen, gidd",
     ):
         family_of({"model_type": "lada", "architectures": ["LLaDAModelLM"]})
-    with pytest.raises(UnknownNameError, match=r"'BertModel'.*Available: DreamModel, GiddForDiffusionLM, LLaDAModelLM"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"'BertModel'.*Available: DreamModel, Fast_dLLM",
+    ):
         family_of({"architectures": ["BertModel"]})
     neither: list[dict[str, Any]] = [{}, {"model_type": 3}, {"architectures": []}]
     for raw in neither:
@@ -210,3 +248,52 @@ def test_slots_fill_every_weight_exactly_once(family: Family, tied: bool) -> Non
     assert all(bool((tensor == 1).all()) for tensor in weights.tensors())
     assert len({slot.name for slot in slots}) == len(slots)
     assert sum(slot.target(weights).numel() for slot in slots) == config.parameters
+
+
+def test_every_key_of_the_newer_families_arrives() -> None:
+    assert GIDD_FAMILY.config(GIDD) == ModelConfig(
+        family="gidd", layers=2, hidden=16, heads=4, kv_heads=4, head_dim=4, intermediate=24, vocab=40, max_length=64,
+        rope_theta=10000.0, norm_eps=1e-6, mask_id=3, stop_ids=(1,), kind="uniform", qk_norm="whole", sink=True,
+        score_cap=30.0, mlp="relu2", mlp_bias=True, noise=Noise(1000.0, -9.0, 9.0, 40, 3),
+    )  # fmt: skip
+    assert SDAR_FAMILY.config(SDAR) == ModelConfig(
+        family="sdar", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=8, intermediate=24, vocab=40, max_length=64,
+        rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), kind="block_causal", qk_norm="head", block_length=4,
+    )  # fmt: skip
+
+
+def test_what_null_means() -> None:
+    gidd = GIDD_FAMILY.config(GIDD | {"mask_token_id": None, "eos_token_id": None, "attn_soft_cap": None})
+    assert (gidd.mask_id, gidd.stop_ids, gidd.score_cap) == (3, (1,), None)
+    assert GIDD_FAMILY.config(GIDD | {"attn_soft_cap": 0}).score_cap is None
+    other = GIDD_FAMILY.config(GIDD | {"mask_token_id": 7, "eos_token_id": [5, 6]})
+    assert (other.mask_id, other.stop_ids, other.noise) == (7, (5, 6), Noise(1000.0, -9.0, 9.0, 40, 7))
+    assert SDAR_FAMILY.config(SDAR | {"block_size": None}).block_length is None
+
+
+def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() -> None:
+    assert SDAR_FAMILY.config(SDAR_4B).stop_ids == (151643, 151645)
+    assert SDAR_FAMILY.config(SDAR | {"eos_token_id": [7, 38, 7]}).stop_ids == (7, 38)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight_scaling": "fan-in"}, '\'weight_scaling\' is "fan-in"; supported: "fan_in", "fan_out" or a positive'),
+        ({"weight_scaling": 0}, "'weight_scaling' is 0"),
+        ({"resid_scale": "4"}, "'resid_scale' is"),
+        ({"head_scaling": -1.0}, "'head_scaling' is -1.0"),
+    ],
+)
+def test_bad_factors(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        GIDD_FAMILY.factors(GIDD | change)
+
+
+def test_factors() -> None:
+    plain = GIDD_FAMILY.factors(GIDD)
+    assert plain == Factors(linear=1.0, residual=4.0 / 2, head=0.5, gain=1.0)
+    assert GIDD_FAMILY.factors(GIDD | {"tie_word_embeddings": True, "head_scaling": None}).head == 1.0
+    assert SDAR_FAMILY.factors(SDAR) == Factors()
+    for linear, expected in (("fan_in", 0.5), ("fan_out", 0.25), (0.3, 0.3)):
+        assert GIDD_FAMILY.factors(GIDD | {"weight_scaling": linear}).of((16, 4)) == expected

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 import weakref
@@ -12,7 +13,7 @@ from remask.errors import CheckpointError
 from remask.models import load
 from remask.models.load import load_weights, read_config
 from remask.models.weights import Weights
-from tests.models.checkpoints import DREAM, LLADA, dream_tensors, llada_tensors, write
+from tests.models.checkpoints import DREAM, GIDD, LLADA, SDAR, dream_tensors, llada_tensors, random_tensors, write
 
 CPU = torch.device("cpu")
 
@@ -262,3 +263,55 @@ def test_the_bar_goes_to_stderr_when_asked(tmp_path: Path, capsys: pytest.Captur
     out, err = capsys.readouterr()
     assert out == ""
     assert "Loading weights: 100%" in err
+
+
+@pytest.mark.parametrize("scaling", ["fan_in", "fan_out", 0.3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_gidds_constant_factors_are_taken_into_the_weights(tmp_path: Path, tied: bool, scaling: str | float) -> None:
+    raw = GIDD | {"weight_scaling": scaling, "tie_word_embeddings": tied, "resid_scale": 3.0, "intermediate_size": 24}
+    held = random_tensors(raw)
+    weights = loaded(write(tmp_path, raw, held))
+
+    def linear(name: str) -> Tensor:
+        tensor = held[f"{name}.weight"]
+        inputs, outputs = tensor.shape[1], tensor.shape[0]
+        return tensor * {"fan_in": 1 / math.sqrt(inputs), "fan_out": 1 / math.sqrt(outputs), 0.3: 0.3}[scaling]
+
+    residual = 3.0 / 2
+    assert torch.equal(weights.embed, held["model.embed_tokens.weight"])
+    assert torch.equal(weights.norm, 1 + held["model.norm.weight"])
+    head = weights.embed if tied else held["lm_head.weight"] * 0.5
+    assert torch.equal(weights.head, head)
+    for number, layer in enumerate(weights.layers):
+        stem = f"model.layers.{number}."
+        expected = {
+            "attn_norm": 1 + held[f"{stem}attn_layernorm.weight"],
+            "ffn_norm": 1 + held[f"{stem}mlp_layernorm.weight"],
+            "q_norm": 1 + held[f"{stem}self_attn.q_norm.weight"],
+            "k_norm": 1 + held[f"{stem}self_attn.k_norm.weight"],
+            "sink_k": held[f"{stem}self_attn.k_bias"],
+            "sink_v": held[f"{stem}self_attn.v_bias"],
+            "qkv": torch.cat([linear(f"{stem}self_attn.{name}_proj") for name in "qkv"]),
+            "out": linear(f"{stem}self_attn.o_proj") * residual,
+            "gate_up": linear(f"{stem}mlp.up_proj"),
+            "up_bias": held[f"{stem}mlp.up_proj.bias"],
+            "down": linear(f"{stem}mlp.down_proj") * residual,
+            "down_bias": held[f"{stem}mlp.down_proj.bias"] * residual,
+        }
+        assert layer.qkv_bias is None
+        for field, tensor in expected.items():
+            torch.testing.assert_close(getattr(layer, field), tensor)
+
+
+def test_sdars_tensors_arrive_in_their_places(tmp_path: Path) -> None:
+    held = random_tensors(SDAR)
+    weights = loaded(write(tmp_path, SDAR, held))
+    for number, layer in enumerate(weights.layers):
+        stem = f"model.layers.{number}."
+        assert torch.equal(layer.qkv, torch.cat([held[f"{stem}self_attn.{name}_proj.weight"] for name in "qkv"]))
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
+        assert torch.equal(layer.q_norm, held[f"{stem}self_attn.q_norm.weight"])
+        assert torch.equal(layer.k_norm, held[f"{stem}self_attn.k_norm.weight"])
+        assert torch.equal(layer.gate_up, torch.cat([held[f"{stem}mlp.{name}_proj.weight"] for name in ("gate", "up")]))
+    assert torch.equal(weights.head, held["lm_head.weight"])

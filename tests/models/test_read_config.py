@@ -19,7 +19,7 @@ def test_stop_ids_of_the_generation_config_are_added(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_type_lists_the_supported_ones(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match=r"model_type 'gpt2'.*Available: Dream, gidd, llada, sdar"):
+    with pytest.raises(UnknownNameError, match=r"model_type 'gpt2'.*Available: Dream, Fast_dLLM_Qwen, gidd"):
         read_config(write(tmp_path, {"model_type": "gpt2"}, llada_tensors()))
 
 

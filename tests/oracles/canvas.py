@@ -35,6 +35,7 @@ class Canvas:
         self.length = len(prompt) + max_tokens
         self.tokens = torch.tensor([*prompt, *[mask_id] * max_tokens])
         self.noisy = torch.arange(self.length) >= len(prompt)
+        self.reachable = torch.ones_like(self.noisy)  # which positions the next step may transfer, if noisy
         self.rows: list[list[int]] = []
         self.transfers: list[tuple[int, list[int], list[int]]] = []
         self.picks: list[tuple[int, int, list[int]]] = []
@@ -43,6 +44,14 @@ class Canvas:
     def known(self) -> Tensor:
         """Positions whose token is final."""
         return ~self.noisy
+
+    @property
+    def candidates(self) -> Tensor:
+        """Noisy positions that the next step may transfer."""
+        return self.noisy & self.reachable
+
+    def decided(self, gap: float) -> None:
+        """Takes notice of how far a decision was from being another one, where that turns on a comparison."""
 
     def span(self, start: int, stop: int) -> Tensor:
         """The mask of positions start..stop-1."""

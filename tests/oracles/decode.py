@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.oracles import bicache, block_causal, blocks, dkv, dllm, gidd, sdar, uniform
+from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, gidd, sdar, uniform
 from tests.oracles.bicache import Boundary
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.dense import DenseModel
@@ -63,9 +63,9 @@ def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
 def _decode_llada(
     model: DenseModel, canvas: Canvas, line: Line, sampling: Line, config: Line, boundary: Boundary
 ) -> None:
-    # Fast-dLLM leaves a complete block at once; caches whose clocks count steps run the schedule out. Without a cache a
-    # pass over a complete block changes nothing.
-    run_out = line["cache"] not in ("none", "block-prefix", "block-dual")
+    # Fast-dLLM leaves a complete block at once, and so does Elastic-Cache, which has no clocks; caches whose clocks
+    # count steps run the schedule out. Without a cache a pass over a complete block changes nothing.
+    run_out = line["cache"] not in ("none", "block-prefix", "block-dual", "elastic-cache")
     sampler = BlockSampler(canvas, sampling.get("block_length", sampling["max_tokens"]), _rule(sampling), run_out)
     cfg_scale = sampling.get("cfg_scale", 0.0)
     match line["cache"]:
@@ -120,6 +120,9 @@ def _decode_either(
     model: DenseModel, canvas: Canvas, sampler: Sampler, line: Line, config: Line, boundary: Boundary
 ) -> None:
     match line["cache"]:
+        case "elastic-cache":
+            scale = line["sampling"].get("cfg_scale", 0.0)
+            elastic.elastic_cache(model, canvas, sampler, config["window"], config["threshold"], scale)
         case "reuse":
             bicache.reuse(model, canvas, sampler, line["prefix_length"])
         case "bicache":

@@ -153,7 +153,8 @@ class BlockSampler:
         self.step += 1
         self.block_step += 1
         complete = not (self.canvas.noisy & self.canvas.span(self.start, self.stop)).any()
-        if self.block_step == len(self.counts) if self.run_out else complete:
+        # A step that may not transfer its share leaves some to steps after the last.
+        if complete and (not self.run_out or self.block_step >= len(self.counts)):
             self.index += 1
             self.block_step = 0
             self._start_block()
@@ -171,11 +172,12 @@ class BlockSampler:
         if isinstance(self.rule, Ordered):
             return self.upcoming()
         confidence = logits.softmax(-1).amax(-1)
-        candidates = self.canvas.noisy & self.canvas.span(0, self.stop)
+        candidates = self.canvas.candidates & self.canvas.span(0, self.stop)
         ranks = ranked(confidence, candidates)
         match self.rule:
             case Fixed():
-                return ranks[: self.counts[self.block_step]]
+                last = self.block_step >= len(self.counts) - 1
+                return ranks if last else ranks[: self.counts[self.block_step]]
             case Threshold(value):
                 return take_threshold(confidence, ranks, value)
             case Factor(value):
@@ -215,14 +217,14 @@ class DreamSampler:
 
     @property
     def done(self) -> bool:
-        """Whether all steps were run."""
-        return self.step == self.steps
+        """Whether all steps were run, and as many more as there are positions that none could reach."""
+        return self.step >= self.steps and not self.canvas.noisy.any()
 
     def commit(self, logits: Tensor) -> None:
         """Transfers this step's share; the last step takes all that is left."""
         masks = int(self.canvas.noisy.sum())
-        count = masks if self.step == self.steps - 1 else share(masks, self.times, self.step)
-        self.canvas.transfer(ranked(dream_confidence(logits, self.alg), self.canvas.noisy)[:count], logits)
+        count = masks if self.step >= self.steps - 1 else share(masks, self.times, self.step)
+        self.canvas.transfer(ranked(dream_confidence(logits, self.alg), self.canvas.candidates)[:count], logits)
         self.step += 1
 
 
@@ -242,10 +244,10 @@ class DreamThreshold:
     def commit(self, logits: Tensor) -> None:
         """Transfers the considered candidates that pass; a scheduled last step with a remainder appends another."""
         confidence = logits.softmax(-1).amax(-1)
-        considered = ranked(confidence, self.canvas.noisy)[: self.budget + self.leftover]
-        chosen = take_threshold(confidence, considered, self.threshold)
+        considered = self.budget + self.leftover
+        chosen = take_threshold(confidence, ranked(confidence, self.canvas.candidates)[:considered], self.threshold)
         self.canvas.transfer(chosen, logits)
-        self.leftover = len(considered) - len(chosen)
+        self.leftover = considered - len(chosen)
         self.step += 1
         if self.step == self.steps and self.leftover:
             self.steps += 1

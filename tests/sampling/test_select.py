@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from remask.sampling.select import above, by_factor, top, within_budget
+from remask.sampling.select import above, by_factor, entropy_bounded, top, within_budget
 
 # Sixteenths are exact in float32, so limits are met exactly and ties are frequent.
 LEVELS = st.integers(0, 16).map(lambda n: n / 16)
@@ -96,3 +96,16 @@ def test_confidences_are_not_changed(
 
 def test_negative_confidences_rank_too() -> None:
     assert top(np.array([-3.0, -1.0, -2.0], dtype=np.float32), 2).tolist() == [1, 2]
+
+
+@given(st.lists(st.integers(0, 40).map(lambda n: n / 16), min_size=1, max_size=9), st.integers(0, 60))
+def test_entropy_bounded(entropies: list[float], bound: int) -> None:
+    order = sorted(range(len(entropies)), key=lambda index: (entropies[index], index))
+    expected, total = order[:1], entropies[order[0]]
+    for index in order[1:]:
+        total += entropies[index]
+        if total >= bound / 16:
+            break
+        expected.append(index)
+    chosen = entropy_bounded(np.array(entropies, dtype=np.float32), bound / 16)
+    assert chosen.tolist() == sorted(expected)

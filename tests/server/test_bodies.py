@@ -130,6 +130,13 @@ def test_a_client_that_sends_no_length_gets_what_fits(server: Running) -> None:
     assert full.json()["usage"]["completion_tokens"] == 4, "whole blocks of the five positions that are left"
 
 
+def test_steps_that_a_client_sends_replace_the_servers(server: Running) -> None:
+    for fields, steps in (({"steps": 16}, 16), ({"steps_per_block": 2}, 16), ({"block_length": 4}, 8), ({}, 8)):
+        told = server.chat({"messages": CHATS[0], "ignore_eos": True, **fields})
+        assert told.status_code == 200, told.text
+        assert told.json()["remask"]["steps"] == steps
+
+
 def test_content_parts_are_text(server: Running) -> None:
     system, user = CHATS[0]
     parts = [{"type": "text", "text": user["content"][:10]}, {"type": "text", "text": user["content"][10:]}]

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from remask.evals.serving.load import Load, put
+from remask.evals.serving.mix import Mix
+from remask.evals.serving.target import find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
 
 
@@ -79,7 +83,7 @@ def test_clients_that_go_away_free_everything(server: Running) -> None:
     assert server.service.llm.engine.stats.steps - before < 3 * 256, "they were not run to their ends"
     told = server.cache()
     pages = sum(entry["layers"] * -(-entry["tokens"] // 16) for entry in told["entries"])
-    assert told["pages_used"] == pages, "stored prefixes alone are in memory"
+    assert told["pages"]["used"] == pages, "stored prefixes alone are in memory"
 
 
 def test_a_prefix_in_use_is_not_dropped(server: Running) -> None:
@@ -117,7 +121,7 @@ def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
         assert len(statuses) == 96
         running.settle()
         running.client.delete("/v1/cache")
-        assert running.cache()["pages_used"] == 0
+        assert running.cache()["pages"]["used"] == 0
 
 
 def test_a_draining_server_ends_what_it_took_and_refuses_the_rest() -> None:
@@ -172,6 +176,25 @@ def test_a_dead_engine_is_seen_by_all() -> None:
 
 
 @pytest.mark.soak
+def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> None:
+    """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
+    with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
+        target = find_target(running.base)
+        asks = Mix(num_prompts=240, prefixes=4).draw(target)
+        full = asyncio.run(put(target, asks[:80], Load(max_concurrency=4)))
+        assert all(outcome.error is None for outcome in full.outcomes), "so many are always accepted"
+        over = asyncio.run(put(target, asks, Load(request_rate=4 * len(full.outcomes) / full.seconds)))
+        assert {outcome.error for outcome in over.outcomes} == {None, "429"}
+        accepted = [outcome.elapsed_s for outcome in over.outcomes if outcome.error is None]
+        usual = [outcome.elapsed_s for outcome in full.outcomes]
+        assert len(accepted) > 20
+        assert np.percentile(accepted, 99) < 3 * np.percentile(usual, 99), "refused requests cost the others little"
+        running.settle()
+        running.client.delete("/v1/cache")
+        assert running.cache()["pages_used"] == 0
+
+
+@pytest.mark.soak
 def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
     """With cancels at random steps; memory stays where it was after the first thousand."""
     with serving(make_llm(max_num_seqs=8, store_budget_tokens=600), max_queue=64) as running:
@@ -206,4 +229,4 @@ def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
         running.settle()
         assert resident() - early < 48 << 20
         running.client.delete("/v1/cache")
-        assert running.cache()["pages_used"] == 0
+        assert running.cache()["pages"]["used"] == 0

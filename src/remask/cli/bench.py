@@ -37,7 +37,8 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="compare cache policies side by side",
         description="Compare cache policies side by side: on its own task for the bundled model, on GSM8K questions "
-        "for a model with a chat template, and on random tokens for all others or where their lengths are given.",
+        "for a model with a chat template, and on random tokens for all others or where their lengths are given. "
+        "'remask bench serve' puts load on a running server.",
     )
     parser.add_argument(
         "--caches",

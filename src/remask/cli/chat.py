@@ -17,7 +17,7 @@ from remask.cli.options import (
 from remask.cli.serve import KEY_VARIABLE, check_extra
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, RemaskError
-from remask.llm import LLM
+from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
 from remask.server.answer import Answer
 
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--cache", metavar="SPEC", help="policy (in process: bicache; with a server: its own choice)")
+    parser.add_argument("--cache", metavar="SPEC", help="policy; by default the one that remask serve takes")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
     parser.set_defaults(run=run, in_process=in_process.parse_args([]))
@@ -90,9 +90,7 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
 def _local(args: argparse.Namespace) -> Answerer:
     args.model = args.model or BUNDLED
     params = SamplingParams.from_mapping(sampling_option(args))
-    llm = open_llm(
-        args, args.cache or "bicache", object_option("--cache-config", args.cache_config), engine_config(args)
-    )
+    llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
     return lambda turns: _in_process(llm, turns, params)

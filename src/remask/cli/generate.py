@@ -6,22 +6,15 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, TextIO
 
+from remask.cli.lines import Defaults, as_work, open_text
 from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
 from remask.core.checks import json_object
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
-from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.errors import RemaskError
 from remask.llm import LLM, Output, Work
-from remask.policies import CachePolicy
-from remask.prompts import encode
-
-TERMS = ("cache_salt", "priority", "deadline_s")  # of a request; the engine checks them
-KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config", *TERMS)
-PROMPTS = ("prompt", "messages", "prompt_token_ids")
 
 
 def add_parser(commands: Any) -> None:
@@ -40,18 +33,9 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-@dataclass(frozen=True, slots=True)
-class _Defaults:
-    """What a line leaves out."""
-
-    sampling: Mapping[str, Any]
-    cache: str
-    cache_config: Mapping[str, Any]
-
-
 def run(args: argparse.Namespace) -> int:
     """Answer everything; 0 where all lines were answered, 1 where some failed."""
-    defaults = _Defaults(
+    defaults = Defaults(
         object_option("--sampling", args.sampling), args.cache, object_option("--cache-config", args.cache_config)
     )
     SamplingParams.from_mapping(defaults.sampling)
@@ -60,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
         line = {"id": "0", "messages": [{"role": "user", "content": args.prompt}]}
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             line = {"id": "0", "prompt": args.prompt}
-        return _answer_one(llm, _work(llm, line, "0", defaults), args)
+        return _answer_one(llm, as_work(llm, line, "0", defaults), args)
     with ExitStack() as files:
-        source = sys.stdin if args.input == "-" else files.enter_context(_open(args.input, "r"))
-        target = sys.stdout if args.output is None else files.enter_context(_open(args.output, "w"))
+        source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
+        target = sys.stdout if args.output is None else files.enter_context(open_text(args.output, "w"))
         return _answer_lines(llm, source, target, defaults, args.trace)
 
 
@@ -73,12 +57,12 @@ def _answer_one(llm: LLM, work: Work, args: argparse.Namespace) -> int:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
         with ExitStack() as files:
-            target = sys.stdout if args.output is None else files.enter_context(_open(args.output, "w"))
+            target = sys.stdout if args.output is None else files.enter_context(open_text(args.output, "w"))
             _write(target, _answer(output, output.id))
     return 1 if output.error else 0
 
 
-def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults, trace: bool) -> int:
+def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, trace: bool) -> int:
     work: list[Work] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
     answers = _InOrder(target)
@@ -91,7 +75,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: _Defaults,
         try:
             line = json_object("a line", text)
             name = line.get("id")
-            item = _work(llm, line, request_id, defaults)
+            item = as_work(llm, line, request_id, defaults)
             llm.engine.check(item.request, item.policy)
         except RemaskError as error:
             failed += 1
@@ -128,48 +112,6 @@ class _InOrder:
             _write(self._target, self._ready.pop(self._line.popleft()))
 
 
-def _work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: _Defaults) -> Work:
-    for key in line:
-        if key not in KEYS:
-            raise UnknownNameError("key", str(key), KEYS)
-    given = [key for key in PROMPTS if line.get(key) is not None]
-    if len(given) != 1:
-        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
-    tokens, shared = _tokens(llm, given[0], line[given[0]])
-    own = line.get("sampling")
-    if own is not None and not isinstance(own, dict):
-        raise ConfigError(f"sampling must be an object of sampling parameters, got {own!r}")
-    params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
-    prefix = line.get("prefix_length")
-    terms = {key: line[key] for key in TERMS if line.get(key) is not None}
-    request = Request(request_id, tokens, params, shared if prefix is None else prefix, **terms)
-    return Work(request, _policy(llm, line, defaults))
-
-
-def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
-    if kind == "prompt_token_ids":
-        if not isinstance(value, list):
-            raise ConfigError(f"prompt_token_ids must be a list of token ids, got {value!r}")
-        return value, 0
-    if kind == "prompt" and not isinstance(value, str):
-        raise ConfigError(f"prompt must be a text, got {value!r}; token ids go into prompt_token_ids")
-    if kind == "messages" and not isinstance(value, list):
-        raise ConfigError(f"messages must be a list of {{role, content}}, got {value!r}")
-    return encode(value, llm.tokenizer)
-
-
-def _policy(llm: LLM, line: Mapping[str, Any], defaults: _Defaults) -> CachePolicy:
-    spec = line.get("cache")
-    settings = line.get("cache_config")
-    if spec is not None and not isinstance(spec, str):
-        raise ConfigError(f"cache must be the name of a policy, got {spec!r}")
-    if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(f"cache_config must be an object of settings, got {settings!r}")
-    if spec is None:
-        return llm.policy(defaults.cache, settings if settings is not None else defaults.cache_config)
-    return llm.policy(spec, settings)
-
-
 def _answer(output: Output, name: object) -> dict[str, Any]:
     usage = {key: value for key, value in asdict(output.usage).items() if value is not None}
     answer = {
@@ -192,11 +134,3 @@ def _failure(name: object, number: str, error: str) -> dict[str, Any]:
 def _write(target: TextIO, value: Mapping[str, Any]) -> None:
     target.write(json.dumps(value) + "\n")
     target.flush()
-
-
-def _open(path: str, mode: str) -> TextIO:
-    try:
-        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
-        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
-    except OSError as error:
-        raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error

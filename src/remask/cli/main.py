@@ -2,14 +2,28 @@
 
 import argparse
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from remask import __version__
-from remask.cli import bench, chat, config_file, demo, generate, profile, serve
+from remask.cli import (
+    analyze,
+    bench,
+    bench_serve,
+    chat,
+    config_file,
+    demo,
+    deploy,
+    evaluate,
+    generate,
+    inspect,
+    profile,
+    serve,
+)
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, chat, demo, bench, profile)
+COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, analyze, evaluate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _joined(list(sys.argv[1:] if argv is None else argv), commands.choices)
     try:
         args = parser.parse_args(_with_config_file(words))
     except RemaskError as error:
@@ -37,15 +51,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RemaskError as error:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as if ended by SIGPIPE
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130
     return status
 
 
+def _place(words: list[str]) -> int:
+    """Where the command stands."""
+    return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+
+
+def _joined(words: list[str], known: Container[str]) -> list[str]:
+    """`words` with a command of two words, such as `bench serve`, as one."""
+    place = _place(words)
+    name = " ".join(words[place : place + 2])
+    return [*words[:place], name, *words[place + 2 :]] if name in known else words
+
+
 def _with_config_file(words: list[str]) -> list[str]:
     """`words` with the flags of the file that `remask serve --config` names."""
-    place = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
+    place = _place(words)
     if words[place : place + 1] != ["serve"]:
         return words
     return [*words[: place + 1], *config_file.expand(words[place + 1 :])]

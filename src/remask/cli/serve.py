@@ -17,7 +17,7 @@ from remask.cli.options import (
     sampling_option,
 )
 from remask.errors import ConfigError
-from remask.llm import LLM
+from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
 
 log = logging.getLogger(__name__)
@@ -34,13 +34,19 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
     add_engine_options(parser)
-    _add_answer_options(parser.add_argument_group("answers"))
-    _add_server_options(parser.add_argument_group("server"))
+    add_answer_options(parser)
+    server = add_server_options(parser)
+    server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
+    server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
     parser.set_defaults(run=run)
 
 
-def _add_answer_options(group: Any) -> None:
-    group.add_argument("--cache", default="bicache", metavar="SPEC", help="policy or composition (default bicache)")
+def add_answer_options(parser: argparse.ArgumentParser) -> None:
+    """What requests get that leave it out."""
+    group = parser.add_argument_group("answers")
+    group.add_argument(
+        "--cache", default=AUTO, metavar="SPEC", help="policy or composition (auto: bicache where defined)"
+    )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     group.add_argument("--sampling", metavar="JSON", help="sampling parameters of requests that leave them out")
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
@@ -48,7 +54,9 @@ def _add_answer_options(group: Any) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
 
 
-def _add_server_options(group: Any) -> None:
+def add_server_options(parser: argparse.ArgumentParser) -> Any:
+    """Where to listen, whom to let in, and how much to take. Returns the group."""
+    group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
     group.add_argument(
@@ -61,8 +69,7 @@ def _add_server_options(group: Any) -> None:
         "--drain-timeout", type=float, default=30.0, metavar="S", help="for accepted requests at the end"
     )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
-    group.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
-    group.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
+    return group
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,23 +81,10 @@ def run(args: argparse.Namespace) -> int:
     from remask.server.trace import StepTrace
 
     args.model = args.served or args.model
-    if not 0 <= args.port <= MAX_PORT:
-        raise ConfigError(f"--port must be from 0 to {MAX_PORT}, got {args.port}")
-    keys = [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    config = ServerConfig(
-        model_names=args.served_model_name or [args.model],
-        api_keys=keys,
-        sampling=sampling_option(args),
-        seed=args.seed,
-        max_queue=args.max_queue,
-        drain_timeout=args.drain_timeout,
-        max_body_bytes=args.max_body_bytes,
-        max_messages=args.max_messages,
-        allowed_origins=args.allowed_origins,
-    )
+    config = ServerConfig(**server_settings(args))
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
-    template = _template(args.chat_template)
-    llm = open_llm(args, args.cache, object_option("--cache-config", args.cache_config), engine_config(args))
+    template = read_template(args.chat_template)
+    llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if template is not None and llm.tokenizer is not None:
         llm.tokenizer.use_chat_template(template)
     app = create_app(llm, config, trace)
@@ -100,13 +94,32 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_extra(*needed: str) -> None:
-    """Raise `ConfigError` where packages of the `server` extra are missing."""
+    """Raise `ConfigError` where packages of the `server` or the `ray` extra are missing."""
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this needs {', '.join(missing)}: pip install 'remask[server]'")
+        extra = "ray" if missing == ["ray"] else "server"
+        raise ConfigError(f"this needs {', '.join(missing)}: pip install 'remask[{extra}]'")
 
 
-def _template(path: str | None) -> str | None:
+def server_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `ServerConfig` as given; `args.model` is known. Raises `ConfigError` on a port that is none."""
+    if not 0 <= args.port <= MAX_PORT:
+        raise ConfigError(f"--port must be from 0 to {MAX_PORT}, got {args.port}")
+    return {
+        "model_names": args.served_model_name or [args.model],
+        "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],
+        "sampling": sampling_option(args),
+        "seed": args.seed,
+        "max_queue": args.max_queue,
+        "drain_timeout": args.drain_timeout,
+        "max_body_bytes": args.max_body_bytes,
+        "max_messages": args.max_messages,
+        "allowed_origins": args.allowed_origins,
+    }
+
+
+def read_template(path: str | None) -> str | None:
+    """The Jinja text in the file that `--chat-template` names, if it names one."""
     if path is None:
         return None
     try:

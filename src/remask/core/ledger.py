@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from remask.core.plan import Plan, PrefixHit
+from remask.core.plan import Mask, Plan, PrefixHit
 from remask.errors import PlanError
 
 UNWRITTEN = -2
@@ -17,25 +17,30 @@ class Ledger:
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
         self.written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
+        self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
         self.prefix = prefix
         if prefix is not None:
             self.written[: prefix.boundary, : prefix.length] = LEASED
         self.step = -1
+        self._before = (self.written, self.kept)
 
     def apply(self, plan: Plan) -> None:
         """Record `plan` as the next step.
 
         Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
-        K/V that were never written, or restores a row that has no boundary state.
+        K/V that were never written, restores a row that has no boundary state, or is watched while a row's states are
+        not kept, so that it could not be refreshed.
         """
         layers, length = self.written.shape
         plan.check(length)
         if plan.layers != layers:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
-        written = self.written.copy()
+        written, kept = self.written.copy(), self.kept.copy()
         live = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
         for span in plan.spans:
             self._check_restored(span.layers.start, span.rows & ~live)
+            if span.save is not None:
+                kept[span.layers.start] |= span.save
             rows = span.computed if span.frozen is None else span.computed & ~span.frozen
             part = written[span.layers.start : span.layers.stop]
             cached = span.rows & ~span.computed
@@ -51,14 +56,29 @@ class Ledger:
                     f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
                 )
             live = span.rows
-        self.written = written
+        if plan.watch is not None and not kept[1:].all():
+            layer, position = np.argwhere(~kept[1:])[0]
+            raise PlanError(f"attention is watched, but of position {position} no input to layer {layer + 1} is kept")
+        self._before = (self.written, self.kept)
+        self.written, self.kept = written, kept
         self.step += 1
 
-    def _check_restored(self, layer: int, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        if not rows.any():
-            return
-        first, last = np.flatnonzero(rows)[[0, -1]].tolist()
-        if last - first + 1 != rows.sum():
-            raise PlanError(f"the rows that join at layer {layer} are not one run of positions")
-        if self.prefix is None or layer != self.prefix.boundary or last >= self.prefix.length:
-            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent")
+    def revise(self, plan: Plan) -> None:
+        """Record `plan` in place of the last one, as which it began to run. Raises `PlanError` as `apply` does."""
+        recorded = (self.written, self.kept)
+        self.written, self.kept = self._before
+        self.step -= 1
+        try:
+            self.apply(plan)
+        except PlanError:
+            self.written, self.kept = recorded
+            self.step += 1
+            raise
+
+    def _check_restored(self, layer: int, rows: Mask) -> None:
+        missing = rows & ~self.kept[layer]
+        if self.prefix is not None and layer == self.prefix.boundary:
+            missing[: self.prefix.length] = False
+        if missing.any():
+            last = np.flatnonzero(missing)[-1]
+            raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")

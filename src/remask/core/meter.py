@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remask.core.ledger import Ledger
+from remask.core.ledger import UNWRITTEN, Ledger
 from remask.core.plan import Plan
 
 
@@ -44,6 +44,7 @@ class CacheMeter:
     def note(self, ledger: Ledger, plan: Plan) -> None:
         """Count the pass of `plan`, which `ledger` has entered last. Neither is changed."""
         age = ledger.step - ledger.written
+        known = ledger.written != UNWRITTEN  # all, except where a family's rows do not see what follows them
         attends = np.zeros(len(age), dtype=np.bool_)
         chosen = 0
         for span in plan.spans:
@@ -52,6 +53,7 @@ class CacheMeter:
                 chosen += span.pick.count * len(span.layers)
                 self.upper_bound = True
         self.passes += 1
-        self._reused += (np.count_nonzero(age) - chosen) / age.size
-        if attends.any():
-            self._age += float(age[attends].mean())
+        self._reused += (np.count_nonzero(age[known]) - chosen) / age.size
+        seen = known & attends[:, None]
+        if seen.any():
+            self._age += float(age[seen].mean())

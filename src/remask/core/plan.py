@@ -62,6 +62,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Attention that is looked at after every layer but the last (Elastic-Cache, arXiv 2510.14973).
+
+    A layer's tracked token is the one of `among` to which the rows of `window` attend most. Where what it attends to
+    has changed since the last pass, to a cosine similarity below `threshold`, the layers above are refreshed.
+    """
+
+    window: Mask
+    among: Mask
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
@@ -70,12 +83,16 @@ class Plan:
 
     `sees` is the model family's to fill in, from the `View`: row p attends to the positions below sees[p], and where it
     is None every row attends to all. It never falls from left to right.
+
+    `watch` makes the plan the one that may change while it runs, from what attention is like. Then it has a span for
+    each layer, and the hidden states of all rows are kept, by this plan or by those before it.
     """
 
     spans: tuple[Span, ...]
     predict: Mask
     commit: Mask | None = None
     sees: Reach | None = None
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -87,8 +104,10 @@ class Plan:
             at = span.layers.stop
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless every array has `length` positions and what is committed is predicted."""
+        """Raise `PlanError` unless all arrays have `length` positions, and what is committed and watched can be so."""
         masks: list[NDArray[Any] | None] = [self.predict, self.commit, self.sees]
+        if self.watch is not None:
+            masks += [self.watch.window, self.watch.among]
         for span in self.spans:
             masks += [span.rows, span.frozen, span.save, span.held, None if span.pick is None else span.pick.among]
         wrong = [mask.shape for mask in masks if mask is not None and mask.shape != (length,)]
@@ -96,6 +115,14 @@ class Plan:
             raise PlanError(f"an array of shape {wrong[0]} for a canvas of {length} positions")
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
+        if self.spans[0].save is not None:
+            raise PlanError("what enters the first layer are the tokens, so no states of it are kept")
+        if self.watch is None:
+            return
+        if len(self.spans) != self.layers:
+            raise PlanError("attention is watched layer by layer, so the plan needs a span for each layer")
+        if not (self.watch.window.any() and self.watch.among.any()):
+            raise PlanError("attention is watched of no row, or to no position")
 
     @property
     def layers(self) -> int:
@@ -133,6 +160,17 @@ class Plan:
                 spans.append(span)
         return replace(self, spans=tuple(spans))
 
+    def refreshed(self, at: int) -> "Plan":
+        """The plan with all rows live from layer `at` >= 1 on; those that were not restart from their kept states."""
+
+        def whole(span: Span) -> Span:
+            if span.layers.start < at:
+                return span
+            rows = np.ones_like(span.rows)
+            return Span(span.layers, rows, save=rows)
+
+        return self.cut(at).map(whole)
+
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""
         return replace(self, spans=tuple(f(span) for span in self.spans))
@@ -167,6 +205,7 @@ class View:
     sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
+    tracked: NDArray[np.int64] | None = None  # tokens that the last pass came to track, if it was watched: [layers - 1]
 
     @property
     def length(self) -> int:
@@ -182,6 +221,18 @@ class View:
     def horizon(self) -> int:
         """How many leading positions the current block's rows attend to. What stands after them is without effect."""
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
+
+    @property
+    def first(self) -> Mask:
+        """A fresh mask of the current block's first position."""
+        mask = np.zeros(self.length, dtype=np.bool_)
+        mask[self.block.start] = True
+        return mask
+
+    @property
+    def opens(self) -> bool:
+        """Whether a block-causal block must get its first token, which the last row before the block predicts."""
+        return self.shift > 0 and self.sees is not None and bool(self.noisy[self.block.start])
 
     @property
     def candidates(self) -> Mask:

@@ -56,6 +56,7 @@ class SamplingParams:
         order: for `remasking="order"`: per block, its positions on the canvas in decoding order.
         fallback: where too few candidates pass the threshold of a block-causal model: the most "confidence"-worthy are
             taken, or the "leftmost" in their place.
+        sub_block_length: parts of a block-causal block that are completed from left to right (Fast-dLLM v2).
         eb_threshold: for `remasking="entropy_bounded"`: bound of the summed entropies, in nats.
         sampler: of uniform models: "adaptive" changes the `tokens_per_step` positions that gain most, "ancestral" draws
             every position of the block from the exact posterior.
@@ -86,6 +87,7 @@ class SamplingParams:
     ignore_eos: bool = False
     order: Sequence[Sequence[int]] | None = None
     fallback: str | None = None
+    sub_block_length: int | None = None
     eb_threshold: float | None = None
     sampler: str | None = None
     tokens_per_step: int | None = None
@@ -97,7 +99,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         whole("max_tokens", self.max_tokens, low=1)
-        for name in ("steps", "steps_per_block", "block_length", "top_k", "tokens_per_step", "canvas_length"):
+        for name in (
+            "steps",
+            "steps_per_block",
+            "block_length",
+            "top_k",
+            "tokens_per_step",
+            "canvas_length",
+            "sub_block_length",
+        ):
             whole(name, getattr(self, name), low=1, optional=True)
         whole("min_tokens", self.min_tokens, low=0, optional=True)
         whole("seed", self.seed, low=0, optional=True)
@@ -158,10 +168,12 @@ class SamplingParams:
             if self.slowfast is not None:
                 raise ConfigError("slowfast holds the knobs of remasking='slowfast'; set both, or neither")
             return
-        if self.steps is not None:
-            raise ConfigError(
-                f"remasking 'slowfast' follows no schedule, so steps={self.steps} has no part in it; leave steps out"
-            )
+        for name in ("steps", "steps_per_block"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(
+                    f"remasking 'slowfast' follows no schedule, so {name}={value} has no part in it; leave {name} out"
+                )
         if self.slowfast is None:
             object.__setattr__(self, "slowfast", SlowFastKnobs())
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Plan, PrefixHit, Span
+from remask.engine.tracker import Tracker
 from remask.errors import PlanError
 from remask.models.stage import Run
 from remask.store.entry import Entry
@@ -48,11 +49,18 @@ class Branch:
     outputs: bool = False  # attention and FFN outputs are cached too
     prefix: PrefixHit | None = None  # leading positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
+    tracker: Tracker | None = None  # where its attention is watched
 
     @property
     def sharing(self) -> tuple[int, int]:
         """Equal for branches that read the same shared prefix in place."""
         return (-1 if self.lease is None else self.lease.entry.key), self.chain
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes that it holds beside its pages."""
+        states = 0 if self.states is None else self.states.nbytes
+        return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
@@ -61,6 +69,8 @@ class Branch:
             raise PlanError("positions are predicted that are final already")
         if self.states is None and any(span.save is not None for span in plan.spans):
             raise PlanError("hidden states are to be kept of a canvas that has no room for them")
+        if self.tracker is None and plan.watch is not None:
+            raise PlanError("attention is to be watched of a canvas that has no room for what it was before")
         live = plan.spans[-1].rows
         rows = predicting_rows(plan.predict, self.shift)
         if not live[rows].all():

@@ -87,5 +87,5 @@ def _leaving(layers: range, passes: Sequence[PrefixPass]) -> tuple[Save, ...]:
         rows = slice(at, at + len(work.entry))
         at = rows.stop
         if layers.stop == work.piece.stop < work.whole.layers:
-            saves.append(Save(rows, work.entry.states[layers.stop - 1]))
+            saves.append(Save(rows, work.entry.states[layers.stop - 1], slice(None)))
     return tuple(saves)

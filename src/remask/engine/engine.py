@@ -3,22 +3,24 @@
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from remask.core.meter import CacheMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
-from remask.engine.chunks import PrefixPass, keep_leaving_states
+from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
-from remask.engine.pack import pack
 from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
+from remask.engine.report import MemoryReport, report
+from remask.engine.runner import run_pass
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
@@ -28,6 +30,8 @@ from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
+
+Probe = Callable[[Sequence[Job], Tensor], None]  # the jobs of a pass, and the hidden states of their predicted rows
 
 MAX_DEFAULT_LENGTH = 4096
 
@@ -59,7 +63,7 @@ class EngineStats:
     prefix_passes: int = 0
     prefix_row_layers: int = 0
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
-    peak_memory_bytes: int = 0  # most K/V pages in use and boundary states held at the end of any step
+    peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
+        self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
@@ -149,14 +154,22 @@ class Engine:
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            inputs = keep_leaving_states(pack(items, self.model.device), batch.passes)
-            hidden = self.model.forward(inputs, self.memory.pool)
+            hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
+            if self.probe is not None:
+                self.probe(batch.jobs, hidden)
             scores = read_rows(self.model, hidden, batch.jobs)
-            self._settle(batch, scores, inputs.row_layers)
+            ran = iter(items[len(batch.passes) :])
+            for job in batch.jobs:
+                job.ran([next(ran) for _ in job.items()])
+            self._settle(batch, scores, sum(plan.cost for _, plan in items))
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()
         return events
+
+    def memory_report(self) -> MemoryReport:
+        """Who holds which pages now, and how many of their slots are of use."""
+        return report(self.memory, (item for item in self._running if isinstance(item, Job)))
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.

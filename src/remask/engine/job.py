@@ -128,6 +128,10 @@ class Job:
         for branch, plan in self.items():
             branch.admit(plan)
 
+    def ran(self, items: Sequence[tuple[Branch, Plan]]) -> None:
+        """The pass that was admitted is over; `items` are what it came to, where plans watch attention."""
+        self._items = tuple(items)
+
     def rows(self, at: int) -> RowGroup | None:
         """How its logits are read, when they begin at row `at` of the pass'; None where it predicts nothing."""
         assert self.decoder is not None
@@ -212,11 +216,9 @@ class Job:
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""
-        assert self.decoder is not None
         if self.sharing is None or self.closing:
             return False
-        stop = self.decoder.block.stop
-        self.closing = self.sharing.ready() >= stop and self.sharing.would_complete(stop)
+        self.closing = self.sharing.would_complete(self.sharing.ready())
         return self.closing
 
     def newly_settled(self) -> tuple[int, ...]:
@@ -237,7 +239,7 @@ class Job:
             self.request.id,
             tokens,
             reason,
-            self.usage,
+            replace(self.usage),  # a closing pass may follow, and what was told must not change
             tuple(self.trace),
             first,
             time.perf_counter() - self.arrived,
@@ -246,7 +248,10 @@ class Job:
 
     def _closing_plan(self, branch: Branch) -> Plan:
         assert self.decoder is not None
-        view = self._view(branch, self.decoder.step)
+        assert self.sharing is not None
+        stop = self.sharing.ready()  # after a stop token the decoder stands at the next block
+        block = range(stop - self.decoding.block, stop)
+        view = replace(self._view(branch, self.decoder.step), block=block)
         plan = self.policy.closing(view)
         if plan is None:
             raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
@@ -278,6 +283,7 @@ class Job:
             sees=self.decoding.sees(branch.canvas),
             response=branch.canvas.end,
             seed=self.decoding.seed,
+            tracked=None if branch.tracker is None else branch.tracker.tokens,
         )
 
     def _stop_at(self) -> int | None:

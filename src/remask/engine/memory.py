@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
@@ -13,10 +14,12 @@ from remask.engine.branch import Branch, leased_prefix, leased_tables, new_state
 from remask.engine.config import EngineConfig
 from remask.engine.job import Job
 from remask.engine.paged import Placement, place_paged
+from remask.engine.tracker import Tracker
 from remask.errors import ConfigError, IntegrityError
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
+from remask.policies.base import Traits
 from remask.store.chain import PageChain
 from remask.store.entry import Entry
 from remask.store.pages import Extent, PageAllocator
@@ -55,6 +58,7 @@ class Memory:
         self.allocator = PageAllocator(shape.layers, pages, size)
         self.pool = Pool(shape, pages, size, model.dtype, model.device)
         salt = f"{fingerprint}:{model.dtype}".encode()
+        self.extra_bytes = 0  # of running requests, beside their pages
         self.chain = PageChain(self.allocator, config.store_budget_tokens, salt)
         self.store = PrefixStore(
             allocator=self.allocator,
@@ -64,14 +68,19 @@ class Memory:
             slot_bytes=self.pool.k[0][0].nbytes + self.pool.v[0][0].nbytes,
             prefix_match=config.prefix_match,
             prefix_cover=config.prefix_cover,
-            new_states=lambda tokens: new_states(shape.layers, shape.hidden, model.dtype, model.device, tokens),
+            new_states=self.new_states,
         )
+
+    def new_states(self, tokens: int) -> Tensor:
+        """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
+        pool = self.pool.k[0]
+        return new_states(self.shape.layers, self.shape.hidden, pool.dtype, pool.device, tokens)
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the pages in use and of the boundary states held, weights not counted."""
+        """Bytes of the pages in use and of the hidden states held, weights not counted."""
         page = self.allocator.page_size * self.pool.bytes_per_token
-        return self.allocator.used * page + self.store.state_bytes
+        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
 
     def place(self, job: Job) -> Placement:
         """Give a request its canvases, pages and lease.
@@ -95,12 +104,12 @@ class Memory:
         if share.boundary and lease is None:
             self.free(job)
             return "full"
-        outputs = job.policy.traits.needs_outputs
-        if outputs:
+        if job.policy.traits.needs_outputs:
             self.pool.keep_outputs()
         leases = [lease, None]  # only the conditional canvas starts with the shared prefix; the other one's is masked
         parts = zip(canvases, own, leases, strict=False)
-        job.start(tuple(self._branch(*part, outputs) for part in parts), lease)
+        job.start(tuple(self._branch(*part, job.policy.traits) for part in parts), lease)
+        self.extra_bytes += sum(branch.extra_bytes for branch in job.branches)
         if lease is not None:
             job.usage.prefix_depth, job.usage.prefix_note = share.boundary, None
             job.usage.cached_tokens = share.prefix if lease.hit else 0
@@ -111,6 +120,9 @@ class Memory:
         for extent in job.owned:
             self.allocator.release(extent)
         job.owned.clear()
+        for branch in job.branches:
+            self.extra_bytes -= branch.extra_bytes
+            branch.states = branch.tracker = None
         if job.lease is not None:
             self.store.release(job.lease)
             job.lease = None
@@ -198,17 +210,20 @@ class Memory:
             job.owned.append(extent)
         return own
 
-    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None, outputs: bool) -> Branch:
-        shape = self.shape
+    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None, traits: Traits) -> Branch:
+        shape, device = self.shape, self.pool.k[0].device
+        states = self.new_states(len(canvas)) if traits.watches else None
         return Branch(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), leased_prefix(lease)),
             tables=(plain_table(own[0]),) if lease is None else leased_tables(lease, own),
             prefix=leased_prefix(lease),
             lease=lease,
-            restored=None if lease is None else lease.entry.states,
+            restored=states if lease is None else lease.entry.states,
+            states=states,
             shift=shape.shift,
-            outputs=outputs,
+            outputs=traits.needs_outputs,
+            tracker=Tracker.of(shape.layers, len(canvas), device) if traits.watches else None,
         )
 
 

@@ -9,25 +9,26 @@ from torch import Tensor
 
 from remask.core.plan import Plan
 from remask.engine.branch import Branch, predicting_rows
-from remask.engine.part import Index, Part, send
+from remask.engine.part import Index, Part, send, send_run
 from remask.engine.segments import make_segments
 from remask.errors import PlanError
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
 
-def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device) -> StepBatch:
+def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device, first: int = 0) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
+
+    With `first` only the layers from there on are packed, to go on with the rows that leave the layer before.
 
     Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
     come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
-    edges = sorted(
-        {span.layers.stop for _, plan in items for span in plan.spans}
-        | {table.layers.stop for branch, _ in items for table in branch.tables}
-    )
+    ends = {span.layers.stop for _, plan in items for span in plan.spans}
+    ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
+    edges = sorted(end for end in ends if end > first)
     stages: list[Stage] = []
-    before: list[Part] = []
-    for start, stop in zip([0, *edges], edges, strict=False):
+    before = _parts(items, first - 1) if first else []
+    for start, stop in zip([first, *edges], edges, strict=False):
         parts = _parts(items, start)
         stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device))
         before = parts
@@ -58,7 +59,7 @@ def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[Part]:
 
 
 def _stage(layers: range, parts: list[Part], before: list[Part], previous: Stage | None, device: torch.device) -> Stage:
-    same = previous is not None and all(
+    same = bool(before) and all(
         np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
@@ -70,10 +71,10 @@ def _stage(layers: range, parts: list[Part], before: list[Part], previous: Stage
         else send(np.concatenate([part.positions for part in parts]), device),
         slots=send(slots, device),
         written=None if written is None else send(written, device),
-        carry=None if same or previous is None else _carry(parts, before, device),
+        carry=None if same or not before else _carry(parts, before, device),
         segments=make_segments(parts if partial is None else _computed_parts(parts), device),
-        restore=() if same or previous is None else _restores(layers.start, parts, before),
-        save=_saves(layers.start, parts),
+        restore=() if same or not before else _restores(layers.start, parts, before, device),
+        save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),
         partial=partial,
     )
@@ -166,26 +167,25 @@ def _carry(parts: list[Part], before: list[Part], device: torch.device) -> tuple
     return send(np.concatenate(source), device), None if complete else send(rows, device)
 
 
-def _restores(layer: int, parts: list[Part], before: list[Part]) -> tuple[Restore, ...]:
+def _restores(layer: int, parts: list[Part], before: list[Part], device: torch.device) -> tuple[Restore, ...]:
     restores = []
     for part, old in zip(parts, before, strict=True):
         joining = np.setdiff1d(part.positions, old.positions, assume_unique=True)
         if not len(joining):
             continue
-        first, last = int(joining[0]), int(joining[-1]) + 1
-        row = part.rows.start + int(np.searchsorted(part.positions, first))
-        if part.branch.restored is None or last - first != len(joining):
-            raise PlanError(f"rows that join at layer {layer} must be one run of positions with stored states")
-        restores.append(Restore(slice(row, row + last - first), part.branch.restored[layer - 1, first:last]))
+        if part.branch.restored is None:
+            raise PlanError(f"rows that join at layer {layer} must have stored states")
+        rows = send_run(part.rows.start + np.searchsorted(part.positions, joining), device)
+        restores.append(Restore(rows, part.branch.restored[layer - 1], send_run(joining, device)))
     return tuple(restores)
 
 
-def _saves(layer: int, parts: list[Part]) -> tuple[Save, ...]:
+def _saves(layer: int, parts: list[Part], device: torch.device) -> tuple[Save, ...]:
     saves = []
     for part in parts:
         if part.span.save is None or part.span.layers.start != layer:
             continue
         if part.branch.states is None or not part.span.save[part.positions].all():
             raise PlanError(f"layer {layer}: states are kept of all live rows, on a canvas that has room for them")
-        saves.append(Save(part.rows, part.branch.states[layer - 1, part.positions[0] : part.positions[-1] + 1]))
+        saves.append(Save(part.rows, part.branch.states[layer - 1], send_run(part.positions, device)))
     return tuple(saves)

@@ -24,7 +24,7 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
     keys = chain.identities(prompt, salt) if size % block == 0 else []
     if chain.awaited(keys):
         return "awaiting"
-    found = chain.match(prompt, keys)
+    found = chain.match(prompt, keys, salt)
     pages = [page.extent for page in found]
     job.owned += pages
     hit = len(pages) * size
@@ -49,6 +49,6 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
     if size % block:
         job.usage.prefix_note = f"pages of {size} tokens hold no whole number of blocks of {block}: none is shared"
     elif chain.budget_tokens >= size:
-        job.sharing = PageSharing(chain, canvas, block, salt, pages + own.single(), len(pages), keys)
+        job.sharing = PageSharing(chain, canvas, block, salt, found, own.single(), keys)
     job.usage.cached_tokens, job.usage.prefix_depth = hit, shape.layers if pages else 0
     return "placed"

@@ -6,8 +6,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from remask.engine.branch import runs
-from remask.engine.part import Index, Part, send, send_mask
+from remask.engine.part import Index, Part, send, send_mask, send_run
 from remask.models.stage import Cascade, Direct, Segments
 
 TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
@@ -33,19 +32,14 @@ def make_segments(parts: list[Part], device: torch.device) -> Segments:
 def _direct(part: Part, device: torch.device) -> Iterator[Direct]:
     slots = part.table.own
     if part.sees is None:
-        yield Direct(part.rows, _keys(slots, device))
+        yield Direct(part.rows, send_run(slots, device))
         return
     for first, last in _tiles(part.sees):
         sees = part.sees[first:last]
         reach = int(sees[-1])
         rows = slice(part.rows.start + first, part.rows.start + last)
         visible = None if sees[0] == reach else send_mask(np.arange(reach) < sees[:, None], device)
-        yield Direct(rows, _keys(slots[:reach], device), visible)
-
-
-def _keys(slots: Index, device: torch.device) -> slice | torch.Tensor:
-    in_place = runs(slots)
-    return in_place[0] if len(in_place) == 1 else send(slots, device)
+        yield Direct(rows, send_run(slots[:reach], device), visible)
 
 
 def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
@@ -69,10 +63,14 @@ def _cascade(group: list[Part], device: torch.device) -> Cascade:
     counts = [len(part.positions) for part in group]
     lead = sum(run.stop - run.start for run in group[0].table.common)
     reaches = [len(part.table.slots) if part.sees is None else int(part.sees[-1]) for part in group]
-    slots = [part.table.own[: reach - lead] for part, reach in zip(group, reaches, strict=True)]
-    widths = [len(own) for own in slots]
+    widths = [reach - lead for reach in reaches]
+    # Rows that see nothing but the common run get one of its slots as padding: a slot of their own may be unwritten.
+    slots = [
+        part.table.own[:width] if width else part.table.slots[:1] for part, width in zip(group, widths, strict=True)
+    ]
+    most = max(len(own) for own in slots)
     starts = [part.rows.start - group[0].rows.start for part in group]
-    own = np.stack([np.pad(s, (0, max(widths) - len(s)), mode="edge") for s in slots])
+    own = np.stack([np.pad(s, (0, most - len(s)), mode="edge") for s in slots])
     ragged = len(set(counts)) > 1
     column = np.arange(max(counts))
     queries = np.stack([start + np.minimum(column, count - 1) for start, count in zip(starts, counts, strict=True)])
@@ -82,14 +80,16 @@ def _cascade(group: list[Part], device: torch.device) -> Cascade:
         common=group[0].table.common,
         own=send(own, device),
         queries=send(queries, device) if ragged else None,
-        hidden=_hidden(group, lead, widths, max(counts), device),
+        hidden=_hidden(group, lead, widths, most, max(counts), device),
         back=send(back, device) if ragged else None,
     )
 
 
-def _hidden(group: list[Part], lead: int, widths: list[int], rows: int, device: torch.device) -> torch.Tensor | None:
-    """Which of the own slots, padded to the widest, each row does not see: bool [G, rows or 1, M]; None where none."""
-    column = np.arange(max(widths))
+def _hidden(
+    group: list[Part], lead: int, widths: list[int], most: int, rows: int, device: torch.device
+) -> torch.Tensor | None:
+    """Which of the own slots, padded to `most`, each row does not see: bool [G, rows or 1, most]; None where none."""
+    column = np.arange(most)
     limits = []
     for part, width in zip(group, widths, strict=True):
         if part.sees is None or part.sees[0] == part.sees[-1]:

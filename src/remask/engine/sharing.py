@@ -6,7 +6,7 @@ import numpy as np
 
 from remask.core.canvas import Canvas
 from remask.core.plan import Plan
-from remask.store.chain import PageChain
+from remask.store.chain import Page, PageChain
 from remask.store.pages import Extent
 
 
@@ -14,28 +14,30 @@ from remask.store.pages import Extent
 class PageSharing:
     """Publishes the pages of one canvas as they become final.
 
-    A row's K/V are final once a pass has computed it that began when its whole block had settled. The first `found`
-    pages were read from the store.
+    A row's K/V are final once a pass has computed it that began when its whole block had settled. The pages `found`
+    were read from the store, `own` stand after them.
     """
 
     chain: PageChain
     canvas: Canvas
     block: int
     salt: str
-    pages: list[Extent]  # one a page of the canvas, those found in the store first
-    found: int
+    found: list[Page]
+    own: list[Extent]  # one a page
     keys: list[int]  # identities of the pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
     _offered: int = field(init=False)  # pages
-    _parent: int | None = field(init=False)
+    _key: int | None = field(init=False)  # identity of the last of them
+    _last: Page | None = field(init=False)  # and where it is stored, while the chain up to there is
     _stored: bool = True  # whether the chain is unbroken up to the next page
     _expected: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committed = self.found * self.chain.page_size
-        self._offered = self.found
-        self._parent = self.keys[self.found - 1] if self.found else None
-        self._expected = self.keys[self.found :]
+        self.committed = len(self.found) * self.chain.page_size
+        self._offered = len(self.found)
+        self._last = self.found[-1] if self.found else None
+        self._key = None if self._last is None else self._last.key
+        self._expected = self.keys[self._offered :]
         self.chain.expect(self._expected)  # others may wait for them
 
     def ready(self) -> int:
@@ -63,10 +65,11 @@ class PageSharing:
     def _offer(self, number: int) -> None:
         size = self.chain.page_size
         tokens = self.canvas.tokens[number * size : (number + 1) * size].tolist()
-        key = self.chain.identity(tokens, self._parent, self.salt)
+        key = self.chain.identity(tokens, self._key, self.salt)
         if self._stored:
-            self._stored = self.chain.publish(tokens, key, self._parent, self.pages[number]) or self.chain.holds(key)
-        self._parent, self._offered = key, number + 1
+            self._last = self.chain.publish(tokens, key, self._last, self.own[number - len(self.found)], self.salt)
+            self._stored = self._last is not None
+        self._key, self._offered = key, number + 1
         if key in self._expected:
             self._expected.remove(key)
             self.chain.give_up([key])

@@ -129,4 +129,6 @@ def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contend
     baseline = "none" if row is None else row.baseline
     name = f"{baseline} {' '.join(f'{key}={value}' for key, value in own.items())}"
     settings = {**own, **({"remasking": params.remasking} if baseline != "none" else {})}
-    return Contender(name, llm.policy("none"), workload.under(params), settings, baseline)
+    reduced, policy = workload.under(params), llm.policy("none")
+    llm.engine.check(reduced.tasks[0].request, policy)
+    return Contender(name, policy, reduced, settings, baseline)

@@ -156,6 +156,20 @@ _SDAR_TINY = replace(
     stop_ids=(250,),
 )
 
+# Qwen2.5-7B's shape.
+_FAST_DLLM_V2_7B = replace(
+    _DREAM_7B,
+    family="fast-dllm-v2",
+    max_length=32768,
+    mask_id=151665,
+    stop_ids=(151643, 151645),
+    kind="block_causal",
+    block_length=32,
+)
+_FAST_DLLM_V2_TINY = replace(
+    _SDAR_TINY, family="fast-dllm-v2", head_dim=16, qk_norm=None, qkv_bias=True, shift=1, block_length=8
+)
+
 _LLADA_TINY = ModelConfig(
     family="llada",
     layers=2,
@@ -206,6 +220,8 @@ PRESETS = {
     "sdar-8b": _SDAR_8B,
     "sdar-100m": _SDAR_100M,
     "sdar-tiny": _SDAR_TINY,
+    "fast-dllm-v2-7b": _FAST_DLLM_V2_7B,
+    "fast-dllm-v2-tiny": _FAST_DLLM_V2_TINY,
     "llada-tiny": _LLADA_TINY,
     "dream-tiny": _DREAM_TINY,
 }

@@ -42,8 +42,9 @@ Segments: TypeAlias = tuple[Direct | Cascade, ...]
 class Restore:
     """Rows of a stage that start from a state kept elsewhere, read in place."""
 
-    rows: slice
-    states: Tensor  # [rows, D]
+    rows: slice | Tensor
+    states: Tensor  # [T, D], of the whole canvas
+    positions: slice | Tensor  # those of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Save:
     """Rows of a stage whose input hidden state is copied out, into `states`."""
 
     rows: slice
-    states: Tensor  # [rows, D]
+    states: Tensor  # [T, D], of the whole canvas
+    positions: slice | Tensor  # those of the rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,38 @@ class Transformer:
 
         Returns the final norm's output at the predicted rows, [M, D]. Nothing waits for the device.
         """
-        h = F.embedding(batch.tokens, self.weights.embed)
+        h = self.embed(batch.tokens)
         for stage in batch.stages:
-            h = _enter(stage, h)
-            cos, sin = self.cos[stage.positions], self.sin[stage.positions]
-            for layer in stage.layers:
-                run = self._layer if stage.partial is None else self._partial_layer
-                h = run(h, layer, stage, pool, cos, sin)
-        return F.rms_norm(h[batch.predict], (self.config.hidden,), self.weights.norm, self.config.norm_eps)
+            h = self.run(stage, h, pool)
+        return self.leave(h[batch.predict])
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What enters the first layer, [N, D]."""
+        return F.embedding(tokens, self.weights.embed)
+
+    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        """What leaves `stage`, [N, D], where `h` leaves the stage before; `h` is not needed afterwards."""
+        h = _enter(stage, h)
+        cos, sin = self.cos[stage.positions], self.sin[stage.positions]
+        for layer in stage.layers:
+            run = self._layer if stage.partial is None else self._partial_layer
+            h = run(h, layer, stage, pool, cos, sin)
+        return h
+
+    def leave(self, h: Tensor) -> Tensor:
+        """The final norm of what leaves the last layer."""
+        return F.rms_norm(h, (self.config.hidden,), self.weights.norm, self.config.norm_eps)
+
+    def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
+        """Queries after RoPE, [N, heads, Dh], of rows at `positions` whose input to `layer` is `h` [N, D]."""
+        c, w = self.config, self.weights.layers[layer]
+        width = c.heads * c.head_dim
+        x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
+        q = F.linear(x, w.qkv[:width], None if w.qkv_bias is None else w.qkv_bias[:width])
+        q = q.view(len(x), c.heads, c.head_dim)
+        if w.q_norm is not None:
+            _norm(q, w.q_norm, c.norm_eps, whole=c.qk_norm == "whole")
+        return _rotate(q, self.cos[positions], self.sin[positions])
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
@@ -96,6 +120,8 @@ class Transformer:
         new = F.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
         new = new.view(len(new), c.kv_heads, c.head_dim)
         if pick.keys:
+            if w.k_norm is not None:
+                _norm(new, w.k_norm, c.norm_eps, whole=c.qk_norm == "whole")
             new = _rotate(new, cos[pick.rows], sin[pick.rows])
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)
@@ -145,9 +171,9 @@ def _enter(stage: Stage, h: Tensor) -> Tensor:
             h = h.new_empty((len(stage.positions), h.shape[1]))
             h[target] = carried
     for restore in stage.restore:
-        h[restore.rows] = restore.states
+        h[restore.rows] = restore.states[restore.positions]
     for save in stage.save:
-        save.states.copy_(h[save.rows])
+        save.states[save.positions] = h[save.rows]
     return h
 
 

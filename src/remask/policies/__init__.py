@@ -6,6 +6,7 @@ from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
+from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.policies.registry import names_for, parse, policy_names, settings_of
 from remask.policies.reuse import Reuse
@@ -21,6 +22,7 @@ __all__ = [
     "DkvPd",
     "DkvPrefill",
     "DllmCache",
+    "ElasticCache",
     "Exact",
     "Reuse",
     "UniformCache",

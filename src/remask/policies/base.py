@@ -33,6 +33,8 @@ class Traits:
         refreshes: some passes compute more rows than others, on schedule.
         own_clocks: the two canvases of a guided request count their steps and forwards apart.
         kinds: kinds of models that the policy is defined for.
+        watches: plans may watch attention: the hidden states of all rows are kept, beside K and V. Such a policy reads
+            no shared prefix.
         pages: what is committed is shared with other requests page by page, exactly.
     """
 
@@ -42,6 +44,7 @@ class Traits:
     refreshes: bool = True
     own_clocks: bool = False
     kinds: tuple[ModelKind, ...] = ("masked",)
+    watches: bool = False
     pages: bool = False
 
 

@@ -40,6 +40,11 @@ class BiCache(CachePolicy):
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
+        if self.inner.traits.watches:
+            raise ConfigError(
+                "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the "
+                "other from the request's own; name one of them"
+            )
         depth: object = self.depth
         if not isinstance(depth, DepthLookup) and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
             raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")

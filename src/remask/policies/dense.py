@@ -19,5 +19,7 @@ class Dense(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
-        rows = np.arange(view.length) < view.horizon
-        return Plan(spans=(Span(range(view.layers), rows),), predict=view.candidates)
+        layers, at = range(view.layers), np.arange(view.length)
+        if view.opens:
+            return Plan((Span(layers, at < view.block.start),), predict=view.first, commit=view.first)
+        return Plan((Span(layers, at < view.horizon),), predict=view.candidates)

@@ -17,6 +17,9 @@ class Exact(CachePolicy):
     prompt's prefill. The last block's is left out, unless its pages are to be shared. Pages of committed rows are
     shared between requests without loss.
 
+    Where a row predicts the next position (Fast-dLLM v2), the pass that commits a block, or ends the prompt's prefill,
+    gives the next block its first token, and nothing is merged.
+
     Attributes:
         prefill_chunk: rows that a pass of a long prompt computes, rounded down to whole blocks; the rest of the prompt
             waits for the passes after it, so that other requests do not stall.
@@ -34,16 +37,28 @@ class Exact(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""
-        block = view.block
+        block, layers = view.block, range(view.layers)
         if view.step == 0:
             chunk = max(len(block), self.prefill_chunk // len(block) * len(block))
             start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * chunk
             if block.start - start > chunk:
                 nothing = _rows(view, 0, 0)
-                return Plan((Span(range(view.layers), _rows(view, start, start + chunk)),), nothing, commit=nothing)
+                return Plan((Span(layers, _rows(view, start, start + chunk)),), nothing, commit=nothing)
         else:
             start = block.start - (len(block) if view.block_step == 0 else 0)
-        return Plan((Span(range(view.layers), _rows(view, start, block.stop)),), predict=view.candidates)
+        if view.opens:
+            return Plan((self._opening(view, start),), predict=view.first, commit=view.first)
+        if view.shift and view.step > 0:
+            start = block.start  # its opening pass has committed what stands before
+        return Plan((Span(layers, _rows(view, start, block.stop)),), predict=view.candidates)
+
+    def _opening(self, view: View, start: int) -> Span:
+        """The rows before the block that are not committed; its last row in any case, even where all are shared."""
+        stop = view.block.start
+        rows = _rows(view, min(start, stop - len(view.block)), stop)
+        leased = 0 if view.prefix is None else view.prefix.length
+        frozen = rows & _rows(view, 0, leased)
+        return Span(range(view.layers), rows, frozen=frozen if frozen.any() else None)
 
     def closing(self, view: View) -> Plan:
         """The last block's commit pass."""

@@ -13,6 +13,7 @@ from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
+from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.policies.reuse import Reuse
 
@@ -49,6 +50,7 @@ _POLICIES = {
         DllmCache, "prompt_interval", "response_interval", "ratio", "select", cfg_interval="guidance_interval"
     ),
     "dkv-greedy": _entry(DkvGreedy, "refresh_interval", "window"),
+    "elastic-cache": _entry(ElasticCache, "window", "threshold"),
     "uniform-cache": _entry(UniformCache, "refresh_next"),
     "exact": _entry(Exact, "prefill_chunk"),
 }

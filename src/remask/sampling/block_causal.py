@@ -44,6 +44,10 @@ class BlockCausalDecoding:
             raise ConfigError(f"threshold compares confidences, which remasking {params.remasking!r} does not rank by")
         if params.fallback is not None and params.threshold is None:
             raise ConfigError("fallback says what is taken where too few pass the threshold; set threshold, too")
+        if params.sub_block_length is not None and length % params.sub_block_length:
+            raise ConfigError(
+                f"sub_block_length={params.sub_block_length} is no divisor of the block of {length}; use one that is"
+            )
         if params.eb_threshold is not None and params.remasking != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded'")
         return cls(prompt, params, length, mask_id, seed)
@@ -118,6 +122,11 @@ class BlockCausalDecoder:
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Positions to transfer now, ascending, of the noisy ones of the block."""
+        part = self._decoding.params.sub_block_length
+        if part is not None and len(positions):
+            # Parts of the block are completed from left to right.
+            stop = self.block.start + ((positions[0] - self.block.start) // part + 1) * part
+            positions, confidence = positions[positions < stop], confidence[: int((positions < stop).sum())]
         return positions[self._choose(positions, confidence)]
 
     def final(self, written: Positions) -> Positions:

@@ -222,7 +222,7 @@ class MaskedDecoder:
         Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
         """
         assert self.params.threshold is not None
-        considered = min(self._budget + self._left_over, len(confidence))
+        considered = self._budget + self._left_over
         chosen = select.within_budget(confidence, self.params.threshold, considered)
         self._left_over = considered - len(chosen)
         if self.block_step + 1 == self._last_step and self._left_over:

@@ -81,7 +81,7 @@ class UniformDecoding:
     @property
     def steps(self) -> int:
         """Steps per block."""
-        return self.params.steps_per_block or self.block // self.per_step
+        return self.params.steps_per_block or max(1, self.block // self.per_step)
 
     @property
     def per_step(self) -> int:

@@ -80,7 +80,7 @@ class Answer:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
                 self._write(event.transfer)
-            self._final += event.settled
+            self._settle(event.settled)
             if event.result is not None:
                 delta.result = event.result
         self._advance(delta)
@@ -100,6 +100,11 @@ class Answer:
             place = position - self._prompt
             if place < len(self._tokens):
                 self._tokens[place], self._written[place] = token, transfer.step
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        # A draft may have differed from what the canvas held.
+        self._tokens[len(self._final) : len(self._final) + len(tokens)] = tokens
+        self._final += tokens
 
     def _advance(self, delta: Delta) -> None:
         """Read what has settled without a gap, up to the first token that ends the response."""

@@ -37,7 +37,9 @@ class Intake:
             )
         self.llm, self.config = llm, config
         self.tokenizer: Tokenizer = llm.tokenizer
-        llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
+        policy = llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
+        # A default policy or parameter that the model cannot take fails now, and not with the first request.
+        llm.engine.check(Request("defaults", [0], SamplingParams.from_mapping(config.sampling)), policy)
         self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
         fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
         self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ

@@ -1,4 +1,7 @@
-"""Fields of OpenAI's protocol that are not supported: let through where they ask for nothing, else refused by name."""
+"""Fields of OpenAI's protocol, and those that routers add, that are not supported.
+
+They are let through where they ask for nothing, else refused by name.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,14 +14,17 @@ SHOWN = 100  # characters of a refused value in the error
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
+    "continue_final_message": (False,),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
+    "include_reasoning": (True, False),
     "logit_bias": ({},),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
+    "no_stop_trim": (False,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
@@ -28,9 +34,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,),
     "safety_identifier": (),
+    "separate_reasoning": (True, False),
     "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
     "store": (False,),
+    "stream_reasoning": (True, False),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

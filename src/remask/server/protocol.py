@@ -80,6 +80,7 @@ class GenerationBody(Body):
     slowfast: dict[str, Any] | None = None
     steps_per_block: Count | None = None
     fallback: str | None = None
+    sub_block_length: Count | None = None
     eb_threshold: float | None = None
     sampler: str | None = None
     tokens_per_step: Count | None = None

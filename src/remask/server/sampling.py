@@ -26,6 +26,7 @@ NAMES = (
     "order",
     "slowfast",
     "fallback",
+    "sub_block_length",
     "eb_threshold",
     "sampler",
     "tokens_per_step",
@@ -38,6 +39,8 @@ _CHOICES = frozenset(
     ("remasking", "threshold", "factor", "eps")
 )  # ways to choose tokens; a request's own replaces the server's
 
+_STEPS = frozenset(("steps", "steps_per_block"))  # ways to say how many steps, likewise
+
 
 def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> SamplingParams:
     """`own` parameters, and `defaults` for the rest, which are made to fit them.
@@ -46,7 +49,8 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     default `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Raises `ConfigError`.
     """
-    kept = {name: value for name, value in defaults.items() if not (name in _CHOICES and own.keys() & _CHOICES)}
+    replaced = [names for names in (_CHOICES, _STEPS) if own.keys() & names]
+    kept = {name: value for name, value in defaults.items() if not any(name in names for names in replaced)}
     merged = {**kept, **own}
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
@@ -54,7 +58,7 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     if length >= 1:  # else nothing fits it, and its error is the one to tell
         if "block_length" in kept and "block_length" not in own:
             merged["block_length"] = _divisor(length, kept["block_length"])
-        if "steps" in kept and "steps" not in own:
+        if "steps" in kept:
             block = merged.get("block_length", length)
             merged["steps"] = _steps(SamplingParams.from_mapping(defaults), length, block)
     return SamplingParams.from_mapping(merged)

@@ -18,9 +18,14 @@ class Page:
     key: int
     parent: int | None  # None: the first of a chain
     tokens: tuple[int, ...]
+    salt: str  # of the tenant
     extent: Extent
     children: int = 0
     hits: int = 0
+
+    def holds(self, tokens: Sequence[int], parent: int | None, salt: str) -> bool:
+        """Whether this is the page of exactly these tokens after `parent`, for requests of this salt."""
+        return self.parent == parent and self.salt == salt and np.array_equal(self.tokens, np.asarray(tokens))
 
 
 @dataclass(slots=True)
@@ -79,19 +84,16 @@ class PageChain:
             keys.append(self.identity(tokens[start : start + size], keys[-1] if keys else None, salt))
         return keys
 
-    def holds(self, key: int) -> bool:
-        """Whether a page of this identity is stored."""
-        return key in self._pages
-
-    def match(self, tokens: Sequence[int], keys: Sequence[int]) -> list[Page]:
+    def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
         """The longest run of leading pages that are stored, each with a reference more, which is the caller's to drop.
 
-        Token ids are compared, not hashes alone. `keys` are the identities of `tokens`.
+        Token ids and salts are compared, not hashes alone. `keys` are the identities of `tokens`.
         """
         found: list[Page] = []
         for number, key in enumerate(keys):
-            page = self._find(key, tokens[number * self.page_size : (number + 1) * self.page_size], found)
-            if page is None:
+            part = tokens[number * self.page_size : (number + 1) * self.page_size]
+            page = self._pages.get(key)
+            if page is None or not page.holds(part, found[-1].key if found else None, salt):
                 break
             found.append(page)
         for page in found:
@@ -126,24 +128,30 @@ class PageChain:
             else:
                 del self._pending[key]
 
-    def publish(self, tokens: Sequence[int], key: int, parent: int | None, extent: Extent) -> bool:
+    def publish(
+        self, tokens: Sequence[int], key: int, parent: Page | None, extent: Extent, salt: str = ""
+    ) -> Page | None:
         """Offer one page, whose K/V are final, with its first slot in every layer; the first writer wins.
 
-        The store takes a reference of its own. False, with nothing changed, where the page is stored already, where
-        its parent is not, or where the budget leaves no room.
+        Returns the page that holds these tokens after `parent` from here on: the offered one, of which the store takes
+        a reference of its own, or one that was there. None, with nothing stored, where `parent` has been evicted, where
+        other tokens have the same identity, or where the budget leaves no room.
         """
-        if key in self._pages or (parent is not None and parent not in self._pages):
-            return False
+        if parent is not None and self._pages.get(parent.key) is not parent:
+            return None
+        stored, above = self._pages.get(key), None if parent is None else parent.key
+        if stored is not None:
+            return stored if stored.holds(tokens, above, salt) else None
         while self.tokens + self.page_size > self.budget_tokens:
-            if not self.give_way(keep=parent):
+            if not self.give_way(keep=above):
                 self.stats.refused += 1
-                return False
+                return None
         self.allocator.retain(extent)
-        self._pages[key] = Page(key, parent, tuple(int(t) for t in tokens), extent)
+        page = self._pages[key] = Page(key, above, tuple(int(t) for t in tokens), salt, extent)
         if parent is not None:
-            self._pages[parent].children += 1
+            parent.children += 1
         self.stats.published += 1
-        return True
+        return page
 
     def give_way(self, keep: int | None = None) -> bool:
         """Evict the longest unused page that no request reads and no other page follows; False where there is none."""
@@ -159,13 +167,6 @@ class PageChain:
         while self.give_way():
             count += 1
         return count
-
-    def _find(self, key: int, tokens: Sequence[int], before: Sequence[Page]) -> Page | None:
-        page = self._pages.get(key)
-        parent = before[-1].key if before else None
-        if page is None or page.parent != parent or not np.array_equal(page.tokens, np.asarray(tokens)):
-            return None
-        return page
 
     def _unread(self, page: Page) -> bool:
         return int(self.allocator.references[0, page.extent.pages[0]]) == 1

@@ -6,13 +6,14 @@ from typing import Any
 from remask.errors import CheckpointError, UnknownNameError
 from remask.models.families.dream import DREAM
 from remask.models.families.family import Family, Slot
+from remask.models.families.fast_dllm_v2 import FAST_DLLM_V2
 from remask.models.families.gidd import GIDD
 from remask.models.families.llada import LLADA
 from remask.models.families.sdar import SDAR
 
-__all__ = ["DREAM", "FAMILIES", "GIDD", "LLADA", "SDAR", "Family", "Slot", "family_of"]
+__all__ = ["DREAM", "FAMILIES", "FAST_DLLM_V2", "GIDD", "LLADA", "SDAR", "Family", "Slot", "family_of"]
 
-FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR)
+FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2)
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:

@@ -76,7 +76,7 @@ class Sandbox:
         self.chain.found(found, len(keys))
         table, sharing = [*pages, *rest.single()], None
         if self.caching:
-            sharing = PageSharing(self.chain, canvas, BLOCK, "", table, len(found), keys)
+            sharing = PageSharing(self.chain, canvas, BLOCK, "", found, rest.single(), keys)
         self._added = number
         request = SandboxRequest(number, shared, canvas, [*pages, rest], table, len(found), sharing)
         self.requests[number] = request

@@ -1,5 +1,6 @@
 """What the prefix store holds, and dropping it."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -59,7 +60,7 @@ def _held(engine: Engine) -> dict[str, Any]:
         }
         for entry in store.entries
     ]
-    pages = engine.allocator
+    memory = engine.memory_report()
     return {
         "entries": entries,
         "tokens": store.tokens,
@@ -67,8 +68,7 @@ def _held(engine: Engine) -> dict[str, Any]:
         "hits": store.stats.hits,
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
-        "pages_used": pages.used,
-        "pages_total": pages.references.size,
+        "pages": {**asdict(memory), "utilisation": memory.utilisation},
     }
 
 

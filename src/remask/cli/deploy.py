@@ -1,0 +1,112 @@
+"""`remask deploy`: replicas of a server behind Ray Serve."""
+
+import argparse
+import json
+import logging
+import signal
+import threading
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option
+from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
+from remask.errors import ConfigError
+from remask.models.source import BUNDLED
+
+log = logging.getLogger(__name__)
+
+NAME = "remask"
+_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("deploy", help="serve a model on many machines, with Ray Serve", allow_abbrev=False)
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
+    add_model_options(parser, BUNDLED)
+    add_engine_options(parser)
+    add_answer_options(parser)
+    add_server_options(parser)
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--ray-address", metavar="ADDRESS", help="of a running cluster (default: start one here)")
+    fleet.add_argument("--min-replicas", type=int, default=1, metavar="N", help="default 1")
+    fleet.add_argument("--max-replicas", type=int, metavar="N", help="scale up to these (default --min-replicas)")
+    fleet.add_argument(
+        "--target-ongoing-requests", type=float, metavar="N", help="per replica, for scaling (default --max-num-seqs)"
+    )
+    fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
+    fleet.add_argument(
+        "--balance", type=float, default=1.25, help="of the mean load, from which prefixes spill over (default 1.25)"
+    )
+    fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
+    fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    check_extra(*_NEEDED)
+    check_extra("ray")
+    from remask.deploy.settings import FleetSettings
+
+    args.model = args.served or args.model
+    if args.port == 0:
+        raise ConfigError("--port must be a port of its own here: Ray Serve takes no free one by itself")
+    settings = FleetSettings(
+        model=args.model,
+        cache=args.cache,
+        llm={
+            "cache_config": object_option("--cache-config", args.cache_config),
+            "dtype": args.dtype,
+            "device": args.device,
+            "load_format": args.load_format,
+            "depth_table": args.depth_table,
+        },
+        engine=asdict(engine_config(args)),
+        server=server_settings(args),
+        chat_template=read_template(args.chat_template),
+        min_replicas=args.min_replicas,
+        max_replicas=args.min_replicas if args.max_replicas is None else args.max_replicas,
+        target_ongoing_requests=args.target_ongoing_requests,
+        routing=args.routing,
+        balance=args.balance,
+        num_cpus=args.num_cpus,
+        num_gpus=args.num_gpus,
+    )
+    told = {name: value for name, value in asdict(settings).items() if name != "server"}
+    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **told}))
+    _serve(settings, args)
+    return 0
+
+
+def _serve(settings: Any, args: argparse.Namespace) -> None:
+    """Run the application until a SIGTERM or SIGINT."""
+    import ray
+    from ray import serve
+
+    from remask.deploy.app import build
+
+    stop = threading.Event()
+
+    def asked(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handlers' signature
+        stop.set()
+
+    if args.ray_address is None:
+        # A cluster of this machine alone stays on its loopback address.
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+    else:
+        ray.init(address=args.ray_address)
+    try:
+        serve.start(http_options={"host": args.host, "port": args.port})
+        serve.run(build(settings), name=NAME, route_prefix="/")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, asked)
+        log.info("running on http://%s:%d", args.host, args.port)
+        stop.wait()
+        log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
+        serve.delete(NAME)
+    finally:
+        if args.ray_address is None:
+            serve.shutdown()
+        ray.shutdown()

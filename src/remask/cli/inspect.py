@@ -1,0 +1,71 @@
+"""`remask inspect store`: who holds the K/V pages while a file of requests is answered."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from remask.cli.lines import Defaults, read_work
+from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.engine.engine import Engine
+from remask.engine.report import MemoryReport
+from remask.llm import Work
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser("inspect", help="look into the engine's memory")
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
+    store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
+    store.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as exact")
+    store.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+    store.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    store.add_argument("--json", action="store_true", help="machine-readable")
+    add_model_options(store)
+    add_engine_options(store)
+    store.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the requests, and show the memory when it was fullest and at the end."""
+    settings = object_option("--cache-config", args.cache_config)
+    defaults = Defaults(object_option("--sampling", args.sampling), args.cache, settings)
+    llm = open_llm(args, args.cache, settings, engine_config(args))
+    fullest, end = watch(llm.engine, read_work(llm, args.input, defaults))
+    if args.json:
+        print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))
+    else:
+        print(f"When the memory was fullest:\n{text(fullest)}\n\nAt the end:\n{text(end)}")
+    return 0
+
+
+def watch(engine: Engine, work: Sequence[Work]) -> tuple[MemoryReport, MemoryReport]:
+    """Run `work` to its end; the report of the moment with the most pages in use by most holders, and the last one."""
+    for item in work:
+        engine.add(item.request, item.policy)
+    fullest = engine.memory_report()
+    while engine.busy:
+        engine.step()
+        fullest = max(fullest, engine.memory_report(), key=lambda report: (report.used, report.references))
+    return fullest, engine.memory_report()
+
+
+def text(report: MemoryReport) -> str:
+    """A report for people. A page counts once in each layer."""
+    lines = [
+        f"  {report.used} of {report.total} pages (x layers) used, {report.bytes / 1e6:.2f} MB; without sharing "
+        f"{report.references}",
+        f"  {report.shared} have more than one reference",
+        f"  {report.slots} slots, {report.wasted} wasted: utilisation {100 * report.utilisation:.1f} %",
+        f"  exact pages: {report.hit_tokens} of {report.asked_tokens} tokens asked for were found",
+        "",
+        f"  {'holder':<12}{'tokens':>8}{'pages':>8}{'shared':>8}{'found':>8}",
+    ]
+    lines += [f"  {h.name:<12}{h.tokens:>8}{h.pages:>8}{h.shared:>8}{h.found:>8}" for h in report.holders]
+    return "\n".join(lines)
+
+
+def _plain(report: MemoryReport) -> dict[str, Any]:
+    return {**asdict(report), "utilisation": report.utilisation}

@@ -1,0 +1,94 @@
+"""Request lines: the JSON objects that commands read requests from, one a line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from remask.core.checks import json_object
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError, UnknownNameError
+from remask.llm import LLM, Work
+from remask.policies import CachePolicy
+from remask.prompts import encode
+
+TERMS = ("cache_salt", "priority", "deadline_s")  # of a request; the engine checks them
+KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config", *TERMS)
+PROMPTS = ("prompt", "messages", "prompt_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a line leaves out."""
+
+    sampling: Mapping[str, Any]
+    cache: str
+    cache_config: Mapping[str, Any]
+
+
+def as_work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Work:
+    """The request that a line asks for. Raises `ConfigError` on what cannot be used."""
+    for key in line:
+        if key not in KEYS:
+            raise UnknownNameError("key", str(key), KEYS)
+    given = [key for key in PROMPTS if line.get(key) is not None]
+    if len(given) != 1:
+        raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
+    tokens, shared = _tokens(llm, given[0], line[given[0]])
+    own = line.get("sampling")
+    if own is not None and not isinstance(own, dict):
+        raise ConfigError(f"sampling must be an object of sampling parameters, got {own!r}")
+    params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
+    prefix = line.get("prefix_length")
+    terms = {key: line[key] for key in TERMS if line.get(key) is not None}
+    request = Request(request_id, tokens, params, shared if prefix is None else prefix, **terms)
+    return Work(request, _policy(llm, line, defaults))
+
+
+def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
+    if kind == "prompt_token_ids":
+        if not isinstance(value, list):
+            raise ConfigError(f"prompt_token_ids must be a list of token ids, got {value!r}")
+        return value, 0
+    if kind == "prompt" and not isinstance(value, str):
+        raise ConfigError(f"prompt must be a text, got {value!r}; token ids go into prompt_token_ids")
+    if kind == "messages" and not isinstance(value, list):
+        raise ConfigError(f"messages must be a list of {{role, content}}, got {value!r}")
+    return encode(value, llm.tokenizer)
+
+
+def _policy(llm: LLM, line: Mapping[str, Any], defaults: Defaults) -> CachePolicy:
+    spec = line.get("cache")
+    settings = line.get("cache_config")
+    if spec is not None and not isinstance(spec, str):
+        raise ConfigError(f"cache must be the name of a policy, got {spec!r}")
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"cache_config must be an object of settings, got {settings!r}")
+    if spec is None:
+        return llm.policy(defaults.cache, settings if settings is not None else defaults.cache_config)
+    return llm.policy(spec, settings)
+
+
+def read_work(llm: LLM, path: str, defaults: Defaults) -> list[Work]:
+    """The requests of a file, whose ids are their line numbers. Raises `ConfigError` naming the first bad line."""
+    work = []
+    with open_text(path, "r") as source:
+        for number, text in enumerate(source, start=1):
+            if not text.strip():
+                continue
+            try:
+                work.append(as_work(llm, json_object("a line", text), str(number), defaults))
+                llm.engine.check(work[-1].request, work[-1].policy)
+            except ConfigError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+    return work
+
+
+def open_text(path: str, mode: str) -> TextIO:
+    """A text file in UTF-8. Raises `ConfigError` where it cannot be opened."""
+    try:
+        # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
+        return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]
+    except OSError as error:
+        raise ConfigError(f"cannot open {path!r}: {error.strerror}") from error

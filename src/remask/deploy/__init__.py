@@ -1,0 +1,1 @@
+"""One model on many machines: which replica gets a request, and replicas behind Ray Serve."""

@@ -1,0 +1,136 @@
+"""The Ray Serve application: replicas of `remask serve`'s application, and a front that sends requests to them.
+
+`serve run remask.deploy.app:build model=bundled max_replicas=4`, or the same names in a Serve config file.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.exceptions import BackPressureError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp
+
+from remask.deploy.asgi import REPLICA_HEADER, Call, Head, respond
+from remask.deploy.identity import prefix_identity
+from remask.deploy.settings import FleetSettings
+from remask.errors import EngineDeadError
+from remask.llm import LLM
+from remask.server.app import create_app
+from remask.server.errors import ApiError, error_response
+
+ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask.deploy.router.RoundRobinRouter"}
+
+
+class Replica:
+    """One engine behind the application that `remask serve` runs, called by the front instead of over HTTP."""
+
+    async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
+        config = settings.engine_config
+        llm = LLM(settings.model, cache=settings.cache, engine=config, **settings.llm)
+        if settings.chat_template is not None and llm.tokenizer is not None:
+            llm.tokenizer.use_chat_template(settings.chat_template)
+        self._name = serve.get_replica_context().replica_id.unique_id.encode()
+        self._app = create_app(llm, settings.server_config)
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
+
+    async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
+        """The answer to `call`, part by part. `identity` is for the router."""
+        asked = call.header(REPLICA_HEADER)
+        app = self._app if asked in (None, self._name.decode()) else _no_such_replica(asked)
+        async for part in respond(app, call):
+            if isinstance(part, Head):
+                yield Head(part.status, (*part.headers, (REPLICA_HEADER, self._name)))
+            else:
+                yield part
+
+    def check_health(self) -> None:
+        """Asked by Ray again and again; a replica that raises is replaced."""
+        engine = self._app.state.service.engine
+        if not engine.alive:
+            raise EngineDeadError(f"the engine is dead: {engine.error}")
+
+    async def __del__(self) -> None:
+        """Called by Ray at the end: accepted requests get the drain time."""
+        await self._lifespan.__aexit__(None, None, None)
+
+
+class Front:
+    """Takes HTTP requests in, names their prefixes, and streams the answers of replicas through."""
+
+    def __init__(self, replicas: Any, max_body_bytes: int) -> None:
+        self._replicas = replicas.options(method_name="answer", stream=True)
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request."""
+        body = await self._body(request)
+        client = None if request.client is None else (request.client.host, request.client.port)
+        call = Call(
+            request.method, request.url.path, request.url.query.encode(), tuple(request.headers.raw), body, client
+        )
+        parts = self._replicas.remote(_identity(call), call)
+        try:
+            head = await anext(aiter(parts))
+        except BackPressureError:
+            return error_response(ApiError(429, "all replicas are full; try again later"))
+        response = StreamingResponse(_rest(parts), head.status)
+        response.raw_headers = list(head.headers)
+        return response
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, or one byte more of it than replicas take: they refuse it in words of their own."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_body_bytes:
+                return body[: self._max_body_bytes + 1]
+        return body
+
+
+def _no_such_replica(name: str | None) -> ASGIApp:
+    return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to ask any"))
+
+
+async def _rest(parts: Any) -> AsyncIterator[bytes]:
+    """The body; a client that goes away cancels the request on its replica."""
+    try:
+        async for part in parts:
+            yield part
+    finally:
+        parts.cancel()
+
+
+def _identity(call: Call) -> bytes | None:
+    if call.method != "POST":
+        return None
+    try:
+        return prefix_identity(json.loads(call.body))
+    except (ValueError, RecursionError):
+        return None
+
+
+def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
+    """The application, for `serve.run`. Raises `ConfigError` on settings that cannot be used."""
+    fleet = settings if isinstance(settings, FleetSettings) else FleetSettings.from_mapping(settings)
+    kwargs = {"slots": fleet.spill.slots, "balance": fleet.balance} if fleet.routing == "prefix" else {}
+    replicas = serve.deployment(
+        Replica,
+        name="Replica",
+        max_ongoing_requests=fleet.most_open,
+        max_queued_requests=fleet.most_open,
+        ray_actor_options={"num_cpus": fleet.num_cpus, "num_gpus": fleet.num_gpus},
+        graceful_shutdown_timeout_s=fleet.shutdown_s,
+        request_router_config={"request_router_class": ROUTERS[fleet.routing], "request_router_kwargs": kwargs},
+        **fleet.scaling,
+    )
+    front = serve.deployment(
+        Front,
+        name="Front",
+        max_ongoing_requests=fleet.most_open * fleet.max_replicas,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return front.bind(replicas.bind(fleet), fleet.server_config.max_body_bytes)

@@ -1,0 +1,54 @@
+"""What makes requests belong to one replica, read from a body without a tokenizer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def prefix_identity(body: Any) -> bytes | None:
+    """Bytes that are equal for requests which can share a stored prefix; None where nothing is shared.
+
+    Conversations are told apart by how they open: the messages before the first user turn, or that turn where nothing
+    stands before it. Turns of one conversation, and conversations under one system prompt, so come to one replica,
+    where the prefixes of all their lengths are. A `cache_control` marker or a `prefix_length` that ends earlier makes
+    the opening shorter. Texts are compared as they are: `prefix_length`, in tokens, is read as so many characters, as
+    a token has at least one. `cache_salt` is part of the identity, the model is not: a fleet serves one.
+
+    A body that the server will refuse may have any identity.
+    """
+    if not isinstance(body, Mapping) or body.get("cache") == "none":
+        return None
+    length = body.get("prefix_length")
+    if isinstance(length, bool) or not isinstance(length, int | None) or length == 0:
+        return None
+    opening: Any = None
+    if isinstance(body.get("messages"), list):
+        opening = _opening(body["messages"], length)
+    elif length is not None:
+        prompt = body.get("prompt")
+        first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str) else prompt
+        opening = first[:length] if isinstance(first, list | str) else None
+    if not opening:
+        return None
+    return json.dumps([body.get("cache_salt") or "", opening], sort_keys=True).encode()
+
+
+def _opening(messages: Sequence[Any], length: int | None) -> Any:
+    if not all(isinstance(message, Mapping) for message in messages):
+        return None
+    if length is not None:
+        return "\n".join(f"{message.get('role')}: {_text(message)}" for message in messages)[:length]
+    users = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    marks = [place for place, message in enumerate(messages) if message.get("cache_control")]
+    if not marks and not users:
+        return None
+    end = marks[-1] + 1 if marks else users[-1]
+    first = users[0] if users else len(messages)
+    return [[message.get("role"), _text(message)] for message in messages[: min(end, first or 1)]]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content)

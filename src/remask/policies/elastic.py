@@ -1,0 +1,68 @@
+"""`elastic-cache`: a sliding window, and a refresh of deep layers when attention has drifted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.plan import Mask, Plan, Span, View, Watch
+from remask.errors import ConfigError
+from remask.policies import checks
+from remask.policies.base import CachePolicy, Circumstances, Traits
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticCache(CachePolicy):
+    """Elastic-Cache (arXiv 2510.14973): a step computes a window of noisy rows, and refreshes when it has to.
+
+    The first pass is full. Later ones compute the first noisy positions, the tracked tokens, and what the last step
+    decoded. When what a layer's tracked token attends to has changed, everything above that layer is computed in the
+    same pass, from the hidden states that the rows had; the layers up to there keep their caches.
+
+    Attributes:
+        window: beta, noisy positions computed in a step, from the left; only these can be transferred.
+        threshold: gamma, the cosine similarity below which a refresh is due, from 0 (never) to 1 (at any change).
+    """
+
+    window: int = 16
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.interval("window", self.window)
+        checks.share("threshold", self.threshold)
+
+    @property
+    def traits(self) -> Traits:
+        """Attention is watched. Which passes will refresh is not known beforehand, so none can be put off."""
+        return Traits(idle_passes="within_block", watches=True, refreshes=False)
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses a window beyond the response, and a decoding order that could leave the window."""
+        response = circumstances.response
+        if self.window > response:
+            raise ConfigError(
+                f"window={self.window} exceeds the response's {response} positions; use a window from 1 to {response}, "
+                "or a longer response"
+            )
+        if circumstances.ordered and self.window < response:
+            raise ConfigError(
+                f"elastic-cache transfers within a window of {self.window} positions, and an order drawn beforehand "
+                f"does not keep to it; use window={response}, or a remasking other than 'random' and 'order'"
+            )
+
+    def plan(self, view: View) -> Plan:
+        """The same rows in all layers, each a span of its own, as the pass may be refreshed from any of them on."""
+        window = np.zeros(view.length, dtype=np.bool_)
+        window[np.flatnonzero(view.noisy)[: self.window]] = True
+        rows = self._rows(view, window)
+        spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
+        return Plan(tuple(spans), predict=window & view.candidates, watch=Watch(window, ~view.noisy, self.threshold))
+
+    def _rows(self, view: View, window: Mask) -> Mask:
+        if view.step == 0:
+            return view.everything
+        assert view.tracked is not None
+        # K/V of what the last step decoded are still those of a mask.
+        rows: Mask = window | (view.settled == view.step - 1)
+        rows[np.flatnonzero(window) - view.shift] = True
+        rows[view.tracked] = True
+        return rows

@@ -1,0 +1,77 @@
+"""Settings of a fleet, and what `remask deploy` refuses before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from remask.deploy.settings import FleetSettings
+from remask.errors import ConfigError
+
+
+def test_what_replicas_are_made_of() -> None:
+    told = FleetSettings.from_mapping(
+        {"engine": {"max_num_seqs": 4}, "server": {"max_queue": 6, "drain_timeout": 2.5}, "max_replicas": 3}
+    )
+    assert told.spill.slots == 4
+    assert told.server_config.sampling["block_length"] == 2
+    assert list(told.server_config.model_names) == ["bundled"]
+    assert told.scaling == {
+        "autoscaling_config": {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 4.0}
+    }
+    assert FleetSettings(min_replicas=2, max_replicas=2).scaling == {"num_replicas": 2}
+    assert (
+        FleetSettings(max_replicas=2, target_ongoing_requests=1.5).scaling["autoscaling_config"][
+            "target_ongoing_requests"
+        ]
+        == 1.5
+    )
+    assert told.most_open > 4 + 6, "a replica's own 429 comes first"
+    assert told.shutdown_s > 2.5
+    assert "secret" not in repr(FleetSettings(server={"api_keys": ["secret"]}))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"modle": "x"}, "Did you mean 'model'"),
+        ({"engine": {"max_seqs": 1}}, "Did you mean 'max_num_seqs'"),
+        ({"server": {"max_que": 1}}, "Did you mean 'max_queue'"),
+        ({"llm": {"dtpye": "x"}}, "Did you mean 'dtype'"),
+        ({"min_replicas": 0}, "min_replicas"),
+        ({"min_replicas": 3}, "max_replicas must be at least min_replicas"),
+        ({"routing": "random"}, "Available: prefix, round-robin"),
+        ({"balance": 1.0}, "balance"),
+        ({"target_ongoing_requests": 0}, "target_ongoing_requests"),
+        ({"num_gpus": -1}, "num_gpus"),
+    ],
+)
+def test_bad_settings(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        FleetSettings.from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--port", "0"], "--port must be a port of its own"),
+        (["--port", "70000"], "--port must be from 0"),
+        (["--routing", "random"], "Unknown routing"),
+        (["--min-replicas", "2", "--max-replicas", "1"], "max_replicas"),
+        (["--max-num-seqs", "0"], "max_num_seqs"),
+        (["--max-queue", "-1"], "max_queue"),
+        (["--chat-template", "/nowhere.jinja"], "--chat-template"),
+    ],
+)
+def test_bad_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], text: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    assert main(["--quiet", "deploy", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
+    assert main(["deploy"]) == 2
+    assert "this needs ray: pip install 'remask[ray]'" in capsys.readouterr().err

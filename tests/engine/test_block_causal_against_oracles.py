@@ -1,0 +1,194 @@
+"""Random requests on random block-causal models, in mixed batches, against a decoder that recomputes everything.
+
+Both sides compute in float64; logits are read in float32. Decodes that turn on a rounding are not drawn.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import pytest
+from torch import Tensor
+
+from remask.core.depth import DepthLookup
+from remask.core.request import Request, Result
+from remask.core.sampling import SamplingParams
+from remask.policies import parse
+from tests.engine import kinds
+from tests.engine.support import Work, poisoned_engine, run
+from tests.oracles import block_causal, sdar
+from tests.oracles.block_causal import BlockDecode, Rule
+
+Line: TypeAlias = dict[str, Any]
+NARROW = 1e-5
+
+
+class Watch:
+    """How close a decode came to another choice of tokens or positions."""
+
+    def __init__(self, sampling: Line) -> None:
+        self.sampling, self.narrowest = sampling, 1.0
+
+    def uncertainty(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        best = logits.topk(2, -1).values
+        self.narrowest = min(self.narrowest, float((best[:, 0] - best[:, 1]).min()))
+        return real_uncertainty(logits)
+
+    def rule_of(self, sampling: Line) -> Rule:
+        inner = real_rule_of(sampling)
+
+        def rule(count: int, masked: list[int], confidence: Tensor, entropy: Tensor) -> list[int]:
+            values = entropy[masked] if sampling.get("remasking") == "entropy_bounded" else confidence[masked]
+            ranked = values.sort().values
+            edges = [*ranked.diff().abs().tolist()]
+            edges += (confidence[masked] - sampling.get("threshold", 9.0)).abs().tolist()
+            edges += (ranked.cumsum(0) - sampling.get("eb_threshold", -9.0)).abs().tolist()
+            self.narrowest = min(self.narrowest, *edges)
+            return inner(count, masked, confidence, entropy)
+
+        return rule
+
+
+real_uncertainty, real_rule_of = block_causal.uncertainty, block_causal.rule_of
+
+
+def oracle(model: str, line: Line) -> BlockDecode | None:
+    """What the line decodes to; None where a rounding would decide that."""
+    watch = Watch(line["sampling"])
+    with (
+        patch.object(block_causal, "uncertainty", watch.uncertainty),
+        patch.object(block_causal, "rule_of", watch.rule_of),
+    ):
+        decoded = block_causal.decode(sdar.load(kinds.checkpoint(model).folder), line)
+    return None if watch.narrowest < NARROW else decoded
+
+
+RULES: tuple[Line, ...] = (
+    {},
+    {"remasking": "low_confidence", "threshold": 0.5},
+    {"threshold": 0.3, "fallback": "leftmost"},
+    {"threshold": 0.9, "fallback": "confidence"},
+    {"remasking": "sequential"},
+    {"remasking": "entropy_bounded", "eb_threshold": 0.4},
+    {"remasking": "entropy_bounded", "eb_threshold": 3.0},
+)
+POLICIES: tuple[tuple[str, Line], ...] = (
+    ("none", {}),
+    ("exact", {}),
+    *(("exact", {"prefill_chunk": chunk}) for chunk in (1, 5, 8)),
+)
+
+
+def draw_line(rng: random.Random, model: str) -> Line:
+    """Prompts end anywhere in a block, some before the first one is full; some begin alike."""
+    trained = kinds.checkpoint(model).model.config.block_length
+    given = None if trained and rng.random() < 0.6 else rng.choice([2, 3, 4, 5, 6, 8])
+    block = given or trained or 0
+    length = rng.choice([rng.randint(1, block), block * rng.randint(1, 3), rng.randint(1, 3 * block)])
+    shared = random.Random(f"{model} {rng.randrange(2)}")
+    prompt = kinds.tokens(shared, 20)[: rng.randint(0, length)]
+    prompt += kinds.tokens(rng, length - len(prompt))
+    sampling: Line = {"max_tokens": rng.randint(1, 12), **rng.choice(RULES)}
+    if given:
+        sampling["block_length"] = given
+    if rng.random() < 0.7:
+        sampling["steps_per_block"] = rng.choice([1, 2, 3, block, block + 2])
+    if rng.random() < 0.3:
+        sampling["stop_token_ids"] = rng.sample(range(kinds.MASK), 12)
+    cache, config = rng.choice(POLICIES)
+    return {"cache": cache, "cache_config": config, "prompt_token_ids": prompt, "sampling": sampling}
+
+
+def drawn(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
+    for _ in range(30):
+        line = draw_line(rng, model)
+        expected = oracle(model, line)
+        if expected is not None:
+            return line, expected
+    raise AssertionError("every decode turns on a rounding")
+
+
+def work_of(line: Line, name: str, joins: int = 0) -> Work:
+    sampling = SamplingParams.from_mapping({"ignore_eos": True, **line["sampling"]})
+    policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
+    return Work(Request(name, line["prompt_token_ids"], sampling), policy, joins)
+
+
+def trace(result: Result) -> list[tuple[list[int], list[int]]]:
+    return [(list(transfer.positions), list(transfer.token_ids)) for transfer in result.trace]
+
+
+def compare(model: str, line: Line, expected: BlockDecode, result: Result) -> None:
+    assert result.error is None
+    assert list(result.token_ids) == expected.output_ids
+    assert trace(result) == [(positions, values) for _, positions, values in expected.transfers]
+    stops = line["sampling"].get("stop_token_ids", [])
+    assert result.finish_reason == ("stop" if set(expected.output_ids) & set(stops) else "length")
+    check_work(model, line, expected, result)
+
+
+def check_work(model: str, line: Line, expected: BlockDecode, result: Result) -> None:
+    """Row-layers: every row up to the block's end in each pass, or each row as often as it must be."""
+    shape, usage = kinds.checkpoint(model).model.config, result.usage
+    block = line["sampling"].get("block_length", shape.block_length)
+    prompt = len(line["prompt_token_ids"])
+    first, passes = prompt // block, expected.kinds.count("d")
+    assert usage.steps == passes
+    if line["cache"] == "none":
+        assert usage.forwards == passes
+        ends = [(positions[0] // block + 1) * block for _, positions, _ in expected.transfers]
+        assert usage.row_layers == sum(ends) * shape.layers
+        return
+    filled = first * block - usage.cached_tokens
+    chunk = max(block, line["cache_config"].get("prefill_chunk", 512) // block * block)
+    assert usage.forwards == passes + max(0, -(-filled // chunk) - 1)
+    commits = expected.kinds.count("c") - 1  # the last one is left out, or is told to nobody
+    assert usage.row_layers == (filled + (passes + commits) * block) * shape.layers
+
+
+def limits(rng: random.Random, model: str) -> dict[str, Any]:
+    return {
+        "max_num_seqs": rng.choice([2, 5, 20]),
+        "max_row_layers": rng.choice([None, 20, 150]),
+        "page_size": kinds.checkpoint(model).block * rng.choice([1, 2, 3, 4]),
+        "store_budget_tokens": rng.choice([0, 9, 30, 100]),
+        "max_model_len": 64,
+    }
+
+
+def answers(model: str, work: Sequence[Work], settings: dict[str, Any]) -> dict[str, Result]:
+    return run(poisoned_engine(kinds.checkpoint(model).model, **settings), work)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
+def test_mixed_batches(model: str, seed: int) -> None:
+    rng = random.Random(f"{model} {seed}")
+    lines = {str(number): drawn(rng, model) for number in range(10)}
+    work = [work_of(line, name, rng.randrange(12)) for name, (line, _) in lines.items()]
+    rng.shuffle(work)
+    results = answers(model, work, limits(rng, model))
+    for name, (line, expected) in lines.items():
+        compare(model, line, expected, results[name])
+
+
+@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
+def test_company_changes_nothing(model: str) -> None:
+    """Drawn tokens have no oracle: a request alone is the measure."""
+    rng = random.Random(model)
+    work = []
+    for number in range(12):
+        line = draw_line(rng, model)
+        line["sampling"] |= {"temperature": rng.choice([0.0, 0.7, 1.0]), "seed": number}
+        line["sampling"] |= rng.choice([{}, {"top_k": 5}, {"top_p": 0.8}])
+        work.append(work_of(line, str(number), rng.randrange(8)))
+    together = answers(model, work, limits(rng, model))
+    for item in work:
+        alone = answers(model, [Work(item.request, item.policy)], limits(rng, model))[item.request.id]
+        company = together[item.request.id]
+        assert (company.token_ids, company.trace, company.finish_reason) == (
+            alone.token_ids,
+            alone.trace,
+            alone.finish_reason,
+        )

@@ -1,0 +1,160 @@
+"""The one transformer on the recorded passes of GIDD and SDAR: logits, hidden states, K and V."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Plan, Reach, Span
+from remask.engine.branch import Branch, new_states, plain_table
+from remask.engine.pack import pack
+from remask.models.loaded import load_model
+from remask.models.pool import Pool
+from remask.models.transformer import Transformer
+from remask.store.pages import PageAllocator
+from tests.engine.support import CPU
+from tests.goldens import block_causal, uniform
+
+TOLERANCE = 1e-4
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+@cache
+def model_of(folder: Path, dtype: torch.dtype) -> Transformer:
+    loaded = load_model(str(folder), dtype, CPU, dummy=False, progress=False)
+    return Transformer(loaded.config, loaded.weights)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=TOLERANCE)
+
+
+class Passes:
+    """A canvas in scattered pages of a pool full of NaN, and passes over it."""
+
+    def __init__(self, model: Transformer, tokens: Tensor) -> None:
+        self.model, self.length, layers = model, len(tokens), model.config.layers
+        allocator = PageAllocator(layers, self.length, 3)
+        odd = [allocator.allocate(3, range(layers)) for _ in range(self.length)]
+        for extent in odd[::2]:
+            assert extent is not None
+            allocator.release(extent)
+        own = allocator.allocate(self.length, range(layers))
+        assert own is not None
+        self.pool = Pool(model.config, self.length, 3, model.dtype, CPU)
+        for tensor in (*self.pool.k, *self.pool.v):
+            tensor.fill_(torch.nan)
+        self.branch = Branch(
+            canvas=Canvas((), tokens.tolist(), self.length),
+            ledger=Ledger(layers, self.length, None),
+            tables=(plain_table(own),),
+            states=new_states(layers, model.config.hidden, model.dtype, CPU, self.length).fill_(torch.nan),
+        )
+        self.slots = torch.from_numpy(own.slots())
+
+    def run(self, start: int, stop: int, sees: Reach | None) -> Tensor:
+        """Normed states of rows start .. stop - 1. States between layers are kept."""
+        rows = (np.arange(self.length) >= start) & (np.arange(self.length) < stop)
+        layers = range(self.model.config.layers)
+        spans = tuple(Span(range(layer, layer + 1), rows, save=rows if layer else None) for layer in layers)
+        plan = Plan(spans, predict=rows, sees=sees)
+        self.branch.admit(plan)
+        return self.model.forward(pack([(self.branch, plan)], CPU), self.pool)
+
+    def kv(self) -> tuple[Tensor, Tensor]:
+        """[layers, T, heads, Dh] each."""
+        k, v = (torch.stack([layer[self.slots] for layer in part]) for part in (self.pool.k, self.pool.v))
+        return k, v
+
+
+def clean_then_noise(clean: int, length: int) -> Reach:
+    return np.where(np.arange(length) < clean, clean, length)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", uniform.MODELS)
+def test_gidd(name: str, dtype: torch.dtype) -> None:
+    model, recorded = model_of(uniform.model_dir(name), dtype), uniform.forward(name)
+    compared = 0
+    for row, tokens in enumerate(recorded["ids"]):
+        noise = recorded["structured.noise_mask"][row].bool()
+        clean = int((~noise).sum())
+        assert not noise[:clean].any(), "the clean rows stand first"
+        passes = Passes(model, tokens)
+        out = passes.run(0, len(tokens), clean_then_noise(clean, len(tokens)))
+        close(model.head(out), recorded["structured.logits"][row])
+        if "structured.hidden_states" in recorded:
+            states = recorded["structured.hidden_states"][:, row]
+            assert passes.branch.states is not None
+            close(passes.branch.states, states[1:-1])
+            close(out, states[-1])
+        if "plain.logits" in recorded:
+            close(model.head(Passes(model, tokens).run(0, len(tokens), None)), recorded["plain.logits"][row])
+        compared += 1
+    assert compared == 2
+
+
+@DTYPES
+@pytest.mark.parametrize("name", [name for name in uniform.MODELS if "cached.past_k" in uniform.forward(name)])
+def test_gidd_with_clean_rows_cached(name: str, dtype: torch.dtype) -> None:
+    model, recorded = model_of(uniform.model_dir(name), dtype), uniform.forward(name)
+    sinks = int(model.config.sink)
+    for row, tokens in enumerate(recorded["ids"]):
+        past_k, past_v = (recorded[f"cached.past_{part}"][:, row] for part in "kv")
+        clean, length = past_k.shape[1] - sinks, len(tokens)
+        sees, passes = clean_then_noise(past_k.shape[1] - sinks, len(tokens)), Passes(model, tokens)
+        passes.run(0, clean, sees)
+        k, v = passes.kv()
+        close(k[:, :clean], past_k[:, sinks:])
+        close(v[:, :clean], past_v[:, sinks:])
+        close(model.head(passes.run(clean, length, sees)), recorded["cached.suffix_logits"][row])
+        for layer, weights in enumerate(model.weights.layers):
+            if sinks:
+                assert weights.sink_k is not None
+                assert weights.sink_v is not None
+                close(weights.sink_k, past_k[layer, 0])
+                close(weights.sink_v, past_v[layer, 0])
+
+
+SDAR = [
+    (name, key.removesuffix(".input_ids"))
+    for name in block_causal.MODELS
+    for key in block_causal.logits(name)
+    if key.endswith(".input_ids")
+]
+
+
+def at_once(passes: Passes, sees: Reach, block: int) -> Tensor:
+    return passes.run(0, passes.length, sees)
+
+
+def by_blocks(passes: Passes, sees: Reach, block: int) -> Tensor:
+    """Two blocks at a time, so that a pass has rows of several and reads the K/V of earlier passes."""
+    starts = range(0, passes.length, 2 * block)
+    return torch.cat([passes.run(start, min(start + 2 * block, passes.length), sees) for start in starts])
+
+
+@DTYPES
+@pytest.mark.parametrize("how", [at_once, by_blocks])
+@pytest.mark.parametrize(("name", "case"), SDAR, ids=str)
+def test_sdar(name: str, case: str, how: Callable[[Passes, Reach, int], Tensor], dtype: torch.dtype) -> None:
+    model, recorded = model_of(block_causal.model_dir(name), dtype), block_causal.logits(name)
+    tokens, block = recorded[f"{case}.input_ids"], model.config.block_length
+    assert block is not None
+    passes = Passes(model, tokens)
+    sees = np.minimum((np.arange(len(tokens)) // block + 1) * block, len(tokens))
+    out = how(passes, sees, block)
+    close(model.head(out), recorded[f"{case}.logits"])
+    if f"{case}.hidden_states" in recorded:
+        assert passes.branch.states is not None
+        close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])
+        close(out, recorded[f"{case}.hidden_states"][-1])
+    if f"{case}.k_cache" in recorded:
+        for actual, part in zip(passes.kv(), "kv", strict=True):
+            close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))

@@ -1,0 +1,210 @@
+"""Rows that see a part of their canvas: segments, and attention over them, against a softmax over explicit keys."""
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Span
+from remask.engine.branch import Branch, Table, runs
+from remask.engine.part import Part
+from remask.engine.segments import TILE, make_segments
+from remask.errors import PlanError
+from remask.models.attention import SdpaAttention, Sink
+from remask.models.capped import TILE as CAPPED_TILE
+from remask.models.capped import CappedAttention
+from remask.models.stage import Cascade, Direct
+from tests.engine.support import CPU
+
+DIM = 4
+HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
+
+
+@dataclass
+class Layout:
+    """Parts of some canvases in a pool of slots, and row by row what each should attend to."""
+
+    rng: random.Random
+    slots: int = 600
+
+    def __post_init__(self) -> None:
+        self.free = list(range(self.slots))
+        self.parts: list[Part] = []
+        self.keys: list[list[int]] = []
+
+    def claim(self, count: int, scattered: bool = False) -> list[int]:
+        if scattered:
+            self.rng.shuffle(self.free)
+        taken, self.free = self.free[:count], self.free[count:]
+        self.free.sort()
+        return taken
+
+    def add(self, sees: list[int] | None, positions: list[int], own: list[int], shared: list[int], chain: int) -> None:
+        """A canvas whose slots are `shared` and then `own`; `sees` holds a limit for each of `positions`."""
+        length = len(shared) + len(own)
+        canvas = Canvas((), [0] * length, length)
+        common = tuple(runs(np.array(shared))) if shared else ()
+        table = Table(range(1), np.array(shared + own), common, np.array(own))
+        branch = Branch(canvas, Ledger(1, length, None), (table,), chain=chain)
+        at = len(self.keys)
+        self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]
+        span = Span(range(1), np.ones(length, dtype=np.bool_))
+        limits = None if sees is None else np.array(sees)
+        self.parts.append(Part(branch, span, table, np.array(positions), slice(at, at + len(positions)), limits))
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | None, sink: Sink | None) -> Tensor:
+    """Row by row, head by head."""
+    out, share = torch.zeros_like(q), q.shape[1] // k.shape[1]
+    for row, slots in enumerate(keys):
+        for head in range(q.shape[1]):
+            group = head // share
+            held_k, held_v = k[slots, group], v[slots, group]
+            if sink is not None:
+                held_k, held_v = (
+                    torch.cat([kv, one[group][None]]) for kv, one in zip((held_k, held_v), sink, strict=True)
+                )
+            scores = held_k @ q[row, head] / math.sqrt(q.shape[2])
+            if cap is not None:
+                scores = cap * (scores / cap).tanh()
+            out[row, head] = scores.softmax(0) @ held_v
+    return out.flatten(1)
+
+
+def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, sink: bool | None = None) -> None:
+    """`sink` None: plain attention; else capped attention with or without one. Slots that nobody sees are NaN."""
+    q = torch.randn(len(layout.keys), heads, DIM).double() * 2
+    k, v = (torch.randn(layout.slots, kv_heads, DIM).double() for _ in range(2))
+    unseen = torch.ones(layout.slots, dtype=torch.bool)
+    unseen[[slot for row in layout.keys for slot in row]] = False
+    k[unseen], v[unseen] = torch.nan, torch.nan
+    extra = (torch.randn(kv_heads, DIM).double(), torch.randn(kv_heads, DIM).double()) if sink else None
+    attention = SdpaAttention() if sink is None else CappedAttention(cap)
+    out = attention(q, k, v, make_segments(layout.parts, CPU), extra)
+    # Scores of the capped form and of cascades are added up in float32.
+    torch.testing.assert_close(out, naive(q, k, v, layout.keys, cap, extra), rtol=0, atol=2e-6)
+
+
+def block_limits(length: int, block: int) -> list[int]:
+    return [min((position // block + 1) * block, length) for position in range(length)]
+
+
+@HEADS
+@pytest.mark.parametrize("seed", range(4))
+def test_canvases_of_their_own(seed: int, heads: int, kv_heads: int) -> None:
+    rng = random.Random(seed)
+    layout = Layout(rng)
+    for _ in range(4):
+        length = rng.randint(1, 40)
+        start = rng.randint(0, length - 1)
+        own = layout.claim(length, scattered=rng.random() < 0.5)
+        kind = rng.choice(["all", "blocks", "clean"])
+        limits = block_limits(length, rng.choice([1, 3, 4, 8]))
+        if kind == "clean":
+            clean = rng.randint(1, length)
+            limits = [clean if position < clean else length for position in range(length)]
+        positions = list(range(start, length))
+        layout.add(None if kind == "all" else limits[start:], positions, own, [], 0)
+    check(layout, heads, kv_heads)
+    check(layout, heads, kv_heads, cap=3.0, sink=True)
+    check(layout, heads, kv_heads, cap=None, sink=False)
+
+
+@HEADS
+@pytest.mark.parametrize("seed", range(6))
+def test_canvases_that_read_common_pages(seed: int, heads: int, kv_heads: int) -> None:
+    """Rows of several blocks, beside canvases with other pages in common and with none."""
+    rng = random.Random(seed)
+    layout = Layout(rng)
+    for chain in (1, 2):
+        shared = layout.claim(rng.choice([4, 8, 12]), scattered=chain == 2)
+        for _ in range(rng.randint(1, 4)):
+            block = rng.choice([2, 4])
+            length = len(shared) + rng.randint(1, 6) * block
+            limits = block_limits(length, block)
+            start = rng.randrange(len(shared), length, block)
+            stop = rng.randrange(start + block, length + 1, block)
+            own = layout.claim(length - len(shared), scattered=rng.random() < 0.3)
+            positions = list(range(start, stop))
+            if rng.random() < 0.2:
+                layout.add(None, positions, own, shared, chain)
+            else:
+                layout.add(limits[start:stop], positions, own, shared, chain)
+        layout.add(block_limits(9, 3), list(range(9)), layout.claim(9), [], 0)
+    check(layout, heads, kv_heads)
+
+
+@pytest.mark.parametrize(("length", "block"), [(300, 4), (300, 64), (300, 100), (129, 128), (280, 280)])
+def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
+    """Many rows that see the same need no mask; others are masked a tile at a time, over what they see at most."""
+    layout = Layout(random.Random(0))
+    layout.add(block_limits(length, block), list(range(length)), layout.claim(length), [], 0)
+    segments = make_segments(layout.parts, CPU)
+    assert [segment.rows.start for segment in segments[1:]] == [segment.rows.stop for segment in segments[:-1]]
+    for segment in segments:
+        assert isinstance(segment, Direct)
+        assert isinstance(segment.keys, slice)
+        rows = segment.rows.stop - segment.rows.start
+        if segment.visible is None:
+            continue
+        assert rows <= TILE
+        assert segment.visible.shape == (rows, segment.keys.stop - segment.keys.start)
+    plain = sum(segment.visible is None for segment in segments if isinstance(segment, Direct))
+    assert plain >= length // block if block >= TILE // 2 else plain == 0
+    check(layout, 2, 1)
+    check(layout, 2, 1, cap=2.0, sink=True)
+
+
+@pytest.mark.parametrize("clean", [1, 20, 70])
+def test_a_short_prompt_before_much_noise(clean: int) -> None:
+    layout = Layout(random.Random(0))
+    layout.add([clean] * clean + [200] * (200 - clean), list(range(200)), layout.claim(200), [], 0)
+    first, second = make_segments(layout.parts, CPU)
+    assert isinstance(first, Direct)
+    assert isinstance(second, Direct)
+    assert (first.rows, first.visible, second.visible) == (slice(0, clean), None, None)
+    check(layout, 2, 1, cap=2.0, sink=True)
+
+
+def test_more_rows_than_a_tile_of_scores() -> None:
+    layout = Layout(random.Random(0), slots=700)
+    length = 2 * CAPPED_TILE + 7
+    clean = CAPPED_TILE + 3
+    limits = [clean] * clean + [length] * (length - clean)
+    layout.add(limits, list(range(length)), layout.claim(length), [], 0)
+    check(layout, 2, 2, cap=4.0, sink=True)
+
+
+def test_a_cascade_masks_nothing_where_all_see_all() -> None:
+    layout = Layout(random.Random(0))
+    shared = layout.claim(8)
+    for _ in range(3):
+        layout.add([12] * 4, list(range(8, 12)), layout.claim(4), shared, 1)
+    (segment,) = make_segments(layout.parts, CPU)
+    assert isinstance(segment, Cascade)
+    assert (segment.hidden, segment.queries, segment.back) == (None, None, None)
+    check(layout, 2, 2)
+
+
+def test_capped_attention_reads_no_common_pages() -> None:
+    layout = Layout(random.Random(0))
+    layout.add(None, [4], layout.claim(1), layout.claim(4), 1)
+    with pytest.raises(PlanError, match="reads no shared prefix"):
+        check(layout, 2, 2, cap=1.0, sink=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_capped_scores_of_other_types(dtype: torch.dtype) -> None:
+    q = torch.randn(5, 4, DIM, dtype=dtype) * 4
+    k, v = torch.randn(8, 2, DIM, dtype=dtype), torch.randn(8, 2, DIM, dtype=dtype)
+    sink = torch.randn(2, DIM, dtype=dtype), torch.randn(2, DIM, dtype=dtype)
+    out = CappedAttention(5.0)(q, k, v, (Direct(slice(0, 5), slice(0, 8)),), sink)
+    assert out.dtype == dtype
+    exact = naive(q.double(), k.double(), v.double(), [list(range(8))] * 5, 5.0, (sink[0].double(), sink[1].double()))
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=1e-5 if dtype == torch.float32 else 4e-2)

@@ -1,0 +1,279 @@
+"""Passes that watch attention: what is refreshed, from which layer on, and at what price."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.plan import Plan, Span, View
+from remask.engine.job import Job
+from remask.models.pool import Pool
+from remask.models.presets import preset
+from remask.models.stage import StepBatch
+from remask.models.transformer import Transformer
+from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
+from tests.engine.support import (
+    CPU,
+    LAYERS,
+    MODELS,
+    Work,
+    alone,
+    lively_weights,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    prompt_of,
+    request,
+    run,
+)
+from tests.engine.test_against_oracles import DREAM, LLADA, compare, drawn, model_of, work_of
+
+FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
+Log = dict[str, list[list[int]]]  # rows of each pass, layer by layer, of all canvases together
+
+
+@contextmanager
+def passes_of() -> Iterator[Log]:
+    """The rows that every pass of every request computes."""
+    log: Log = {}
+    apply = Job.apply
+
+    def noting(job: Job, *scores: np.ndarray) -> object:
+        plans = [plan for _, plan in job.items()]
+        rows = [[int(span.rows.sum()) for span in plan.spans for _ in span.layers] for plan in plans]
+        log.setdefault(job.request.id, []).append([sum(layer) for layer in zip(*rows, strict=True)])
+        return apply(job, *scores)
+
+    with patch.object(Job, "apply", noting):
+        yield log
+
+
+@pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream", "dream_dllm"])
+def test_it_refreshes_where_the_oracle_does(model: str) -> None:
+    """Layer by layer and pass by pass, in one batch."""
+    kinds = DREAM if model.startswith("dream") else LLADA
+    names = [name for name in kinds if name.startswith("elastic-cache")]
+    rng = random.Random(model)
+    drawings = {f"{name} {i}": drawn(rng, model, name, kinds[name]) for name in names for i in range(6)}
+    with passes_of() as log:
+        engine = poisoned_engine(model_of(model), max_num_seqs=10)
+        results = run(engine, [work_of(line, name, rng.randrange(6)) for name, (line, _) in drawings.items()])
+    fired = set()
+    for name, (line, expected) in drawings.items():
+        compare(line, expected, results[name], model_of(model).config.shift)
+        assert log[name] == expected.rows
+        for rows in expected.rows:
+            fired |= {layer for layer in range(1, len(rows)) if rows[layer] > rows[layer - 1]}
+    assert len(fired) >= 3, "the draw is too tame to prove anything"
+
+
+@FAMILIES
+@pytest.mark.parametrize("sampling", [{}, {"block_length": 2}, {"threshold": 0.3}, {"cfg_scale": 1.0}])
+def test_threshold_1_refreshes_all_but_the_first_layer_in_every_step(family: str, sampling: dict[str, Any]) -> None:
+    with passes_of() as log:
+        alone(Work(request("r", 6, **sampling), ElasticCache(window=8, threshold=1.0)), family)
+    whole = 14 * (2 if "cfg_scale" in sampling else 1)
+    first, *rest = log["r"]
+    assert first == [whole] * LAYERS
+    assert rest
+    assert all(rows[0] < whole and rows[1:] == [whole] * (LAYERS - 1) for rows in rest)
+
+
+@FAMILIES
+@pytest.mark.parametrize("threshold", [0.0, 0.9, 1.0])
+def test_where_every_row_is_live_it_is_no_cache(family: str, threshold: float) -> None:
+    """In two steps from a prompt of one token, which every layer has to track."""
+    asked = request("r", 1, steps=2)
+    with passes_of() as log:
+        elastic = alone(Work(asked, ElasticCache(window=8, threshold=threshold)), family)
+    none = alone(Work(asked, Dense()), family)
+    assert (elastic.token_ids, elastic.trace, elastic.usage) == (none.token_ids, none.trace, none.usage)
+    assert log["r"] == [[9] * LAYERS] * 2
+
+
+@FAMILIES
+def test_one_layer_has_nothing_to_watch_and_is_no_cache(family: str) -> None:
+    """Its K/V depend on the tokens alone, so what is cached is never stale."""
+    model = Transformer(config := replace(MODELS[family].config, layers=1), lively_weights(config))
+    results = run(poisoned_engine(model), [Work(request("e", 6), ElasticCache(8)), Work(request("n", 6), Dense())])
+    assert (results["e"].token_ids, results["e"].trace) == (results["n"].token_ids, results["n"].trace)
+    assert results["e"].usage.row_layers < results["n"].usage.row_layers
+
+
+@FAMILIES
+def test_threshold_0_never_refreshes(family: str) -> None:
+    with passes_of() as log:
+        alone(Work(request("r", 6), ElasticCache(window=3, threshold=0.0)), family)
+    first, *rest = log["r"]
+    assert first == [14] * LAYERS
+    assert rest
+    assert all(len(set(rows)) == 1 and rows[0] <= 3 + 1 + 1 + (LAYERS - 1) for rows in rest)
+
+
+@FAMILIES
+def test_a_step_transfers_within_the_window_whatever_the_schedule_says(family: str) -> None:
+    """Two steps for eight positions, three of them within reach: it takes more steps."""
+    result = alone(Work(request("r", 6, steps=2), ElasticCache(window=3)), family)
+    assert [item.positions for item in result.trace] == [(6, 7, 8), (9, 10, 11), (12, 13)]
+    assert (result.usage.steps, result.usage.forwards) == (3, 3)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
+def test_a_budget_of_positions_outlasts_the_window(threshold: float) -> None:
+    sampling: dict[str, Any] = {"remasking": "confidence_threshold", "threshold": threshold, "steps": 2}
+    result = alone(Work(request("r", 6, **sampling), ElasticCache(window=3)), "dream")
+    assert sorted(p for item in result.trace for p in item.positions) == list(range(6, 14))
+
+
+def test_without_a_watch_nothing_is_looked_at() -> None:
+    """One forward a step, as the transformer runs it by itself."""
+    model, seen = MODELS["llada"], []
+
+    def forward(self: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
+        seen.append(batch)
+        return Transformer.forward(self, batch, pool)
+
+    with (
+        patch.object(type(model), "forward", forward),
+        patch.object(type(model), "queries", side_effect=AssertionError("attention was looked at")),
+    ):
+        run(make_engine(), [Work(request("a"), Dense()), Work(request("b"), DkvDecode(3), 2)])
+    assert len(seen) == 10
+
+
+def test_one_host_read_a_layer_however_many_are_watched() -> None:
+    read = Tensor.tolist
+    reads = []
+
+    def tolist(self: Tensor) -> object:
+        reads.append(tuple(self.shape))
+        return read(self)
+
+    work = [Work(request(f"r{i}", 6 + i), ElasticCache(window=4)) for i in range(3)]
+    with patch.object(Tensor, "tolist", tolist):
+        run(make_engine(), work)
+    assert reads == [(3, 2)] * (8 * (LAYERS - 1))
+
+
+@FAMILIES
+def test_pieces_of_a_prefix_pass_run_beside_refreshes(family: str) -> None:
+    """A prefix-only pass that is cut by the budget keeps what leaves its piece, also where others are refreshed."""
+    watched = [Work(request(f"w{i}", 5), ElasticCache(window=8, threshold=0.99), i) for i in range(2)]
+    sharing = [Work(request(f"s{i}", [*prompt_of(12), i], 12), BiCache(depth=2, refresh_interval=2), 2) for i in (1, 2)]
+    for budget in (60, 90, 150):
+        results = run(make_engine(family, max_row_layers=budget), [*watched, *sharing])
+        for item in [*watched, *sharing]:
+            expected = alone(item, family)
+            got = results[item.request.id]
+            assert (got.token_ids, got.trace, got.usage.row_layers) == (
+                expected.token_ids,
+                expected.trace,
+                expected.usage.row_layers,
+            )
+
+
+def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
+    engine, plain = make_engine(), make_engine()
+    asked = request("r", 6, cfg_scale=1.0)
+    for each, policy in ((engine, ElasticCache(window=4)), (plain, Dense())):
+        each.add(asked, policy)
+        each.step()
+    config = engine.model.config
+    states = (LAYERS - 1) * 14 * (config.hidden * 8 + 4)  # float64 states and float32 attention
+    assert engine.memory.bytes_used - plain.memory.bytes_used == 2 * states
+    assert engine.stats.peak_memory_bytes - plain.stats.peak_memory_bytes == 2 * states
+    (job,) = [item for item in engine._jobs() if item.request.id == "r"]
+    assert engine.cancel("r")
+    assert engine.memory.extra_bytes == 0
+    assert all(branch.states is None and branch.tracker is None for branch in job.branches)
+    engine.memory.free(job)
+    assert engine.memory.extra_bytes == 0
+    run(engine, [])
+
+
+@dataclass(frozen=True)
+class Watching(CachePolicy):
+    """Watches as `ElasticCache` does, until step 2: from then on its plans are spoilt in one way."""
+
+    defect: str
+    roomy: bool = True
+
+    @property
+    def traits(self):  # type: ignore[no-untyped-def]
+        """With room for what it watches, or without."""
+        return replace(ElasticCache().traits, watches=self.roomy)
+
+    def plan(self, view: View) -> Plan:
+        """Good, then bad."""
+        if not self.roomy and view.step < 2:
+            return Dense().plan(view)
+        tracked = np.zeros(view.layers - 1, dtype=np.int64) if view.tracked is None else view.tracked
+        plan = ElasticCache(window=4).plan(replace(view, tracked=tracked))
+        assert plan.watch is not None
+        if view.step < 2:
+            return plan
+        nothing = np.zeros(view.length, dtype=np.bool_)
+        match self.defect:
+            case "no room":
+                return plan.map(lambda span: replace(span, save=None))
+            case "no window":
+                return replace(plan, watch=replace(plan.watch, window=nothing))
+            case "nothing to track":
+                return replace(plan, watch=replace(plan.watch, among=nothing))
+            case "another canvas":
+                return replace(plan, watch=replace(plan.watch, window=np.ones(3, dtype=np.bool_)))
+            case "one span":
+                return replace(plan, spans=(Span(range(view.layers), plan.spans[0].rows),))
+        first, *others = plan.spans
+        return replace(plan, spans=(replace(first, save=first.rows), *others))
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Watching("no room", roomy=False), "no room for what it was before"),
+        (Watching("no window"), "watched of no row"),
+        (Watching("nothing to track"), "or to no position"),
+        (Watching("another canvas"), "for a canvas of 16 positions"),
+        (Watching("one span"), "a span for each layer"),
+        (Watching("first layer"), "what enters the first layer are the tokens"),
+    ],
+    ids=lambda value: getattr(value, "defect", ""),
+)
+def test_a_bad_watch_ends_its_own_request_only(policy: Watching, message: str) -> None:
+    good = Work(request("good"), ElasticCache(window=4, threshold=0.95))
+    results = run(make_engine(), [good, Work(request("bad"), policy)])
+    assert results["bad"].finish_reason == "error"
+    assert results["bad"].error is not None
+    assert message in results["bad"].error
+    assert outcome(results["good"]) == outcome(alone(good))
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
+def test_queries_are_those_that_attention_is_given(family: str) -> None:
+    """With biases, and with norms of queries, of each head and of all together."""
+    base = replace(preset(f"{family}-tiny"), layers=1)
+    for norm in ("head", "whole") if base.qk_norm else (None,):
+        model = Transformer(config := replace(base, qk_norm=norm), lively_weights(config))
+        tokens, places = torch.arange(5), torch.tensor([3, 1])
+        h = model.embed(tokens)
+        w = model.weights.layers[0]
+        given: list[Tensor] = []
+
+        def attention(q: Tensor, *rest: object, given: list[Tensor] = given) -> Tensor:
+            given.append(q)
+            return q.flatten(1)
+
+        model.attention = attention  # type: ignore[assignment]
+        pool = Pool(config, 1, 8, torch.float64, CPU)
+        with torch.inference_mode():
+            cos, sin = model.cos[:5], model.sin[:5]
+            model._attend(h, w, 0, type("S", (), {"written": None, "segments": ()})(), pool, cos, sin, torch.arange(5))
+            torch.testing.assert_close(model.queries(h[places], 0, places), given[0][places])

@@ -1,0 +1,122 @@
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.depth import DepthLookup
+from remask.core.plan import Plan, View
+from remask.errors import ConfigError
+from remask.policies import BiCache, ElasticCache, parse
+from remask.policies.base import Circumstances
+from tests.policies.views import Walk, positions
+
+LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
+
+
+def walks(shift: int) -> st.SearchStrategy[Walk]:
+    return st.builds(
+        Walk,
+        layers=st.integers(1, 4),
+        prompt=st.integers(1, 5),
+        block_length=st.integers(1, 6),
+        blocks=st.just(1) if shift else st.integers(1, 3),
+        per_step=st.integers(1, 3),
+        shift=st.just(shift),
+        seed=st.integers(0, 99),
+        idle=st.sampled_from([(), (0,), (1, 2), (2, 4)]),
+    )
+
+
+def rows_of(plan: Plan) -> set[int]:
+    """The rows of a plan that has the same in all layers, and keeps what enters each but the first."""
+    assert [span.layers for span in plan.spans] == [range(i, i + 1) for i in range(plan.layers)]
+    for span in plan.spans:
+        assert (span.frozen, span.pick, span.held) == (None, None, None)
+        assert span.rows.tolist() == plan.spans[0].rows.tolist()
+        assert span.save is None if span.layers.start == 0 else span.save is not None
+        assert span.save is None or span.save.tolist() == span.rows.tolist()
+    return positions(plan.spans[0].rows)
+
+
+def tracking(view: View, tracked: list[int]) -> View:
+    return replace(view, tracked=np.array(tracked, dtype=np.int64))
+
+
+@given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.data())
+def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
+    walk: Walk, window: int, data: st.DataObject
+) -> None:
+    policy = ElasticCache(window, 0.75)
+    for view in walk.views():
+        settled = [p for p in range(walk.length) if not view.noisy[p]]
+        tracked = data.draw(st.lists(st.sampled_from(settled), min_size=walk.layers - 1, max_size=walk.layers - 1))
+        plan = policy.plan(tracking(view, tracked))
+        first = [p for p in range(walk.length) if view.noisy[p]][:window]
+        if view.step == 0:
+            assert rows_of(plan) == set(range(walk.length))
+        else:
+            decoded = walk.moved[view.step - 1]
+            assert rows_of(plan) == {*first, *(p - walk.shift for p in first), *decoded, *tracked}
+        assert positions(plan.predict) == set(first) & set(view.block)
+        assert plan.commit is None
+        assert plan.watch is not None
+        assert plan.watch.threshold == 0.75
+        assert positions(plan.watch.window) == set(first)
+        assert positions(plan.watch.among) == set(settled)
+        plan.check(walk.length)
+
+
+def test_planning_changes_nothing() -> None:
+    for view in Walk(idle=(1,)).views():
+        seen = tracking(view, [0, 1])
+        before = (seen.noisy.copy(), seen.settled.copy())
+        ElasticCache(2).plan(seen)
+        assert np.array_equal(before[0], seen.noisy)
+        assert np.array_equal(before[1], seen.settled)
+
+
+def test_defaults_are_the_papers() -> None:
+    assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(window=16, threshold=0.9)
+
+
+def test_traits() -> None:
+    traits = ElasticCache().traits
+    assert traits.watches
+    assert not traits.refreshes
+    assert traits.idle_passes == "within_block"
+    assert traits.kinds == ("masked",)
+
+
+@pytest.mark.parametrize("window", [0, -1, 1.5, "4", None, True])
+def test_bad_windows(window: Any) -> None:
+    with pytest.raises(ConfigError, match="window must be a whole number >= 1, got"):
+        ElasticCache(window=window)
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, "0.9", None, True, float("nan")])
+def test_bad_thresholds(threshold: Any) -> None:
+    with pytest.raises(ConfigError, match="threshold must be a number from 0 to 1, got"):
+        ElasticCache(threshold=threshold)
+
+
+def test_a_window_beyond_the_response_is_refused() -> None:
+    ElasticCache(window=8).check(LLADA)
+    with pytest.raises(ConfigError, match="window=9 exceeds the response's 8 positions; use a window from 1 to 8"):
+        ElasticCache(window=9).check(LLADA)
+
+
+def test_an_order_drawn_beforehand_must_keep_to_the_window() -> None:
+    ordered = replace(LLADA, ordered=True)
+    ElasticCache(window=8).check(ordered)
+    with pytest.raises(ConfigError, match=r"within a window of 4 positions.*use window=8, or a remasking other than"):
+        ElasticCache(window=4).check(ordered)
+
+
+def test_it_keeps_states_of_its_own_so_bicache_cannot_stand_before_it() -> None:
+    with pytest.raises(ConfigError, match="bicache cannot stand before elastic-cache"):
+        BiCache(inner=ElasticCache())
+    with pytest.raises(ConfigError, match="bicache cannot stand before elastic-cache"):
+        parse("bicache+elastic-cache", {"depth": 1}, lambda: DepthLookup({}))

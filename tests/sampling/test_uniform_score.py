@@ -1,0 +1,168 @@
+"""Gains and posteriors against the recorded steps of the original and against the documented edges."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.noise import Noise
+from remask.sampling.filters import top_k, top_p
+from remask.sampling.score import RowGroup, score
+from remask.sampling.uniform_score import NoisyRows, Transition, gain, posterior, read_noisy
+from tests.goldens import uniform as goldens
+
+SCORES, PROBABILITIES = 5e-6, 1e-5
+MASK, VOCAB = 3, 12
+
+
+def cases(kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """Parameters of each recorded case, and its tensors without the case's name."""
+    tensors = goldens.sampling("torch_steps")[1]
+    for case in goldens.cases("torch_steps"):
+        stem = f"{case['name']}."
+        if stem.startswith(f"{kind}."):
+            yield case, {key.removeprefix(stem): value for key, value in tensors.items() if key.startswith(stem)}
+
+
+def noise_of(shift: float, vocab: int = VOCAB, mask: int = MASK) -> Noise:
+    return Noise(shift, -9.0, 9.0, vocab, mask)
+
+
+def recorded_noise(case: dict[str, Any]) -> Noise:
+    common = goldens.sampling("torch_steps")[0]
+    return noise_of(case["noise_type"], common["vocab_size"], common["mask_token_id"])
+
+
+def test_recorded_gains_and_choices() -> None:
+    compared = 0
+    for case, tensors in cases("adaptive"):
+        noise = recorded_noise(case)
+        for row, current in enumerate(tensors["z"]):
+            prior = noise.probability(current.numpy(), case["log_snr"])
+            weights = torch.from_numpy((prior / prior.sum() if prior.sum() else prior).astype(np.float32))
+            scores = gain(tensors["logits"][row], current, weights)
+            torch.testing.assert_close(scores, tensors["score"][row], rtol=0, atol=SCORES)
+            compared += 1
+    assert compared >= 36
+
+
+def test_recorded_posteriors() -> None:
+    compared = 0
+    for case, tensors in cases("ancestral"):
+        step = Transition(recorded_noise(case), case["log_snr_t"], case["log_snr_s"])
+        greedy = case["temperature"] == 0
+        for row, current in enumerate(tensors["z"]):
+            logits = tensors["logits"][row] / (1 if greedy else case["temperature"])
+            logits = top_p(top_k(logits, case["top_k"] or None), case["top_p"])
+            chances = posterior(logits, current, step, greedy=greedy)
+            torch.testing.assert_close(chances, tensors["p_s_given_t"][row], rtol=0, atol=PROBABILITIES)
+            compared += 1
+    assert compared >= 80
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("shift", [1000.0, -1000.0, 9.0, 0.0, -4.0])
+def test_every_posterior_is_a_distribution_without_the_mask_where_noise_has_none(shift: float, greedy: bool) -> None:
+    """Whatever stands there and whatever is predicted, also where the formula is 0 / 0."""
+    noise = noise_of(shift)
+    logits = torch.randn(VOCAB, VOCAB)
+    logits[:, MASK] = -torch.inf
+    current = torch.arange(VOCAB)
+    for before, after in ((-9.0, -8.0), (-1.0, 2.0), (8.0, 9.0)):
+        chances = posterior(logits, current, Transition(noise, before, after), greedy=greedy)
+        torch.testing.assert_close(chances.sum(-1), torch.ones(VOCAB), rtol=0, atol=1e-5)
+        assert (chances >= 0).all()
+        if shift == 1000.0:
+            assert (chances[:, MASK] == 0).all()
+        if shift == -1000.0:
+            stays = torch.eye(VOCAB)[current != MASK]  # even where something else is predicted
+            torch.testing.assert_close(chances[current != MASK], stays, rtol=0, atol=1e-6)
+            assert (chances[current != MASK][stays == 0] == 0).all()
+
+
+def test_a_mask_that_noise_never_yields_is_replaced_as_the_forward_process_would() -> None:
+    noise, logits = noise_of(1000.0), torch.full((1, VOCAB), -torch.inf)
+    logits[0, 5] = 0
+    chances = posterior(logits, torch.tensor([MASK]), Transition(noise, -9.0, 0.0), greedy=True)[0]
+    assert chances[MASK] == 0
+    assert float(chances[5]) == pytest.approx(0.5 + 0.5 / (VOCAB - 1), abs=1e-6)
+    assert float(chances[0]) == pytest.approx(0.5 / (VOCAB - 1), abs=1e-6)
+
+
+def test_rows_whose_tokens_noise_cannot_have_put_there_gain_nothing() -> None:
+    current = torch.tensor([0, MASK])
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 5] = 3
+    logits[:, MASK] = -torch.inf
+    assert gain(logits, current, torch.zeros(2)).tolist() == [0, 0]
+    assert gain(logits, torch.tensor([5, 5]), torch.ones(2)).tolist() == [0, 0], "the best token stands there"
+
+
+def rows(current: list[int], **given: Any) -> NoisyRows:
+    return NoisyRows(np.array(current), np.full(len(current), 0.5, dtype=np.float32), **given)
+
+
+def test_the_mask_is_never_read_and_end_tokens_only_where_they_may_stand() -> None:
+    logits = torch.zeros(3, VOCAB)
+    logits[:, MASK], logits[:, 1], logits[:, 2], logits[:, 7] = 9, 8, 7, 6
+    before = logits.clone()
+    noisy = rows([0, 0, 0], banned=(1, 2), banned_rows=2)
+    tokens, scores = read_noisy(logits, noisy, MASK, 0.0, None, None, 0)
+    assert tokens.tolist() == [7, 7, 1]
+    assert torch.equal(logits, before)
+    allowed = logits.clone()
+    allowed[:, MASK] = -torch.inf
+    allowed[:2, [1, 2]] = -torch.inf
+    share = allowed.softmax(-1)
+    torch.testing.assert_close(scores, (share.amax(-1) - share[:, 0]) * 0.5)
+
+
+def test_temperature_and_filters_move_the_draw_but_not_the_gain() -> None:
+    logits, noisy = torch.randn(400, VOCAB), rows([0] * 400)
+    plain = read_noisy(logits, noisy, MASK, 0.0, None, None, 0)
+    drawn = read_noisy(logits, noisy, MASK, 1.5, None, None, 0)
+    assert torch.equal(plain[1], drawn[1])
+    assert not torch.equal(plain[0], drawn[0])
+    assert torch.equal(plain[0], read_noisy(logits, noisy, MASK, 1.5, 1, None, 0)[0])
+    assert MASK not in drawn[0].tolist()
+
+
+def test_top_k_comes_before_top_p() -> None:
+    """As in the original: of three equal tokens and a tail, top-k leaves the three, of which top-p 0.5 needs two."""
+    logits = torch.full((VOCAB,), 0.05).log()
+    logits[4:7] = math.log(0.2)
+    noisy = rows([0] * 400)
+    tokens = read_noisy(logits.expand(400, -1), noisy, MASK, 1.0, 3, 0.5, 1)[0]
+    assert len(set(tokens.tolist())) == 2
+
+
+def test_a_request_reads_the_same_whatever_stands_beside_it() -> None:
+    noise = noise_of(2.0)
+    logits = torch.randn(12, VOCAB)
+
+    def group(at: int, seed: int, **given: Any) -> RowGroup:
+        noisy = NoisyRows(np.arange(4), None, Transition(noise, -1.0, 1.0)) if given else rows([1, 2, 4, 5])
+        return RowGroup(slice(at, at + 4), "probability", "logits", 0.9, 8, 0.95, seed, noisy=noisy)
+
+    plain = RowGroup(slice(0, 4), "probability", "logits", 0.0, None, None, 0)
+    parts = [plain, group(4, 1), group(8, 2, ancestral=True)]
+    together = score(logits.clone(), parts, MASK)
+    for part in parts:
+        alone = score(logits.clone(), [part], MASK)
+        assert torch.equal(together[:, part.rows], alone)
+
+
+def test_draws_follow_the_posterior() -> None:
+    noise, logits = noise_of(1000.0), torch.randn(1, VOCAB)
+    logits[0, MASK] = -torch.inf
+    step = Transition(noise, -1.0, 1.0)
+    expected = posterior(logits, torch.tensor([4]), step, greedy=False)[0]
+    count = 20_000
+    noisy = NoisyRows(np.full(count, 4), None, step)
+    tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, 7)[0]
+    shares = tokens.long().bincount(minlength=VOCAB) / count
+    torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)

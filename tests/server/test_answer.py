@@ -1,0 +1,61 @@
+"""A choice as it grows from events that are made by hand."""
+
+from remask.core.request import Draft, Request, Result, Transfer, Usage
+from remask.core.sampling import SamplingParams
+from remask.engine.engine import Event
+from remask.models.source import resolve
+from remask.models.tokenizer import load_tokenizer
+from remask.server.answer import NO_CHANCE, Answer
+
+TOKENIZER = load_tokenizer(resolve("bundled"))
+assert TOKENIZER is not None
+A, B, C, D = TOKENIZER.encode("abbey acorn alder arch")
+PROMPT = [A, B]
+
+
+def answer(*, rewrites: bool = False, **sampling: object) -> Answer:
+    params = SamplingParams.from_mapping({"max_tokens": 4, **sampling})
+    assert TOKENIZER is not None
+    return Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites)
+
+
+def wrote(step: int, tokens: dict[int, int], settled: tuple[int, ...] = ()) -> Event:
+    positions = tuple(len(PROMPT) + place for place in tokens)
+    return Event("r", transfer=Transfer(step, positions, tuple(tokens.values())), settled=settled)
+
+
+def ended(*tokens: int) -> Event:
+    return Event("r", result=Result("r", tokens, "stop", Usage(2, len(tokens)), (), 0.1, 0.2))
+
+
+def test_only_what_is_settled_without_a_gap_is_said() -> None:
+    choice = answer()
+    assert choice.take([wrote(0, {2: C})]).text == ""
+    assert choice.take([wrote(1, {0: A}, (A,))]).text == "abbey"
+    assert choice.take([wrote(2, {1: B}, (B, C))]).text == " acorn alder"
+    last = choice.take([wrote(3, {3: D}, (D,)), ended(A, B, C, D)])
+    assert last.text == " arch"
+    assert last.result is not None
+
+
+def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
+    choice = answer(rewrites=True)
+    drafts = [Event("r", draft=Draft(step, (2, 3, 9), (B, B, B), (0.5, 0.0, 0.1))) for step in range(2)]
+    first = choice.take([drafts[0], wrote(0, {0: D, 1: C})])
+    assert first.canvas is not None
+    assert (first.text, [place["settled"] for place in first.canvas["canvas"]]) == ("", [None] * 4)
+    second = choice.take([drafts[1], wrote(1, {0: A}, (A, C))])
+    assert second.canvas is not None
+    assert second.text == "abbey alder"
+    assert [place["settled"] for place in second.canvas["canvas"]] == [1, 0, None, None]
+    assert [place["token_id"] for place in second.canvas["canvas"]] == [A, C, None, None]
+    assert [item.logprob for item in second.scored][1] == NO_CHANCE
+
+
+def test_a_stop_ends_it_before_tokens_that_settled_with_it() -> None:
+    choice = answer(stop_token_ids=[B])
+    delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
+    assert (delta.text, len(delta.scored)) == ("abbey acorn", 2)
+    choice = answer(stop=["acorn"])
+    delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
+    assert (delta.text, len(delta.scored)) == ("abbey ", 2)
