@@ -166,7 +166,6 @@ def test_steps_can_be_gone_back_to(tab: Tab) -> None:
 
 def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
     tab.page.select_option("#cache-a", "bicache+block-dual")
-    tab.page.locator("details summary").first.click()
     tab.page.fill("#config-a", '{"fill_pass": "separate"}')
     tab.page.fill("#block_length", "8")
     tab.page.click("#run-a-only")
@@ -286,9 +285,14 @@ def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
         assert tab.page.evaluate("document.activeElement.id") == "max_tokens"
         assert tab.page.get_attribute("#max_tokens", "aria-invalid") == "true"
         tab.page.fill("#max_tokens", "16")
-        tab.page.locator("details summary").first.click()
-        tab.page.fill("#config-a", "{depth")
+        tab.page.locator("#settings summary").click()
+        tab.page.select_option("#cache-a", "bicache")
+        assert tab.page.input_value("#config-a") == '{"refresh_interval":4}', "the example's"
+        tab.page.select_option("#cache-a", "none")
+        assert tab.page.input_value("#config-a") == "", "no other policy takes them"
+        tab.page.evaluate("document.getElementById('config-a').value = '{depth'")
         refused(tab, "no JSON object")
+        assert tab.page.evaluate("document.activeElement.id") == "config-a", "the fold opens"
         assert tab.page.get_attribute("#max_tokens", "aria-invalid") is None
         tab.page.fill("#config-a", "")
         tab.page.click("#run-a-only")

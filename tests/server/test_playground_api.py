@@ -205,6 +205,7 @@ def test_the_example_is_one_that_the_model_can_answer(server: Running) -> None:
         body = {"messages": told["messages"], **told["sampling"], "cache": told["cache"]}
         answer = server.chat({**body, "cache_config": told["cache_config"]}).json()
         assert answer["choices"][0]["message"]["content"].strip() == told["answer"]
+    assert first["pair"] == ["none", "bicache"]
     assert {"none", "bicache", "bicache+block-dual"} <= set(first["policies"])
     assert not {"uniform-cache", "exact", "dkv-greedy"} & set(first["policies"]), "not of this model, or not so sampled"
     for bad in ("-1", "1000", "x"):
@@ -219,20 +220,23 @@ def test_every_policy_of_the_page_is_one_that_the_server_takes(server: Running) 
 
 
 @pytest.mark.parametrize(
-    ("folder", "some", "others"),
+    ("folder", "some", "others", "pair"),
     [
-        ("dream", {"none", "bicache+dkv-decode"}, {"exact", "uniform-cache"}),
-        ("block_causal/sdar_b4", {"exact"}, {"bicache", "dkv-decode"}),
-        ("uniform/unif", {"none", "uniform-cache"}, {"bicache", "exact"}),
+        ("dream", {"none", "bicache+dkv-decode"}, {"exact", "uniform-cache"}, ["none", "reuse"]),
+        ("block_causal/sdar_b4", {"exact"}, {"bicache", "dkv-decode"}, ["none", "exact"]),
+        ("uniform/unif", {"none", "uniform-cache"}, {"bicache", "exact"}, ["none", "block-prefix"]),
     ],
 )
-def test_other_models_get_a_plain_example_and_their_own_policies(folder: str, some: set[str], others: set[str]) -> None:
+def test_other_models_get_a_plain_example_and_their_own_policies(
+    folder: str, some: set[str], others: set[str], pair: list[str]
+) -> None:
     cache = min(some - {"bicache+dkv-decode"})
     llm = LLM(str(GOLDENS / folder), cache=cache, cache_config=None, dtype="float32", device="cpu")
     told = example(llm, {}, 3)
     assert (told["answer"], told["sampling"], told["cache"], told["cache_config"]) == (None, {}, cache, None)
     assert [message["role"] for message in told["messages"]] == ["system", "user"]
     assert some <= set(told["policies"])
+    assert told["pair"] == pair
     assert not others & set(told["policies"])
 
 

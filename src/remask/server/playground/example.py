@@ -44,7 +44,7 @@ def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
     specs = _specs(llm, fit(defaults, told["sampling"], llm.engine.max_model_len - 1))
-    return {**told, "policies": specs, "cache": llm.cache, "cache_config": settings}
+    return {**told, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache, "cache_config": settings}
 
 
 def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
@@ -53,6 +53,13 @@ def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
     inner = [f"{_OUTER}+{name}" for name in names if name not in _WHOLE] if _OUTER in names else []
     request = Request("example", [0], sampling)
     return [spec for spec in dict.fromkeys([*names, *inner, llm.cache]) if _runs(llm, spec, request)]
+
+
+def _pair(llm: LLM, specs: list[str]) -> list[str]:
+    """Two policies to begin with: the simplest, and the server's own or the next best that needs no profiling."""
+    others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.has_depth_table)]
+    liked = [spec for spec in (llm.cache, _OUTER) if spec in others]
+    return [specs[0], [*liked, *others, specs[0]][0]]
 
 
 def _runs(llm: LLM, spec: str, request: Request) -> bool:

@@ -21,7 +21,7 @@ export function inWords(passes) {
     .map((pass, index) => {
       const parts = stretches(pass).map(([kind, first, last]) => `${named(first, last)}: prefix ${KINDS[kind][1]}`);
       const text = parts.join("; ").replaceAll("prefix no shared prefix", "no shared prefix");
-      return passes.length > 1 ? `Pass ${index + 1}, ${lower(text)}.` : `${text}.`;
+      return passes.length > 1 ? `Pass ${index + 1}, ${text}.` : `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
     })
     .join(" ");
 }
@@ -73,7 +73,6 @@ function stretches(pass) {
   return found;
 }
 
-const named = (first, last) => (first === last ? `Layer ${first + 1}` : `Layers ${first + 1} to ${last + 1}`);
-const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
+const named = (first, last) => (first === last ? `layer ${first + 1}` : `layers ${first + 1} to ${last + 1}`);
 const width = (work) => work.layers[1] - work.layers[0];
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);

@@ -47,12 +47,18 @@ function fill(example, everything) {
   find("another").hidden = !example.answer;
   if (!everything) return;
   for (const name of NUMBERS) find(name).value = example.sampling[name] ?? "";
-  const first = example.policies.includes("none") ? "none" : example.policies[0];
-  for (const [select, chosen] of [["cache-a", first], ["cache-b", example.cache]]) {
+  for (const [select, chosen] of [["cache-a", example.pair[0]], ["cache-b", example.pair[1]]]) {
     find(select).replaceChildren(...example.policies.map((name) => make("option", { value: name, text: name })));
     find(select).value = chosen;
   }
-  find("config-b").value = example.cache_config ? JSON.stringify(example.cache_config) : "";
+  const settings = example.cache_config ? JSON.stringify(example.cache_config) : "";
+  for (const which of ["a", "b"]) {
+    // Settings belong to one policy, and no other may take them.
+    const suit = () => (find(`config-${which}`).value = find(`cache-${which}`).value === example.cache ? settings : "");
+    find(`cache-${which}`).onchange = suit;
+    suit();
+  }
+  find("settings").open = settings !== "";
 }
 
 /** The body of one run. Throws `Problem` where a field cannot even be sent. */
