@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
@@ -21,7 +20,6 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, slots: int, balance: float) -> None:
         """Called by Ray once, with the deployment's `request_router_kwargs`."""
         self._spill = Spill(slots, balance)
-        self._open: Counter[Any] = Counter()
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """One rank for each replica; Ray takes the first that lets the request in."""
@@ -37,20 +35,9 @@ class PrefixRouter(RequestRouter):
         loads = {name: self._load(replica.replica_id) for name, replica in named.items()}
         return [[named[name]] for name in self._spill.order(pending_request.args[0], loads)]
 
-    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:  # noqa: ARG002
-        """Called by Ray when a replica was chosen."""
-        self._open[replica_id] += 1
-
-    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:  # noqa: ARG002
-        """Called by Ray when a request has ended, whatever its end."""
-        self._open[replica_id] -= 1
-        if self._open[replica_id] <= 0:
-            del self._open[replica_id]
-
     def _load(self, replica_id: Any) -> int:
-        """Open requests: those sent from here, or what the replica told last, which has those of other routers too."""
-        told: int = self.replica_queue_len_cache.get(replica_id) or 0
-        return max(told, self._open[replica_id])
+        """Open requests as Ray counts them: told by the replica with each request, those of other routers included."""
+        return self.replica_queue_len_cache.get(replica_id) or 0
 
 
 class RoundRobinRouter(RequestRouter):
