@@ -54,7 +54,8 @@ class LLM:
     """Generates with one diffusion language model.
 
     Args:
-        model: a local folder in the Hugging Face layout, a hub id, `bundled`, or with `load_format="dummy"` a preset.
+        model: a local folder in the Hugging Face layout, a hub id, `bundled`, `bundled-uniform`, or with
+            `load_format="dummy"` a preset.
         cache: cache policy, or a composition such as `bicache+block-dual`; each call of `generate` may name another.
         cache_config: settings of the policy.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
