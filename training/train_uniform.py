@@ -9,6 +9,7 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from training.uniform_export import export  # noqa: E402
 from training.uniform_model import DenseGidd, GiddShape, initialize  # noqa: E402
 from training.uniform_tokenizer import build_tokenizer  # noqa: E402
 
-CACHES: Final = (
+CACHES: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
     ("none", {}),
     ("block-prefix", {}),
     ("uniform-cache", {"refresh_next": 0}),

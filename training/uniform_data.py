@@ -1,10 +1,11 @@
 """Training canvases of the bundled uniform model: a timetable, clean up to a window, noise from there on.
 
 A canvas is what the engine shows the model at some step of some block. The prompt and the blocks before the window are
-clean, and clean rows see clean rows only. What stands after the window is uniform noise. In the window, tokens are
-replaced by uniform noise in one of two ways, each in half of the canvases: every token with the same probability t,
-uniform in [0, 1], which is the forward process; or all tokens from some position on, which is what a block decoded from
-left to right looks like.
+clean, and clean rows see clean rows only. A third of the windows begin at the prompt, as the first block of every
+response does: elsewhere the interval can be read off the departures before. What stands after the window is uniform
+noise. In the window, tokens are replaced by uniform noise in one of two ways, each in half of the canvases: every token
+with the same probability t, uniform in [0, 1], which is the forward process; or all tokens from some position on, which
+is what a block decoded from left to right looks like.
 """
 
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class TimetableSource:
         clean[:, :prompt] = self._prompts[chosen]
 
         size = 1 + self._integers(LONGEST_WINDOW, count)
-        start = prompt + self._integers(min(LAST_START, length - prompt - LONGEST_WINDOW) + 1, count)
+        before = self._integers(min(LAST_START, length - prompt - LONGEST_WINDOW) + 1, count)
+        start = prompt + before * (self._integers(3, count) > 0)
         noisy = places >= start[:, None]
         window = noisy & (places < (start + size)[:, None])
         level = torch.rand(count, 1, generator=self._random)

@@ -267,7 +267,7 @@ def test_an_assistant_turn_ends_an_answer_of_the_published_vocabulary_alone() ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight_scaling": "fan-in"}, "'weight_scaling' is \"fan-in\"; supported: \"fan_in\", \"fan_out\" or a positive"),
+        ({"weight_scaling": "fan-in"}, '\'weight_scaling\' is "fan-in"; supported: "fan_in", "fan_out" or a positive'),
         ({"weight_scaling": 0}, "'weight_scaling' is 0"),
         ({"resid_scale": "4"}, "'resid_scale' is"),
         ({"head_scaling": -1.0}, "'head_scaling' is -1.0"),

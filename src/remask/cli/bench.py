@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         "bench",
         help="compare cache policies side by side",
         description="Compare cache policies side by side: on their own tasks for the bundled models, on GSM8K "
-        "questions for a model with a chat template, and on random tokens for all others or where their lengths are given.",
+        "questions for a model with a chat template, and on random tokens for all others or where lengths are given.",
     )
     parser.add_argument(
         "--caches",
