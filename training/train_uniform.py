@@ -58,10 +58,10 @@ class Trainer:
     def step(self, spent: float) -> float:
         """Takes one step; `spent` is the share of the time that is over. Returns the mean loss of the window's rows.
 
-        Canvases are half as long in the first half of the time, as noise after the window has little to teach, and so
+        Canvases are half as long in the first 70 % of the time, as noise after the window has little to teach, and so
         are the steps in tokens, as the first hundreds of updates are needed whatever their size.
         """
-        length = self.model.shape.max_position_embeddings // (2 if spent < 0.5 else 1)
+        length = self.model.shape.max_position_embeddings // (2 if spent < 0.7 else 1)
         batch = self.source.draw(self.canvas_tokens // self.model.shape.max_position_embeddings, length)
         tokens, clean, noisy, window = (
             tensor.to(self.device) for tensor in (batch.tokens, batch.clean, batch.noisy, batch.window)

@@ -1,11 +1,10 @@
 """Training canvases of the bundled uniform model: a timetable, clean up to a window, noise from there on.
 
 A canvas is what the engine shows the model at some step of some block. The prompt and the blocks before the window are
-clean, and clean rows see clean rows only. A third of the windows begin at the prompt, as the first block of every
-response does: elsewhere the interval can be read off the departures before. What stands after the window is uniform
-noise. In the window, tokens are replaced by uniform noise in one of two ways, each in half of the canvases: every token
-with the same probability t, uniform in [0, 1], which is the forward process; or all tokens from some position on, which
-is what a block decoded from left to right looks like.
+clean, and clean rows see clean rows only. A third of the windows begin where every response
+does. What stands after the window is uniform noise. In the window, tokens are replaced by uniform noise in one of two
+ways, each in half of the canvases: every token with the same probability t, uniform in [0, 1], which is the forward
+process; or all tokens from some position on, which is what a block decoded from left to right looks like.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from remask.tasks.timetable import MINUTES, timetables
+from remask.tasks.timetable import GIVEN, MINUTES, timetables
 
 LONGEST_WINDOW: Final = 32
 LAST_START: Final = 64
@@ -42,7 +41,7 @@ class TimetableSource:
         assert isinstance(mask_id, int)
         assert isinstance(first_minute, int)
         self._mask_id, self._first_minute, self._vocab = mask_id, first_minute, len(tokenizer)
-        self._prompts = torch.tensor([tokenizer(table.text)["input_ids"] for table in self._tables])
+        self._prompts = torch.tensor([tokenizer(table.rule)["input_ids"] for table in self._tables])
         self._intervals = torch.tensor([table.interval for table in self._tables])
         self._starts = torch.tensor([table.start for table in self._tables])
 
@@ -56,8 +55,9 @@ class TimetableSource:
         clean[:, :prompt] = self._prompts[chosen]
 
         size = 1 + self._integers(LONGEST_WINDOW, count)
-        before = self._integers(min(LAST_START, length - prompt - LONGEST_WINDOW) + 1, count)
-        start = prompt + before * (self._integers(3, count) > 0)
+        latest = min(LAST_START, length - prompt - LONGEST_WINDOW)
+        later = self._integers(latest - GIVEN + 1, count) * (self._integers(3, count) > 0)
+        start = prompt + GIVEN + later
         noisy = places >= start[:, None]
         window = noisy & (places < (start + size)[:, None])
         level = torch.rand(count, 1, generator=self._random)

@@ -28,7 +28,7 @@ _CONFIG: Final = {
 
 def vocabulary() -> dict[str, int]:
     """Returns the id of every word: special tokens, the words of a prompt, and the minutes in order."""
-    words = [word for word in Timetable(1, 0).text.split() if not word.isdigit()]
+    words = [word for word in Timetable(1, 0).rule.split() if not word.isdigit()]
     return {word: number for number, word in enumerate([*SPECIAL, *words, *map(str, range(MINUTES))])}
 
 

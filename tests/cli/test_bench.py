@@ -138,9 +138,9 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     assert prefix["agreement_with_none"] == 1, "block-prefix is exact on uniform models"
     layers = report["workload"]["layers"]
     assert none["row_layers"] == 6 * 32 * 128 * layers
-    # Prompts have 8 tokens. The second block is refreshed with the first, four times; after the last nothing is.
+    # Prompts have 12 tokens. The second block is refreshed with the first, four times; after the last nothing is.
     assert cache["row_layers"] == 6 * layers * (2 * (128 + 15 * 16) + 4 * 16)
-    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 15 * (120 + 104))
+    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 15 * (116 + 100))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,6 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     [
         (["--prefixes", "2"], "share no prefix"),
         (["--prompt-tokens", "5"], "the bundled model has a task"),
-        (["--requests", "500"], "225 timetables are held out"),
         (["--without-prefix"], "only 'bundled' has a task"),
         (["--prefix-match", "longest"], "only 'bundled' has a task"),
         (["--caches", "bicache"], "uniform"),

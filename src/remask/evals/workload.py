@@ -115,7 +115,7 @@ def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingPar
         # Initial noise is drawn from the request's seed: with one of its own, the same canvas meets every policy.
         params = sampling if sampling.seed is not None else replace(sampling, seed=seed + index)
         request = Request(str(index), llm.tokenizer.encode(item.text), params)
-        tasks.append(Task(request, item.departures(sampling.max_tokens), timetable.is_correct))
+        tasks.append(Task(request, item.response(sampling.max_tokens), timetable.is_correct))
     return Workload("timetable", seed, tuple(tasks), 0)
 
 

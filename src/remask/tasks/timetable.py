@@ -1,9 +1,9 @@
 """The timetable task: the minutes past the hour at which a bus leaves, each determined by the one before.
 
-A prompt gives the interval and the first departure, and the response lists the departures until it is full::
+A prompt gives the interval and the first departures, and the response goes on until it is full::
 
-    prompt     bus every 7 minutes from 44 :
-    response   44 51 58 5 12 19 ...
+    prompt     bus every 4 minutes from 44 : 44 48 52 56
+    response   0 4 8 12 16 20 ...
 
 A clock has 60 minutes, so the list wraps. A program checks every departure; a guess of one is right with probability
 1 / 60.
@@ -21,8 +21,15 @@ from remask.errors import ConfigError
 MINUTES: Final = 60
 """Minutes of an hour, at which a list wraps."""
 
-MAX_INTERVAL: Final = 15
+MAX_INTERVAL: Final = 4
 """The longest interval that a timetable has, in minutes."""
+
+
+HELD_OUT: Final = 100
+"""Timetables that training never asks for."""
+
+GIVEN: Final = 4
+"""Departures that a prompt shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +46,22 @@ class Timetable:
             raise ConfigError(f"start is {self.start}; the minutes of an hour go from 0 to {MINUTES - 1}.")
 
     @property
-    def text(self) -> str:
-        """The prompt."""
+    def rule(self) -> str:
+        """What opens a prompt, and says all that there is to know."""
         return f"bus every {self.interval} minutes from {self.start} :"
 
-    def departures(self, count: int) -> str:
+    @property
+    def text(self) -> str:
+        """The prompt: the rule, and the first `GIVEN` departures."""
+        return f"{self.rule} {self.departures(range(GIVEN))}"
+
+    def response(self, count: int) -> str:
         """The right response of `count` departures."""
-        return " ".join(str((self.start + place * self.interval) % MINUTES) for place in range(count))
+        return self.departures(range(GIVEN, GIVEN + count))
+
+    def departures(self, places: range) -> str:
+        """The departures at `places`, counted from 0."""
+        return " ".join(str((self.start + place * self.interval) % MINUTES) for place in places)
 
 
 def is_correct(text: str, answer: str) -> bool:
@@ -54,14 +70,20 @@ def is_correct(text: str, answer: str) -> bool:
 
 
 def timetables(*, held_out: bool) -> list[Timetable]:
-    """All timetables that models are asked for in evaluations, or all others, from which training draws its prompts."""
+    """The timetables that evaluations ask for, or all others, from which training draws its prompts."""
     every = [Timetable(interval, start) for interval in range(1, MAX_INTERVAL + 1) for start in range(MINUTES)]
-    return [each for each in every if (each.start % 4 == each.interval % 4) == held_out]
+    # By lot: a rule on the numbers could hold out every list that some departure stands on.
+    random.Random(0).shuffle(every)
+    return every[:HELD_OUT] if held_out else every[HELD_OUT:]
 
 
 def make_timetables(count: int, seed: int) -> list[Timetable]:
-    """Draws `count` different timetables that training never asks for. The same arguments give the same list."""
+    """Draws `count` held-out timetables, none a second time before all were drawn once; fixed by the arguments."""
+    if count < 1:
+        raise ConfigError(f"count is {count}; a workload has at least 1 timetable.")
     known = timetables(held_out=True)
-    if not 1 <= count <= len(known):
-        raise ConfigError(f"count is {count}; {len(known)} timetables are held out, so it lies between 1 and that.")
-    return random.Random(seed).sample(known, count)
+    rng = random.Random(seed)
+    drawn: list[Timetable] = []
+    while len(drawn) < count:
+        drawn += rng.sample(known, min(len(known), count - len(drawn)))
+    return drawn
