@@ -1,4 +1,4 @@
-"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --minutes 12 --out DIR`.
+"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --minutes 6 --out DIR`.
 
 Every canvas is drawn afresh, so there is no data set and no epoch. The loss is the cross-entropy of the clean token at
 every position of the window, whether noise replaced it or not: the model is not told which, and has to say what it
@@ -96,7 +96,7 @@ def measure(folder: Path, questions: int, seed: int, cache: str = "none", **sett
 def main() -> None:
     """Parses the command line, trains for the given time, exports, and measures what was exported."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=12.0, help="training time, evaluations included")
+    parser.add_argument("--minutes", type=float, default=6.0, help="training time, evaluations included")
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument("--canvas-tokens", type=int, default=2048, help="tokens per step")
