@@ -13,7 +13,8 @@ from training.uniform_tokenizer import save_tokenizer
 def config(model: DenseGidd, tokenizer: PreTrainedTokenizerFast) -> dict[str, object]:
     """Returns `config.json` with the keys of the published GIDD checkpoints.
 
-    All but `auto_map`, which would name modelling code that the folder does not hold.
+    All but `auto_map`, which would name modelling code that the folder does not hold, and `rope_scaling`, which is null
+    there and makes newer versions of transformers warn.
     """
     shape = model.shape
     return {
@@ -41,7 +42,6 @@ def config(model: DenseGidd, tokenizer: PreTrainedTokenizerFast) -> dict[str, ob
         "pad_token_id": tokenizer.pad_token_id,
         "resid_scale": shape.resid_scale,
         "rms_norm_eps": shape.rms_norm_eps,
-        "rope_scaling": None,
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
         "transformers_version": "4.57.6",
