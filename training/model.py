@@ -42,10 +42,10 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
 
 
-def rope_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
+def rope_tables(head_dim: int, theta: float, length: int) -> tuple[Tensor, Tensor]:
     """Returns cosine and sine for positions below `length`, each [length, head_dim], halves repeated (NeoX layout)."""
-    pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta ** (-pairs / shape.head_dim))
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), theta ** (-pairs / head_dim))
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()
 
@@ -99,7 +99,7 @@ class DenseLlada(nn.Module):
         self.wte = nn.Embedding(shape.vocab_size, shape.d_model)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
         self.ln_f = RMSNorm(shape.d_model, shape.rms_norm_eps)
-        cos, sin = rope_tables(shape, shape.max_sequence_length)
+        cos, sin = rope_tables(shape.head_dim, shape.rope_theta, shape.max_sequence_length)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -158,15 +158,23 @@ def _offset_heads(block: Block, shape: ModelShape, common: Tensor) -> None:
     the frequencies takes part: the slower ones hardly tell neighbours apart.
     """
     head_dim = shape.head_dim
-    cos, sin = rope_tables(shape, max(abs(offset) for offset in OFFSETS) + 1)
-    strength = torch.zeros(head_dim // 2)
-    strength[: head_dim // 4] = 6.0 / math.sqrt(shape.d_model / 2)
-    direction = torch.cat([strength, torch.zeros_like(strength)])
+    strength = 6.0 / math.sqrt(shape.d_model / 2)
     nn.init.normal_(block.q_proj.weight, std=0.02)
     nn.init.normal_(block.k_proj.weight, std=0.02)
-    for head, offset in enumerate(OFFSETS):
+    for head, (query, key) in enumerate(offset_vectors(head_dim, shape.rope_theta, head_dim // 4)):
         rows = slice(head * head_dim, (head + 1) * head_dim)
-        distance = abs(offset)
-        turned = rotate(direction, cos[distance], sin[distance] * (-1 if offset > 0 else 1))
-        block.q_proj.weight[rows] += torch.outer(direction, common)
-        block.k_proj.weight[rows] += torch.outer(turned, common)
+        block.q_proj.weight[rows] += torch.outer(strength * query, common)
+        block.k_proj.weight[rows] += torch.outer(strength * key, common)
+
+
+def offset_vectors(head_dim: int, theta: float, frequencies: int) -> list[tuple[Tensor, Tensor]]:
+    """For each of `OFFSETS` a query and a key, [head_dim] each, whose product after RoPE peaks at that distance.
+
+    They are 1 at the fastest `frequencies` of the rotations, and 0 elsewhere.
+    """
+    cos, sin = rope_tables(head_dim, theta, max(abs(offset) for offset in OFFSETS) + 1)
+    query = torch.zeros(head_dim)
+    query[:frequencies] = 1.0
+    return [
+        (query, rotate(query, cos[abs(offset)], sin[abs(offset)] * (-1 if offset > 0 else 1))) for offset in OFFSETS
+    ]

@@ -20,7 +20,8 @@ from torch import Tensor
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from training.data import CanvasSource  # noqa: E402  (the path above makes a plain script call work)
+from training import optimizers  # noqa: E402  (the path above makes a plain script call work)
+from training.data import CanvasSource  # noqa: E402
 from training.evaluate import measure  # noqa: E402
 from training.export import export, load_weights  # noqa: E402
 from training.model import DenseLlada, ModelShape, initialize  # noqa: E402
@@ -44,11 +45,6 @@ SETTINGS: Final = (
 """The decodings that the last evaluation measures: name, block length, steps, whether the system prompt is sent."""
 
 
-def learning_rate(step: int, spent: float) -> float:
-    """Returns the share of the peak rate: a linear rise over 40 steps, a linear fall in the last 40 % of the time."""
-    return min((step + 1) / 40, 1.0, max(0.02, (1 - spent) / 0.4))
-
-
 class Trainer:
     """The model with its optimizers and its stream of canvases."""
 
@@ -62,12 +58,7 @@ class Trainer:
         self.model = DenseLlada(ModelShape(vocab_size=len(self.tokenizer)))
         initialize(self.model)
         self.model.to(device)
-        matrices = [p for name, p in self.model.named_parameters() if p.ndim == 2 and not name.startswith("wte")]
-        others = [p for name, p in self.model.named_parameters() if p.ndim == 1 or name.startswith("wte")]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
-        ]
+        self.optimizers = optimizers.build(self.model, "wte", rate)
         self.peak_rate = rate
         self.steps = 0
         self.tokens = 0
@@ -77,17 +68,11 @@ class Trainer:
     def step(self, spent: float) -> float:
         """Takes one step; `spent` is the share of the time that is over. Returns the mean loss of the masked tokens."""
         noisy, clean, masked, cloze = self._draw()
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.peak_rate * learning_rate(self.steps, spent)
         with torch.autocast(self.device.type, torch.bfloat16):
             logits = self.model(noisy, masked)
         loss = F.cross_entropy(logits.float(), clean[masked])
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        optimizers.update(self.optimizers, self.model, self.peak_rate * optimizers.learning_rate(self.steps, spent))
         self.steps += 1
         self.tokens += noisy.numel()
         value = loss.item()

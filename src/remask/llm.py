@@ -58,7 +58,8 @@ class LLM:
     """Generates with one diffusion language model.
 
     Args:
-        model: a local folder in the Hugging Face layout, a hub id, `bundled`, or with `load_format="dummy"` a preset.
+        model: a local folder in the Hugging Face layout, a hub id, `bundled`, `bundled-uniform`, or with
+            `load_format="dummy"` a preset.
         cache: cache policy, or a composition such as `bicache+block-dual`; each call of `generate` may name another.
             `auto` is what suits the model's kind: `bicache`, `exact` on block-causal models, `none` on uniform ones.
         cache_config: settings of the policy.

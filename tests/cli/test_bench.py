@@ -114,6 +114,62 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     assert picture.stat().st_size > 10_000
 
 
+def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", "demo", "--uniform", "--requests", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "bus every" in out
+    assert "(right" in out
+    assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
+    assert "on canvases of 128" in out
+    assert main(["--quiet", "demo", "--uniform", "--picture", "x.png"]) == 2
+    assert "--picture shows depths" in capsys.readouterr().err
+
+
+def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
+    assert bench("--model", "bundled-uniform", *options) == 0
+    report = json.loads(target.read_text(encoding="utf-8"))
+    none, prefix, cache = report["results"]
+    assert [row["cache"] for row in report["results"]] == ["none", "block-prefix", "uniform-cache"]
+    assert report["workload"]["name"] == "timetable"
+    assert (report["workload"]["steps"], report["workload"]["canvas_length"]) == (32, 128)
+    assert none["accuracy"] >= 1 / 3, "a guess of 32 departures is right with probability 60 ** -32"
+    assert prefix["agreement_with_none"] > 0.95, "exact but for rounding"
+    layers = report["workload"]["layers"]
+    assert none["row_layers"] == 6 * 32 * 128 * layers
+    # Prompts have 12 tokens. The second block is refreshed with the first, four times; after the last nothing is.
+    assert cache["row_layers"] == 6 * layers * (2 * (128 + 15 * 16) + 4 * 16)
+    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 15 * (116 + 100))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--prefixes", "2"], "share no prefix"),
+        (["--prompt-tokens", "5"], "the bundled model has a task"),
+        (["--without-prefix"], "only 'bundled' has a task"),
+        (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--caches", "bicache"], "uniform"),
+        (["--max-tokens", "150"], "canvas_length=128 is shorter than"),
+    ],
+)
+def test_what_the_uniform_task_refuses(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
+    assert bench("--model", "bundled-uniform", *options) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "caches"),
+    [("sdar-tiny", {"none", "exact"}), ("gidd-tiny", {"none", "block-prefix", "uniform-cache"})],
+)
+def test_the_default_policies_suit_the_kind(tmp_path: Path, model: str, caches: set[str]) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "8", "--prompt-tokens", "4", "--max-tokens", "8", "--json", str(target)]
+    assert bench("--model", model, "--load-format", "dummy", *SMALL, *shape) == 0
+    assert {row["cache"] for row in json.loads(target.read_text(encoding="utf-8"))["results"]} == caches
+
+
 def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--version"])

@@ -33,7 +33,8 @@ def result(name: str, **values: Any) -> dict[str, Any]:
 
 def report(*results: dict[str, Any], **more: Any) -> dict[str, Any]:
     workload: dict[str, Any] = {"requests": 4, "prefixes": 2, "prefix_ratio": 0.5, "concurrency": 2, "max_tokens": 8}
-    workload |= {"steps": 8, "block_length": 8, "seed": 0, "rounds": 1, "model": "m", "alone_requests": 2}
+    workload |= {"steps": 8, "block_length": 8, "canvas_length": None, "seed": 0, "rounds": 1, "model": "m"}
+    workload |= {"alone_requests": 2}
     machine = {"dtype": "float32", "cpu": "c", "threads": 1}
     return {"workload": workload, "machine": machine, "commit": None, "results": list(results), **more}
 

@@ -23,7 +23,7 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("/nowhere/at/all", "no such folder"),
         ("./missing", "no such folder"),
-        ("missing", "no such folder, and not a hub id.*'bundled'"),
+        ("missing", "no such folder, and not a hub id.*'bundled' or 'bundled-uniform'"),
         ("", "no such folder"),
         ("~nobody-of-this-name/x", "no such folder"),
         ("x" * 5000, "no such folder"),
@@ -75,10 +75,13 @@ def test_a_hub_that_does_not_answer_is_a_clear_error(error: Exception, monkeypat
         resolve("org/name")
 
 
-def test_bundled_is_the_folder_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("model", "folder"), [("bundled", "bundled"), ("bundled-uniform", "bundled_uniform")])
+def test_bundled_ones_are_folders_in_the_package(
+    model: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "files", lambda _: tmp_path)
-    with pytest.raises(CheckpointError, match="bundled model is not in this installation"):
-        resolve("bundled")
-    (tmp_path / "bundled").mkdir()
-    (tmp_path / "bundled" / "config.json").write_text(json.dumps(LLADA))
-    assert resolve("bundled") == tmp_path / "bundled"
+    with pytest.raises(CheckpointError, match=rf"The {model} model is not in this installation.* is \./{model}\."):
+        resolve(model)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.json").write_text(json.dumps(LLADA))
+    assert resolve(model) == tmp_path / folder

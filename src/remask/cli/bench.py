@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.cli.options import COMPARED_CACHES, add_model_options, check_folder, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -17,18 +18,22 @@ from remask.evals.steps import step_baselines
 from remask.evals.workload import (
     BUNDLED_SAMPLING,
     GSM8K_SAMPLING,
+    UNIFORM_SAMPLING,
     Workload,
     bundled_workload,
     conversation_workload,
     gsm8k_workload,
     is_bundled,
+    is_bundled_uniform,
     random_workload,
     reads_chats,
+    timetable_workload,
 )
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
 
 ALL = "all"
+PREFIXES = 4
 
 
 def add_parser(commands: Any) -> None:
@@ -36,14 +41,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="compare cache policies side by side",
-        description="Compare cache policies side by side: on its own task for the bundled model, on GSM8K questions "
-        "for a model with a chat template, and on random tokens for all others or where their lengths are given. "
+        description="Compare cache policies side by side: on their own tasks for the bundled models, on GSM8K "
+        "questions for a model with a chat template, and on random tokens for all others or where lengths are given. "
         "'remask bench serve' puts load on a running server.",
     )
     parser.add_argument(
         "--caches",
-        default="none,reuse,bicache",
-        help="policies, separated by commas; 'all' for every one and their usual compositions, in detail",
+        help="policies, separated by commas (default: what suits the model's kind, as none,reuse,bicache or "
+        "none,block-prefix,uniform-cache); 'all' for every one and their usual compositions, in detail",
     )
     parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
     parser.add_argument("--depths", metavar="B,B,...", help="also bicache at these depths; 'all' for every one")
@@ -66,7 +71,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--requests", type=int, default=200, metavar="N")
     parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
-    parser.add_argument("--prefixes", type=int, default=4, help="different shared prefixes (default 4)")
+    parser.add_argument("--prefixes", type=int, help=f"different shared prefixes (default {PREFIXES})")
     parser.add_argument("--prefix-tokens", type=int, metavar="P", help="length of a random shared prefix (default 230)")
     parser.add_argument("--prompt-tokens", type=int, metavar="Q", help="random tokens after it (default 10)")
     parser.add_argument("--max-tokens", type=int, metavar="G", help="response length")
@@ -81,8 +86,9 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
     for name in ("requests", "concurrency", "prefixes", "rounds"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {value}")
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)
@@ -101,36 +107,47 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
         raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
     own = object_option("--sampling", args.sampling)
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    if is_bundled(llm):
-        if args.prefix_tokens is not None or args.prompt_tokens is not None:
-            raise ConfigError(
-                "--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task"
-            )
-        sampling = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **lengths, **own})
-        if args.prefix_match == "longest":
-            return conversation_workload(llm, args.requests, args.prefixes, args.seed, sampling)
-        return bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling)
+    if is_bundled(llm) or is_bundled_uniform(llm):
+        return _bundled_task(llm, args, {**lengths, **own})
     if reads_chats(llm) and args.prefix_tokens is None and args.prompt_tokens is None:
         sampling = SamplingParams.from_mapping({**GSM8K_SAMPLING, **lengths, **own})
-        return gsm8k_workload(llm, args.requests, args.prefixes, args.seed, sampling)
+        return gsm8k_workload(llm, args.requests, _prefixes(args), args.seed, sampling)
     # Random tokens carry no meaning, so an end token among them must not shorten the work.
     sampling = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **lengths, **own})
     prefix, prompt = args.prefix_tokens or 230, args.prompt_tokens or 10
-    return random_workload(llm, args.requests, args.prefixes, args.seed, sampling, prefix, prompt)
+    return random_workload(llm, args.requests, _prefixes(args), args.seed, sampling, prefix, prompt)
+
+
+def _bundled_task(llm: LLM, args: argparse.Namespace, sampling: Mapping[str, Any]) -> Workload:
+    if args.prefix_tokens is not None or args.prompt_tokens is not None:
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
+    if is_bundled_uniform(llm):
+        if args.prefixes is not None:
+            raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
+        params = SamplingParams.from_mapping({**UNIFORM_SAMPLING, **sampling})
+        return timetable_workload(llm, args.requests, args.seed, params)
+    draw = conversation_workload if args.prefix_match == "longest" else bundled_workload
+    params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
+    return draw(llm, args.requests, _prefixes(args), args.seed, params)
+
+
+def _prefixes(args: argparse.Namespace) -> int:
+    return PREFIXES if args.prefixes is None else int(args.prefixes)
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:
     settings = object_option("--cache-config", args.cache_config)
     left_out: list[LeftOut] = []
-    if args.caches == ALL:
+    caches = ",".join(COMPARED_CACHES[llm.loaded.config.kind]) if args.caches is None else args.caches
+    if caches == ALL:
         rows, left_out = every_contender(llm, workload, settings)
     else:
-        names = dict.fromkeys(["none", *(name.strip() for name in args.caches.split(","))])
+        names = dict.fromkeys(["none", *(name.strip() for name in caches.split(","))])
         rows = [contender(llm, name, settings.get(name), workload) for name in names]
     known = [row.name for row in rows] + [left.name for left in left_out]
     for name in settings:
         if name not in known:
-            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
+            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")
     for depth in _depths(args.depths, llm.loaded.config.layers):
         own = {**settings.get("bicache", {}), "depth": depth}
         rows.append(replace(contender(llm, "bicache", own, workload), name=f"bicache depth={depth}"))
@@ -149,7 +166,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
                 "--without-prefix asks single questions, not turns of conversations; leave one of them out"
             )
         sampling = workload.tasks[0].request.params
-        bare = bundled_workload(llm, args.requests, args.prefixes, args.seed, sampling, with_prefix=False)
+        bare = bundled_workload(llm, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
         rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))
     return rows, left_out
 

@@ -1,19 +1,26 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
+from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals.workload import BUNDLED_SAMPLING
+from remask.evals.workload import TASK_SAMPLING
 from remask.llm import LLM
-from remask.models.source import BUNDLED
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
+
+COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
+    "masked": ("none", "reuse", "bicache"),
+    "block_causal": ("none", "exact"),
+    "uniform": ("none", "block-prefix", "uniform-cache"),
+}
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
@@ -23,7 +30,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--model",
         default=model,
         required=model is None,
-        help="folder or hub id of a checkpoint, 'bundled', or with --load-format dummy the name of a preset"
+        help="folder or hub id of a checkpoint, 'bundled', 'bundled-uniform', or with --load-format dummy a preset"
         + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
@@ -108,7 +115,7 @@ def object_option(option: str, text: str | None) -> dict[str, Any]:
 
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
-    """`--sampling`; the bundled model answers as it was trained to without one."""
-    if args.sampling is None and args.model == BUNDLED:
-        return dict(BUNDLED_SAMPLING)
+    """`--sampling`; the bundled models answer as they were trained to without one."""
+    if args.sampling is None and args.model in TASK_SAMPLING:
+        return dict(TASK_SAMPLING[args.model])
     return object_option("--sampling", args.sampling)

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from remask.core.meter import CacheMeter
+from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.evals.contenders import Contender
 from remask.evals.interval import wilson
@@ -112,6 +113,7 @@ def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, meter
 
 def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -> dict[str, Any]:
     params = workload.tasks[0].request.params
+    uniform = llm.loaded.config.kind == "uniform"
     return {
         "model": llm.loaded.name,
         "parameters": llm.loaded.config.parameters,
@@ -124,9 +126,17 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "concurrency": engine.max_num_seqs,
         "rounds": rounds,
         "max_tokens": params.max_tokens,
-        "steps": params.steps or params.max_tokens,
+        "steps": _steps(params),
         "block_length": params.block_length or params.max_tokens,
+        "canvas_length": params.canvas_length or (llm.engine.max_model_len if uniform else None),
     }
+
+
+def _steps(params: SamplingParams) -> int:
+    """Steps of a whole response, as asked for."""
+    block = params.block_length or params.max_tokens
+    per_block = params.steps_per_block or max(1, block // (params.tokens_per_step or 1))
+    return params.steps or per_block * -(-params.max_tokens // block)
 
 
 def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:

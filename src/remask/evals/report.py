@@ -75,13 +75,18 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 
+def _canvas(work: Mapping[str, Any]) -> str:
+    """A uniform model's canvas: the noise after the response is computed by policies that do not cache it."""
+    return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
+
+
 def _notes(report: Mapping[str, Any], detail: bool) -> list[str]:
     work, machine, results = report["workload"], report["machine"], report["results"]
     notes = [
         f"{work['requests']} requests over {work['prefixes']} shared prefixes, prefix ratio {work['prefix_ratio']}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
-        f"{work['block_length']}, seed {work['seed']}, medians of {work['rounds']} rounds; {work['model']}, "
-        f"{machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
+        f"{work['block_length']}{_canvas(work)}, seed {work['seed']}, medians of {work['rounds']} rounds; "
+        f"{work['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
         f"commit {report['commit'] or 'unknown'}."
     ]
     if detail:

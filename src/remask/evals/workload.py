@@ -1,8 +1,9 @@
 """Workloads: what a benchmark asks of a model."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +11,13 @@ from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED
-from remask.tasks import gsm8k
+from remask.models.source import BUNDLED, BUNDLED_UNIFORM
+from remask.tasks import gsm8k, timetable
 from remask.tasks.transit import draw_question, is_correct, make_workload, reference_response
 
 BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
+UNIFORM_SAMPLING = {"max_tokens": 32, "block_length": 16}
+TASK_SAMPLING: Mapping[str, Mapping[str, Any]] = {BUNDLED: BUNDLED_SAMPLING, BUNDLED_UNIFORM: UNIFORM_SAMPLING}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 MAX_GSM8K_PREFIXES = 12
 MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
@@ -22,14 +25,18 @@ MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One request of a workload, and its only right answer where the workload has answers."""
+    """One request of a workload, and its only right answer where the workload has answers.
+
+    `check` tells whether a text gives an answer: by default, whether it stands after the last `##`.
+    """
 
     request: Request
     answer: str | None = None
+    check: Callable[[str, str], bool] = is_correct
 
     def correct(self, text: str | None) -> bool | None:
         """Whether `text` gives the answer; None where there is none to give."""
-        return None if self.answer is None or text is None else is_correct(text, self.answer)
+        return None if self.answer is None or text is None else self.check(text, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,19 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
     return Workload("transit, conversations", seed, tuple(tasks), prefixes)
 
 
+def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingParams) -> Workload:
+    """Held-out timetables of the bundled uniform model's task. Nothing is shared between them."""
+    if llm.tokenizer is None:
+        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
+    tasks = []
+    for index, item in enumerate(timetable.make_timetables(requests, seed)):
+        # Initial noise is drawn from the request's seed: with one of its own, the same canvas meets every policy.
+        params = sampling if sampling.seed is not None else replace(sampling, seed=seed + index)
+        request = Request(str(index), llm.tokenizer.encode(item.text), params)
+        tasks.append(Task(request, item.response(sampling.max_tokens), timetable.is_correct))
+    return Workload("timetable", seed, tuple(tasks), 0)
+
+
 def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
     """GSM8K questions under shared system prompts of rules and worked examples, answered after `##`.
 
@@ -137,8 +157,13 @@ def reads_chats(llm: LLM) -> bool:
 
 
 def is_bundled(llm: LLM) -> bool:
-    """Whether the bundled model is loaded, for which there is a task with answers."""
+    """Whether the bundled masked model is loaded, whose task has shared prefixes."""
     return llm.loaded.name == BUNDLED
+
+
+def is_bundled_uniform(llm: LLM) -> bool:
+    """Whether the bundled uniform model is loaded, whose task shares nothing."""
+    return llm.loaded.name == BUNDLED_UNIFORM
 
 
 def token_agreement(these: Sequence[int], those: Sequence[int]) -> float:

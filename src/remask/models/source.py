@@ -1,4 +1,4 @@
-"""Where a model is: the bundled one, a local folder, or a repository of the Hugging Face hub."""
+"""Where a model is: a bundled one, a local folder, or a repository of the Hugging Face hub."""
 
 import os
 import re
@@ -10,7 +10,8 @@ from huggingface_hub import snapshot_download
 from remask.errors import CheckpointError
 from remask.models.presets import PRESETS
 
-BUNDLED = "bundled"
+BUNDLED, BUNDLED_UNIFORM = "bundled", "bundled-uniform"
+_FOLDERS = {BUNDLED: "bundled", BUNDLED_UNIFORM: "bundled_uniform"}
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]
@@ -18,13 +19,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: `bundled`, the path of a folder, or a hub id, which is downloaded or found in its cache.
+    """The folder of `model`: of a bundled one, the path of a folder, or a hub id, downloaded or found in its cache.
 
     Raises:
         CheckpointError: the folder does not exist, or the hub does not answer or does not know the id.
     """
-    if model == BUNDLED:
-        return _bundled()
+    if model in _FOLDERS:
+        return _bundled(model)
     # Of `os.path`, which answers no for names that cannot be paths, where `Path` raises.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
@@ -39,17 +40,17 @@ def resolve(model: str) -> Path:
     if not _HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a hub id, or {BUNDLED!r}."
+            f"Give a folder, a hub id, {BUNDLED!r} or {BUNDLED_UNIFORM!r}."
         )
     return _download(model)
 
 
-def _bundled() -> Path:
-    folder = Path(str(files("remask"))) / BUNDLED
+def _bundled(model: str) -> Path:
+    folder = Path(str(files("remask"))) / _FOLDERS[model]
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"The bundled model is not in this installation (no {folder / 'config.json'}). Install remask again, or "
-            f"give a folder or a hub id; a folder of your own called {BUNDLED!r} is ./{BUNDLED}."
+            f"The {model} model is not in this installation (no {folder / 'config.json'}). Install remask again, or "
+            f"give a folder or a hub id; a folder of your own called {model!r} is ./{model}."
         )
     return folder
 

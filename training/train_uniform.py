@@ -1,0 +1,135 @@
+"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --minutes 6 --out DIR`.
+
+Every canvas is drawn afresh, so there is no data set and no epoch. The loss is the cross-entropy of the clean token at
+every position of the window, whether noise replaced it or not: the model is not told which, and has to say what it
+believes. Evaluations decode with the engine itself.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
+from remask.evals.interval import wilson  # noqa: E402
+from remask.evals.workload import UNIFORM_SAMPLING, timetable_workload  # noqa: E402
+from remask.llm import LLM, Work  # noqa: E402
+from training import optimizers  # noqa: E402
+from training.uniform_data import TimetableSource  # noqa: E402
+from training.uniform_export import export  # noqa: E402
+from training.uniform_model import DenseGidd, GiddShape, initialize  # noqa: E402
+from training.uniform_tokenizer import build_tokenizer  # noqa: E402
+
+CACHES: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
+    ("none", {}),
+    ("block-prefix", {}),
+    ("uniform-cache", {"refresh_next": 0}),
+    ("uniform-cache", {"refresh_next": 1}),
+    ("uniform-cache", {"refresh_next": 4}),
+)
+"""What the last evaluation decodes with."""
+
+
+class Trainer:
+    """The model with its optimizers and its stream of canvases."""
+
+    def __init__(self, seed: int, canvas_tokens: int, rate: float, device: torch.device) -> None:
+        torch.manual_seed(seed)
+        self.device, self.canvas_tokens, self.rate = device, canvas_tokens, rate
+        tokens = GiddShape(0).max_position_embeddings
+        self.tokenizer = build_tokenizer(tokens)
+        self.source = TimetableSource(self.tokenizer, seed)
+        self.model = DenseGidd(GiddShape(vocab_size=len(self.tokenizer)))
+        initialize(self.model)
+        self.model.to(device)
+        self.optimizers = optimizers.build(self.model, "embed_tokens", rate)
+        self.steps = 0
+        self.tokens = 0
+
+    def step(self, spent: float) -> float:
+        """Takes one step; `spent` is the share of the time that is over. Returns the mean loss of the window's rows.
+
+        Canvases are half as long in the first 70 % of the time, as noise after the window has little to teach, and so
+        are the steps in tokens, as the first hundreds of updates are needed whatever their size.
+        """
+        length = self.model.shape.max_position_embeddings // (2 if spent < 0.7 else 1)
+        batch = self.source.draw(self.canvas_tokens // self.model.shape.max_position_embeddings, length)
+        tokens, clean, noisy, window = (
+            tensor.to(self.device) for tensor in (batch.tokens, batch.clean, batch.noisy, batch.window)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16):
+            logits = self.model(tokens, noisy, window)
+        loss = F.cross_entropy(logits.float(), clean[window])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.update(self.optimizers, self.model, self.rate * optimizers.learning_rate(self.steps, spent))
+        self.steps += 1
+        self.tokens += tokens.numel()
+        return loss.item()
+
+
+def measure(folder: Path, questions: int, seed: int, cache: str = "none", **settings: object) -> str:
+    """Asks the exported model for `questions` held-out timetables; returns the share that is right in full."""
+    llm = LLM(str(folder), dtype="float32")
+    workload = timetable_workload(llm, questions, seed, SamplingParams.from_mapping(UNIFORM_SAMPLING))
+    policy = llm.policy(cache, settings)
+    outputs = {output.id: output for output in llm.run([Work(task.request, policy) for task in workload.tasks])}
+    right = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)
+    places = [
+        (word, rightly)
+        for task in workload.tasks
+        for word, rightly in zip(str(outputs[task.request.id].text).split(), str(task.answer).split(), strict=False)
+    ]
+    share = sum(word == rightly for word, rightly in places) / len(places)
+    low, high = wilson(right, questions)
+    return f"{right / questions:.3f} ({low:.3f} to {high:.3f}, n = {questions}), departures {share:.4f}"
+
+
+def main() -> None:
+    """Parses the command line, trains for the given time, exports, and measures what was exported."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=6.0, help="training time, evaluations included")
+    parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
+    parser.add_argument("--out", type=Path, required=True, help="folder to export to")
+    parser.add_argument("--canvas-tokens", type=int, default=2048, help="tokens per step")
+    parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
+    parser.add_argument("--evaluate-every", type=float, default=2.5, help="minutes between exports with an evaluation")
+    parser.add_argument("--eval-questions", type=int, default=100, help="questions of the last evaluation")
+    parser.add_argument("--eval-seed", type=int, default=20_000, help="seed of the evaluations")
+    options = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = Trainer(options.seed, options.canvas_tokens, options.rate, device)
+    begin = time.monotonic()
+    evaluated = begin
+    smooth = math.nan
+    while (spent := (time.monotonic() - begin) / (60 * options.minutes)) < 1:
+        loss = trainer.step(spent)
+        smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
+        if trainer.steps % 50 == 0:
+            minutes = (time.monotonic() - begin) / 60
+            print(
+                f"{minutes:6.2f} min  step {trainer.steps:5d}  {trainer.tokens / 1e6:6.2f}M tokens  loss {smooth:.3f}",
+                flush=True,
+            )
+        if time.monotonic() - evaluated > 60 * options.evaluate_every:
+            export(trainer.model, trainer.tokenizer, options.out)
+            print(f"accuracy {measure(options.out, 24, options.eval_seed + trainer.steps)}", flush=True)
+            evaluated = time.monotonic()
+
+    export(trainer.model, trainer.tokenizer, options.out)
+    for cache, settings in CACHES:
+        result = measure(options.out, options.eval_questions, options.eval_seed, cache, **settings)
+        print(f"{cache} {settings or ''}: {result}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Training canvases of the bundled uniform model: a timetable, clean up to a window, noise from there on.
+
+A canvas is what the engine shows the model at some step of some block. The prompt and the blocks before the window are
+clean, and clean rows see clean rows only. A third of the windows begin where every response
+does. What stands after the window is uniform noise. In the window, tokens are replaced by uniform noise in one of two
+ways, each in half of the canvases: every token with the same probability t, uniform in [0, 1], which is the forward
+process; or all tokens from some position on, which is what a block decoded from left to right looks like.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from remask.tasks.timetable import GIVEN, MINUTES, timetables
+
+LONGEST_WINDOW: Final = 32
+LAST_START: Final = 64
+"""Departures before the window, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Canvases [batch, length]: what the model sees, what is right, which rows are noisy, which are learned from."""
+
+    tokens: Tensor
+    clean: Tensor
+    noisy: Tensor
+    window: Tensor
+
+
+class TimetableSource:
+    """Draws batches of canvases, from one random stream."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+        self._random = torch.Generator().manual_seed(seed)
+        self._tables = timetables(held_out=False)
+        mask_id, first_minute = tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("0")
+        assert isinstance(mask_id, int)
+        assert isinstance(first_minute, int)
+        self._mask_id, self._first_minute, self._vocab = mask_id, first_minute, len(tokenizer)
+        self._prompts = torch.tensor([tokenizer(table.rule)["input_ids"] for table in self._tables])
+        self._intervals = torch.tensor([table.interval for table in self._tables])
+        self._starts = torch.tensor([table.start for table in self._tables])
+
+    def draw(self, count: int, length: int) -> Batch:
+        """Returns `count` canvases of `length` tokens."""
+        chosen = self._integers(len(self._tables), count)
+        prompt = self._prompts.shape[1]
+        places = torch.arange(length)[None]
+        minutes = (self._starts[chosen, None] + (places - prompt) * self._intervals[chosen, None]) % MINUTES
+        clean = minutes + self._first_minute
+        clean[:, :prompt] = self._prompts[chosen]
+
+        size = 1 + self._integers(LONGEST_WINDOW, count)
+        latest = min(LAST_START, length - prompt - LONGEST_WINDOW)
+        later = self._integers(latest - GIVEN + 1, count) * (self._integers(3, count) > 0)
+        start = prompt + GIVEN + later
+        noisy = places >= start[:, None]
+        window = noisy & (places < (start + size)[:, None])
+        level = torch.rand(count, 1, generator=self._random)
+        scattered = torch.rand(count, length, generator=self._random) < level
+        suffix = places >= (start + (size * level[:, 0]).long())[:, None]
+        replaced = noisy & ~window | window & torch.where(self._integers(2, count)[:, None] == 0, scattered, suffix)
+        tokens = torch.where(replaced, self._noise(count, length), clean)
+        return Batch(tokens, clean, noisy, window)
+
+    def _noise(self, count: int, length: int) -> Tensor:
+        """Uniform over the vocabulary without the mask."""
+        drawn = self._integers(self._vocab - 1, count, length)
+        return drawn + (drawn >= self._mask_id)
+
+    def _integers(self, end: int, *shape: int) -> Tensor:
+        return torch.randint(end, shape, generator=self._random)
