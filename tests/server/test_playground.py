@@ -200,7 +200,7 @@ def test_the_allocator_is_the_servers(tab: Tab, server: Running) -> None:
     tab.press("add-shared", "Request 1 added: 7 pages, none of them shared")
     tab.press("add-shared", "Request 2 added: 7 pages, none of them shared")
     assert tab.count("#pages .page.shared") == 0
-    assert server.cache()["pages_used"] == 0, "the serving pool knows nothing of it"
+    assert server.cache()["pages"]["used"] == 0, "the serving pool knows nothing of it"
 
 
 def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:
