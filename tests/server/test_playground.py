@@ -157,7 +157,7 @@ def test_steps_can_be_gone_back_to(tab: Tab) -> None:
         tab.slide("b", step)
         assert tab.text("#run-b .scrub-text") == f"Step {step + 1} of 16"
         assert tab.letters("b") == "S" * depth + "B" + "R" * (9 - depth), "a refresh restarts at the boundary"
-        assert "restored from the boundary state" in tab.text("#run-b .words")
+        assert "restored from a stored hidden state" in tab.text("#run-b .words")
         assert tab.count("#run-b .token.settled") == settled
         assert tab.count("#run-b .token.draft") == 16 - settled
     tab.page.click("#run-b .replay")
@@ -200,7 +200,7 @@ def test_the_allocator_is_the_servers(tab: Tab, server: Running) -> None:
     tab.press("add-shared", "Request 1 added: 7 pages, none of them shared")
     tab.press("add-shared", "Request 2 added: 7 pages, none of them shared")
     assert tab.count("#pages .page.shared") == 0
-    assert server.cache()["pages_used"] == 0, "the serving pool knows nothing of it"
+    assert server.cache()["pages"]["used"] == 0, "the serving pool knows nothing of it"
 
 
 def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:

@@ -215,7 +215,7 @@ def test_the_example_is_one_that_the_model_can_answer(server: Running) -> None:
 def test_every_policy_of_the_page_is_one_that_the_server_takes(server: Running) -> None:
     told = server.client.get("/playground/example").json()
     for spec in told["policies"]:
-        body = {"messages": told["messages"], "max_tokens": 4, "block_length": 2, "steps": 4, "cache": spec}
+        body = {"messages": told["messages"], **told["sampling"], "cache": spec}
         assert server.chat(body).status_code == 200, spec
 
 

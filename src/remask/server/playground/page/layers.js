@@ -1,11 +1,11 @@
 // What each layer did with the shared prefix in one step, as the engine tells it.
 
-import { make, plural } from "./dom.js";
+import { count, make, plural } from "./dom.js";
 
 const KINDS = {
   stored: ["S", "reused from the store"],
   kept: ["K", "reused from this request's own cache"],
-  restored: ["B", "restored from the boundary state and refreshed"],
+  restored: ["B", "restored from a stored hidden state (the boundary state) and refreshed"],
   refreshed: ["R", "refreshed"],
   nothing: ["–", "no shared prefix"],
 };
@@ -44,7 +44,7 @@ function strip(pass, number) {
     for (let layer = work.layers[0]; layer < work.layers[1]; layer++) {
       const kind = kindOf(work, layer);
       const [letter, words] = KINDS[kind];
-      const title = `Layer ${layer + 1}: ${words}; ${plural(work.rows, "row")} computed`;
+      const title = `Layer ${layer + 1}: ${words}; ${plural(work.rows, "row")} computed, ${count(work.refreshed)} of them of the prefix`;
       const cell = make("li", { className: `layer ${kind}`, title, "aria-label": title });
       cell.append(letter, make("small", { text: String(layer + 1) }));
       list.append(cell);
@@ -55,7 +55,8 @@ function strip(pass, number) {
 
 function kindOf(work, layer) {
   if (work.reused + work.refreshed === 0) return "nothing";
-  if (work.refreshed) return work.restored && layer === work.layers[0] ? "restored" : "refreshed";
+  // Some policies compute a few prefix rows in every step; what most rows do is what a layer does.
+  if (work.refreshed > work.reused) return work.restored && layer === work.layers[0] ? "restored" : "refreshed";
   return work.leased ? "stored" : "kept";
 }
 

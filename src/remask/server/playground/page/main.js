@@ -125,12 +125,12 @@ function busy(now) {
 
 /** What the prefix store of the server holds, and how often it had what was asked for. */
 async function drawStore() {
-  const { entries, hits, misses, tokens, budget_tokens: budget, pages_used: used, pages_total: total } = await call("GET", "v1/cache");
+  const { entries, hits, misses, tokens, budget_tokens: budget, pages } = await call("GET", "v1/cache");
   describe(find("store"), [
     ["Hit ratio of the store", hits + misses ? `${percent(hits, hits + misses)} (${hits} / ${hits + misses})` : "–"],
     ["Stored prefixes", count(entries.length)],
     ["Stored tokens", `${count(tokens)} / ${count(budget)}`],
-    ["Pages of the pool", `${count(used)} / ${count(total)}`],
+    ["Pages of the pool", `${count(pages.used)} / ${count(pages.total)}`],
   ]);
 }
 
