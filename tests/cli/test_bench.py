@@ -151,7 +151,7 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
         (["--without-prefix"], "only 'bundled' has a task"),
         (["--prefix-match", "longest"], "only 'bundled' has a task"),
         (["--caches", "bicache"], "uniform"),
-        (["--max-tokens", "150"], "canvas_length=128 is shorter than"),
+        (["--max-tokens", "150"], "max_model_len is 128"),
     ],
 )
 def test_what_the_uniform_task_refuses(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:

@@ -18,7 +18,7 @@ def found(
     model: str, settings: dict[str, dict[str, Any]] | None = None, **sampling: Any
 ) -> tuple[dict[str, Contender], list[LeftOut]]:
     llm = LLM(model, load_format="dummy", dtype="float32")
-    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
+    params = SamplingParams(**{"max_tokens": 16, "ignore_eos": True, **sampling})
     workload = random_workload(llm, 2, 1, 0, params, 8, 4)
     rows, left_out = every_contender(llm, workload, SETTINGS | (settings or {}))
     assert rows[0].name == "none"
