@@ -16,8 +16,8 @@ class LayerWork:
         rows: rows computed in each of them, of the prefix or not.
         reused: prefix rows whose K/V are read as an earlier pass left them.
         leased: those of `reused` that are read from the prefix store.
-        restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one that
-            the request kept itself. They are refreshed too.
+        restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
+            that the request kept itself. They are refreshed too.
         refreshed: prefix rows whose K/V this pass computes.
     """
 
