@@ -1,5 +1,6 @@
-"""The matrix products and attention of a pass, and nothing else: what the engine's own time is set against."""
+"""The matrix products and attention of a pass, and nothing else, and a clock: what the engine's time is set against."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -38,3 +39,12 @@ def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases
 
 def _random(llm: LLM, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=llm.model.dtype, device=llm.model.device)
+
+
+def timed(llm: LLM, call: Callable[[], object]) -> float:
+    """Seconds of one call, device work included."""
+    start = time.perf_counter()
+    call()
+    if llm.model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -13,7 +13,7 @@ import statistics
 import torch
 import torch.nn.functional as F
 
-from benchmarks.overhead import timed
+from benchmarks.bare import timed
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.request import Request
 from remask.evals.machine import commit, machine

@@ -8,12 +8,10 @@ Times whole engine steps against the bare products and attention of the same sha
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 
-from benchmarks.bare import bare_pass
+from benchmarks.bare import bare_pass, timed
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.request import Request
 from remask.evals.machine import commit, machine
@@ -55,15 +53,6 @@ def main() -> None:
         "ratio_range": [min(ratios), max(ratios)],
     }
     print(json.dumps(result, indent=2))
-
-
-def timed(llm: LLM, call: Callable[[], object]) -> float:
-    """Seconds of one call, device work included."""
-    start = time.perf_counter()
-    call()
-    if llm.model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ matrix products and attention of the same rows, run right after the step.
 
 import argparse
 import json
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.bare import bare_pass
+from benchmarks.bare import bare_pass, timed
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.ledger import Ledger
 from remask.core.meter import CacheMeter
@@ -136,18 +134,10 @@ def _touch(engine: Engine, policy: CachePolicy) -> None:
 def _step(llm: LLM, lane: Lane, keys: int, batch: int) -> None:
     count = RowCount()
     lane.engine.meter = count
-    lane.seconds.append(_timed(llm, lane.engine.step))
+    lane.seconds.append(timed(llm, lane.engine.step))
     lane.row_layers.append(sum(count.rows))
     few = sum(count.rows) < MANY * len(count.rows)
-    lane.bare.append(_timed(llm, bare_pass(llm, count.rows, count.predicted, keys, batch)) if few else float("nan"))
-
-
-def _timed(llm: LLM, call: Any) -> float:
-    start = time.perf_counter()
-    call()
-    if llm.model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    lane.bare.append(timed(llm, bare_pass(llm, count.rows, count.predicted, keys, batch)) if few else float("nan"))
 
 
 def _result(lane: Lane, none: Lane, layers: int) -> dict[str, Any]:

@@ -11,12 +11,12 @@ of all weights for one row. dLLM-Cache's paper names this cost as its weakness: 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.bare import timed
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.request import Request
 from remask.engine.engine import Engine
@@ -93,15 +93,6 @@ def bare_projections(llm: LLM, rows: int) -> Callable[[], None]:
             F.linear(x, layer.qkv[first:])
 
     return run
-
-
-def timed(llm: LLM, call: Callable[[], object]) -> float:
-    """Seconds of one call, device work included."""
-    start = time.perf_counter()
-    call()
-    if llm.model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

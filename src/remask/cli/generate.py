@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from remask.cli.lines import Defaults, as_work, open_text
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.cli.lines import Defaults, add_default_options, as_work, defaults_of, open_text
+from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.core.checks import json_object
 from remask.core.sampling import SamplingParams
 from remask.errors import RemaskError
@@ -24,9 +24,7 @@ def add_parser(commands: Any) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
     parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
-    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
-    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    add_default_options(parser)
     parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
     add_model_options(parser)
     add_engine_options(parser)
@@ -35,9 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer everything; 0 where all lines were answered, 1 where some failed."""
-    defaults = Defaults(
-        object_option("--sampling", args.sampling), args.cache, object_option("--cache-config", args.cache_config)
-    )
+    defaults = defaults_of(args)
     SamplingParams.from_mapping(defaults.sampling)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     if args.prompt is not None:

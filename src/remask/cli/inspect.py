@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.lines import Defaults, read_work
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.cli.lines import add_default_options, defaults_of, read_work
+from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport
 from remask.llm import Work
@@ -19,9 +19,7 @@ def add_parser(commands: Any) -> None:
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
-    store.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as exact")
-    store.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    store.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    add_default_options(store)
     store.add_argument("--json", action="store_true", help="machine-readable")
     add_model_options(store)
     add_engine_options(store)
@@ -30,9 +28,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer the requests, and show the memory when it was fullest and at the end."""
-    settings = object_option("--cache-config", args.cache_config)
-    defaults = Defaults(object_option("--sampling", args.sampling), args.cache, settings)
-    llm = open_llm(args, args.cache, settings, engine_config(args))
+    defaults = defaults_of(args)
+    llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     fullest, end = watch(llm.engine, read_work(llm, args.input, defaults))
     if args.json:
         print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))

@@ -1,10 +1,12 @@
 """Request lines: the JSON objects that commands read requests from, one a line."""
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from remask.cli.options import object_option
 from remask.core.checks import json_object
 from remask.core.request import Request
 from remask.core.sampling import SamplingParams
@@ -25,6 +27,19 @@ class Defaults:
     sampling: Mapping[str, Any]
     cache: str
     cache_config: Mapping[str, Any]
+
+
+def add_default_options(parser: argparse.ArgumentParser) -> None:
+    """What lines get that leave it out."""
+    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
+    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+
+
+def defaults_of(args: argparse.Namespace) -> Defaults:
+    """These options as given. Raises `ConfigError` on what is no JSON object."""
+    sampling, settings = object_option("--sampling", args.sampling), object_option("--cache-config", args.cache_config)
+    return Defaults(sampling, args.cache, settings)
 
 
 def as_work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Work:
