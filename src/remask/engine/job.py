@@ -40,6 +40,7 @@ class Job:
     owned: list[Extent] = field(default_factory=list)
     lease: Lease | None = None
     sharing: PageSharing | None = None
+    page_keys: list[int] | None = None  # identities of the pages that the prompt fills, once they were needed
     closing: bool = False  # the result is told, one more pass runs for what is to be shared
     decoder: Decoder | None = None
     trace: list[Transfer] = field(default_factory=list)

@@ -18,12 +18,15 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
 
     Nothing is changed where there is no room, or where another request is computing the next page that it needs.
     """
-    canvas, size, block = job.decoding.canvas(), chain.page_size, job.decoding.block
+    tokens, size, block = job.request.prompt_token_ids, chain.page_size, job.decoding.block
     salt = f"{block}:{job.request.cache_salt}"
-    prompt = canvas.tokens[: canvas.prompt // block * block].tolist()
-    keys = chain.identities(prompt, salt) if size % block == 0 else []
+    prompt = tokens[: len(tokens) // block * block]
+    if job.page_keys is None:  # a request that waits comes here in every step
+        job.page_keys = chain.identities(prompt, salt) if size % block == 0 else []
+    keys = job.page_keys
     if chain.awaited(keys):
         return "awaiting"
+    canvas = job.decoding.canvas()
     found = chain.match(prompt, keys, salt)
     pages = [page.extent for page in found]
     job.owned += pages

@@ -16,8 +16,8 @@ async def held(request: Request) -> Response:
 
 
 async def drop_all(request: Request) -> Response:
-    """Drop every stored prefix that no running request reads."""
-    dropped = await service_of(request).engine.call(lambda engine: engine.store.drop())
+    """Drop every stored prefix and every exact page that no running request reads."""
+    dropped = await service_of(request).engine.call(lambda engine: engine.store.drop() + engine.memory.chain.drop())
     return json_response({"dropped": dropped})
 
 
