@@ -3,7 +3,56 @@
 from collections.abc import Mapping
 from typing import Any
 
+from remask.models.families.family import Names
 from remask.models.families.fields import Fields
+
+# Of the published vocabulary: an assistant turn ends with <|im_end|>, which no key of config.json names.
+END_OF_TURN = 151645
+
+NAMES = Names(
+    embed="model.embed_tokens",
+    norm="model.norm",
+    head="lm_head",
+    layer="model.layers.{}.",
+    attn_norm="input_layernorm",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    out="self_attn.o_proj",
+    ffn_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+)
+
+
+def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[str, Any]:
+    """The fields of `ModelConfig` that every such configuration holds under the same keys; `head_dim` is not one of them.
+
+    Where the mask is that of the published vocabulary, the end of a turn stops a response too.
+    """
+    fields.only("hidden_act", "silu", optional=True)
+    # `sliding_window` itself may carry a size that is not in use.
+    fields.only("use_sliding_window", False, optional=True)
+    vocab, heads = fields.integer("vocab_size"), fields.integer("num_attention_heads")
+    mask = fields.token("mask_token_id", vocab)
+    stops = fields.tokens("eos_token_id", vocab)
+    if mask == published_mask:
+        stops += (END_OF_TURN,)
+    return {
+        "layers": fields.integer("num_hidden_layers"),
+        "hidden": fields.integer("hidden_size"),
+        "heads": heads,
+        "kv_heads": fields.kv_heads("num_key_value_heads", heads),
+        "intermediate": fields.integer("intermediate_size"),
+        "vocab": vocab,
+        "max_length": fields.integer("max_position_embeddings"),
+        "rope_theta": rope_theta(fields, raw),
+        "norm_eps": fields.number("rms_norm_eps"),
+        "mask_id": mask,
+        "stop_ids": tuple(dict.fromkeys(stops)),
+        "tied": fields.flag("tie_word_embeddings", False),
+    }
 
 
 def rope_theta(fields: Fields, raw: Mapping[str, Any]) -> float:
