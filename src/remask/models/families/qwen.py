@@ -27,7 +27,7 @@ NAMES = Names(
 
 
 def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[str, Any]:
-    """The fields of `ModelConfig` that every such configuration holds under the same keys; `head_dim` is not one of them.
+    """The fields of `ModelConfig` that all such configurations hold under the same keys; `head_dim` is none of them.
 
     Where the mask is that of the published vocabulary, the end of a turn stops a response too.
     """
