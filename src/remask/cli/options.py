@@ -11,6 +11,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.workload import TASK_SAMPLING
 from remask.llm import LLM
+from remask.profiling.profile import ProfileSettings
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
@@ -37,6 +38,14 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+
+
+def tau_option(parser: argparse.ArgumentParser) -> None:
+    """`--tau`, a share between 0 and 1."""
+    default = ProfileSettings().tau
+    parser.add_argument(
+        "--tau", type=float, default=default, help=f"similarity that a layer must exceed (default {default})"
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

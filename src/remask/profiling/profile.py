@@ -60,8 +60,7 @@ class ProfileSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau < 1:
-            raise ConfigError(f"tau must lie between 0 and 1, got {self.tau}")
+        check_tau(self.tau)
         if not self.tolerance >= 0:
             raise ConfigError(f"tolerance must be >= 0 layers, got {self.tolerance}")
         for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
@@ -144,6 +143,12 @@ def profile(
         request_depths=request_depths(ratios, measured, settings.tau),
         growth=tuple(growth),
     )
+
+
+def check_tau(tau: float) -> None:
+    """Raise `ConfigError` unless `tau` is a cosine similarity that a layer can exceed or miss."""
+    if not 0 < tau < 1:
+        raise ConfigError(f"tau must lie between 0 and 1, got {tau}")
 
 
 def run_depth(similarity: Sequence[float], tau: float) -> int:

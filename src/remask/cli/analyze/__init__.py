@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import drift
+from remask.cli.analyze import drift, prefix_similarity
 
-SUBJECTS = (drift,)
+SUBJECTS = (drift, prefix_similarity)
 
 
 def add_parser(commands: Any) -> None:

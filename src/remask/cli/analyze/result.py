@@ -1,0 +1,36 @@
+"""What subjects do with a result: print its reading, keep its record, draw its pictures."""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remask.cli.options import check_folder
+from remask.evals.record import Record, as_json, write_record
+
+WIDTH = 100
+
+
+def add_result_options(parser: Any) -> None:
+    """Where the result goes."""
+    parser.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
+    parser.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
+
+
+def check_result_options(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` where they name no place: a long measurement must not end in one."""
+    check_folder("--output", args.output)
+    check_folder("--plots", args.plots)
+
+
+def tell(args: argparse.Namespace, record: Record, reading: str, plot: Callable[[str], list[Path]]) -> None:
+    """Print `reading`, write `record` with it to `--output`, and `plot` into `--plots`, as far as they are given."""
+    print(f"\n{textwrap.fill(reading, WIDTH)}")
+    if args.output is not None:
+        write_record(args.output, replace(record, data={**as_json(record.data), "reading": reading}))
+        print(f"\nSaved as {args.output}")
+    if args.plots is not None:
+        for path in plot(args.plots):
+            print(f"Picture: {path}")

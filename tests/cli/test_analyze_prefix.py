@@ -1,0 +1,64 @@
+"""`remask analyze` on shared prefixes: records, pictures and readings, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+from remask.evals.record import read_record
+
+DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
+SHAPE = ["--requests", "2", "--prefixes", "1", "--prefix-tokens", "24", "--prompt-tokens", "4", "--max-tokens", "4"]
+
+
+def analyze(*options: str) -> int:
+    return main(["--quiet", "analyze", *options])
+
+
+def check_picture(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") >= 1200
+
+
+def test_prefix_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "p.json", tmp_path / "plots"
+    assert analyze("prefix-similarity", *DUMMY, *SHAPE, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze prefix-similarity")
+    assert record.about["settings"]["name"] == "random tokens"
+    assert (record.about["settings"]["tau"], record.about["seed"]) == (0.97, 2024)
+    assert (record.data["requests"], record.data["steps"], record.data["prefix_tokens"]) == (2, 4, 24)
+    assert len(record.data["similarity"]) == record.about["layers"]
+    assert record.data["similarity"][0] == pytest.approx([1.0] * 4, abs=1e-6)
+    check_picture(plots / "prefix-similarity.png")
+    text = capsys.readouterr().out
+    assert "llada-tiny: random tokens, 2 requests over 1 prefixes" in text
+    assert record.data["reading"].split()[:5] == ["A", "prefix", "of", "24", "tokens"]
+    assert " ".join(record.data["reading"].split()) in " ".join(text.split())
+
+
+def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "bundled", "--dtype", "float32", "--requests", "1", "--official", "--tau", "0.9"]
+    assert analyze("prefix-similarity", *options) == 0
+    text = capsys.readouterr().out
+    assert "bundled: transit, 1 requests over 1 prefixes" in text
+    assert "stays above 0.9 in every step" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "bundled-uniform"], "is a uniform one"),
+        (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
+        (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
+        ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
+        ([*DUMMY, "--sampling", '{"cfg_scale": 1}'], "leave cfg_scale out"),
+        ([*DUMMY, "--tau", "1.5"], "tau must lie between 0 and 1"),
+        ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
+        ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
+    ],
+)
+def test_bad_input(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *options) == 2
+    assert message in capsys.readouterr().err
