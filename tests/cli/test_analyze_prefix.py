@@ -45,7 +45,7 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -53,7 +53,6 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
         (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
         (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
         ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
-        ([*DUMMY, "--sampling", '{"cfg_scale": 1}'], "leave cfg_scale out"),
         ([*DUMMY, "--tau", "1.5"], "tau must lie between 0 and 1"),
         ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
         ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
@@ -62,3 +61,55 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
 def test_bad_input(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("prefix-similarity", *DUMMY, "--sampling", '{"cfg_scale": 1}') == 2
+    assert "leave cfg_scale out" in capsys.readouterr().err
+
+
+SWEEP = ["--model", "bundled", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "s.json", tmp_path / "plots"
+    points = ["--caches", "bicache", "--refresh-interval", "4", "--output", str(output), "--plots", str(plots)]
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "--refresh-intervals") == 0
+    (first,) = read_record(output, "analyze sweep").data["rows"]
+    assert "A single point shows no trend" in capsys.readouterr().out
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "0.99", "--refresh-intervals", "4", "4") == 0
+    text = capsys.readouterr().out
+    assert f"1 points are known from {output}" in text
+    data = read_record(output, "analyze sweep").data
+    assert data["rows"][0] == first, "what is known is not measured again"
+    assert [row["point"]["tau"] for row in data["rows"]] == [0.97, 0.99]
+    assert "as tau grows from 0.97 to 0.99" in data["reading"]
+    check_picture(plots / "sweep-tau.png")
+    check_picture(plots / "sweep-refresh-interval.png")
+    before = output.read_bytes()
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.9", "--rounds", "2") == 2
+    assert "rows of another measurement (settings" in capsys.readouterr().err
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--taus", "--refresh-intervals"], "nothing to sweep"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--refresh-intervals", "0"], "refresh_interval must be"),
+        (["--caches", "none"], "must begin with it"),
+        (["--depth-table", "missing.json"], "missing.json cannot be read"),
+    ],
+)
+def test_bad_sweeps(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("sweep", *SWEEP, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "other.json"
+    options = ["--samples", "1", "--canvas", "64", "--ratios", "50", "--output", str(table)]
+    assert main(["--quiet", "profile", *DUMMY, *options]) == 0
+    assert analyze("sweep", *SWEEP, "--depth-table", str(table)) == 2
+    assert "is of the model 'llada-tiny'" in capsys.readouterr().err
