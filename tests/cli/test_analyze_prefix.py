@@ -45,7 +45,7 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -53,7 +53,6 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
         (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
         (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
         ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
-        ([*DUMMY, "--tau", "1.5"], "tau must lie between 0 and 1"),
         ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
         ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
     ],
@@ -61,6 +60,12 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
 def test_bad_input(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep"])
+def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
+    assert "tau must lie between 0 and 1" in capsys.readouterr().err
 
 
 def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,3 +118,32 @@ def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytes
     assert main(["--quiet", "profile", *DUMMY, *options]) == 0
     assert analyze("sweep", *SWEEP, "--depth-table", str(table)) == 2
     assert "is of the model 'llada-tiny'" in capsys.readouterr().err
+
+
+def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "r.json", tmp_path / "plots"
+    options = ["--depth", "1", "--refresh-interval", "2", "--traced", "1", "--rounds", "1"]
+    assert analyze("reuse", *DUMMY, *SHAPE, *options, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze reuse")
+    assert record.about["settings"]["depth"] == 1
+    assert record.data["deep"]["depth"] == [1]
+    assert [row["cache"] for row in record.data["collapse"]] == ["none", "reuse", "bicache"]
+    assert "K/V refreshed every 2 steps" in record.data["reading"]
+    assert "of its tokens are those of no cache" in record.data["reading"]
+    for name in ("reuse-deep", "reuse-collapse"):
+        check_picture(plots / f"{name}.png")
+    assert "K/V of the prefix in deep layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--depth", "0"], "has no shallow layers; give a depth of 1 to"),
+        (["--depth", "99"], "exceeds the model's"),
+        (["--traced", "0"], "--traced must be at least 1"),
+        (["--refresh-interval", "0"], "refresh_interval must be"),
+    ],
+)
+def test_bad_reuse(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("reuse", *DUMMY, *SHAPE, *options) == 2
+    assert message in capsys.readouterr().err

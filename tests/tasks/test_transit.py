@@ -148,3 +148,19 @@ def test_unknown_start() -> None:
 def test_impossible_workload(requests: int, prompts: int) -> None:
     with pytest.raises(ConfigError):
         transit.make_workload(requests, prompts, seed=0)
+
+
+def test_parts_of_a_response_are_judged_apart() -> None:
+    item = transit.make_workload(1, 1, 0)[0]
+    ride = item.reference.split(" ## ")[0]
+    for text, rides, kept in (
+        (item.reference, True, True),
+        (ride, True, False),
+        (f"{ride} ## {item.answer} {item.answer}", True, False),
+        (f"{ride} ## {item.answer} ## {item.answer}", True, False),
+        (f"elm > elm ## {item.answer}", False, True),
+        (f"## {item.answer}", False, False),
+        ("", False, False),
+    ):
+        assert transit.is_ride(item.prompt, item.question, text) is rides, text
+        assert transit.keeps_format(text) is kept, text

@@ -147,6 +147,7 @@ def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
+        "parts": _parts(row.tasks, last.outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "forwards": sum(output.usage.forwards for output in last.outputs),
         "row_layers": last.row_layers,
@@ -163,6 +164,14 @@ def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
         result["staleness"] = row.meter.staleness
         result["staleness_is_upper_bound"] = row.meter.upper_bound
     return result
+
+
+def _parts(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:
+    """Share of the responses that answer yes to each of the tasks' further questions."""
+    pairs = list(zip(tasks, outputs, strict=True))
+    return {
+        name: float(np.mean([task.parts[name](output.text or "") for task, output in pairs])) for name in tasks[0].parts
+    }
 
 
 def _compared(rounds: Sequence[Round], baseline: Sequence[Round]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,13 +14,14 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED, BUNDLED_UNIFORM
 from remask.tasks import gsm8k, timetable
-from remask.tasks.transit import draw_question, is_correct, make_workload, reference_response
+from remask.tasks.transit import draw_question, is_correct, is_ride, keeps_format, make_workload, reference_response
 
 BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
 UNIFORM_SAMPLING = {"max_tokens": 32, "block_length": 16}
 TASK_SAMPLING: Mapping[str, Mapping[str, Any]] = {BUNDLED: BUNDLED_SAMPLING, BUNDLED_UNIFORM: UNIFORM_SAMPLING}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 MAX_GSM8K_PREFIXES = 12
+Parts: TypeAlias = Mapping[str, Callable[[str], bool]]
 MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
 
 
@@ -27,12 +29,14 @@ MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three 
 class Task:
     """One request of a workload, and its only right answer where the workload has answers.
 
-    `check` tells whether a text gives an answer: by default, whether it stands after the last `##`.
+    `check` tells whether a text gives an answer: by default, whether it stands after the last `##`. `parts` are further
+    questions to a text, such as whether it follows one part of the system prompt.
     """
 
     request: Request
     answer: str | None = None
     check: Callable[[str, str], bool] = is_correct
+    parts: Parts = field(default_factory=dict)
 
     def correct(self, text: str | None) -> bool | None:
         """Whether `text` gives the answer; None where there is none to give."""
@@ -76,7 +80,8 @@ def bundled_workload(
         request = Request(
             str(index), llm.tokenizer.apply_chat(messages), sampling, llm.tokenizer.shared_prefix(messages)
         )
-        tasks.append(Task(request, item.answer))
+        parts: Parts = {"rules": partial(is_ride, item.prompt, item.question), "format": keeps_format}
+        tasks.append(Task(request, item.answer, parts=parts))
     return Workload("transit" if with_prefix else "transit without its prefix", seed, tuple(tasks), prefixes)
 
 
@@ -132,7 +137,8 @@ def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: 
     for index, item in enumerate(gsm8k.make_questions(requests, prefixes, seed)):
         tokens = llm.tokenizer.apply_chat(item.messages)
         request = Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(item.messages))
-        tasks.append(Task(request, item.answer))
+        parts: Parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
+        tasks.append(Task(request, item.answer, parts=parts))
     return Workload("GSM8K", seed, tuple(tasks), prefixes)
 
 

@@ -6,6 +6,7 @@ without the calculator annotations.
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,6 +20,8 @@ RULES: Final = (
 )
 EXAMPLES: Final = 8
 """Worked examples in every system prompt."""
+
+_NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,18 @@ def make_questions(requests: int, prompts: int, seed: int) -> list[Question]:
         user, worked = asked[number % len(asked)]
         drawn.append(Question((systems[number % prompts], user), _split(worked)[1]))
     return drawn
+
+
+def is_solved(answer: str, text: str) -> bool:
+    """Whether the last number in `text` is `answer`, wherever it stands; separators of thousands aside."""
+    numbers: list[str] = _NUMBER.findall(text)
+    return bool(numbers) and numbers[-1].replace(",", "") == answer.replace(",", "")
+
+
+def keeps_format(text: str) -> bool:
+    """Whether `text` ends as the rules ask: with the separator, once in it, and a plain number."""
+    steps, _, tail = text.partition(SEPARATOR)
+    return bool(steps.strip()) and bool(_NUMBER.fullmatch(tail.strip()))
 
 
 def _system(examples: list[tuple[Message, Message]]) -> Message:

@@ -164,6 +164,17 @@ def is_correct(text: str, answer: str) -> bool:
     return bool(separator) and tail.strip() == answer
 
 
+def is_ride(prompt: TransitPrompt, question: TransitQuestion, text: str) -> bool:
+    """Tells whether `text` walks the line as the rules say: what stands before its first ``##``, if it has one."""
+    return text.partition(SEPARATOR)[0].strip() == " > ".join(route(prompt, question))
+
+
+def keeps_format(text: str) -> bool:
+    """Tells whether `text` has one ``##``, with something before it and a single word after it."""
+    ride, _, tail = text.partition(SEPARATOR)
+    return bool(ride.strip()) and SEPARATOR not in tail and len(tail.split()) == 1
+
+
 def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:
     """Draws `requests` questions over `prompts` different lines, in shuffled order.
 
