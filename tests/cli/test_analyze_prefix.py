@@ -8,6 +8,12 @@ from remask.cli import main
 from remask.evals.record import read_record
 
 DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
+UNFIT = [
+    (["--model", "bundled-uniform"], "is a uniform one"),
+    (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
+    ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
+    ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
+]
 SHAPE = ["--requests", "2", "--prefixes", "1", "--prefix-tokens", "24", "--prompt-tokens", "4", "--max-tokens", "4"]
 
 
@@ -49,20 +55,23 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "bundled-uniform"], "is a uniform one"),
-        (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
         (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
         ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
-        ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
-        ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
     ],
 )
-def test_bad_input(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_workloads(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *options) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse", "depth"])
+@pytest.mark.parametrize(("options", "message"), UNFIT)
+def test_what_does_not_fit(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "depth"])
 def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
     assert "tau must lie between 0 and 1" in capsys.readouterr().err
@@ -147,3 +156,43 @@ def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_reuse(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze("reuse", *DUMMY, *SHAPE, *options) == 2
     assert message in capsys.readouterr().err
+
+
+def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots, prompts = tmp_path / "d.json", tmp_path / "plots", tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
+    options = ["--samples", "2", "--canvas", "40", "--response", "4", "--ratios", "50", "90", "--system-prompts", "2"]
+    tasks = ["--task", f"one={prompts}", "--task", f"two={prompts}"]
+    assert analyze("depth", *DUMMY, *options, *tasks, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze depth")
+    assert [task["task"] for task in record.data["tasks"]] == ["one", "two"]
+    assert record.data["ratios"] == [50, 90]
+    assert record.data["convergence"][0]["distance"] is None
+    assert record.about["settings"]["samples"] == 2
+    for name in ("depth-tasks", "depth-stability"):
+        check_picture(plots / f"{name}.png")
+    text = capsys.readouterr().out
+    assert "ratio %" in text
+    assert "a standard deviation of 0.00 over 2 tasks" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "nofile"], "--task must be NAME=FILE, got 'nofile'"),
+        (["--task", "a=/nowhere/p.jsonl"], "cannot be read"),
+        (["--system-prompts", "1"], "need at least 2"),
+        (["--samples", "0"], "samples must be at least 1"),
+        (["--ratios", "51", "--canvas", "20"], "cannot be cut at a prefix ratio of 51 %"),
+    ],
+)
+def test_bad_depths(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("depth", *DUMMY, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1]}\n')
+    assert analyze("depth", *DUMMY, "--task", f"a={prompts}", "--task", f"a={prompts}") == 2
+    assert "names 'a' twice" in capsys.readouterr().err

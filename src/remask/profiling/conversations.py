@@ -82,6 +82,7 @@ class TransitPrompts:
     canvas: int = 288  # the system prompt, one question and one response
     response: int = 16
     rows: tuple[int, int] = (16, 64)  # of a table, so that system prompts end at many ratios
+    hops: int | None = None  # that every question asks for; None: any number
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
         """A fresh table of any usual length, and as many questions as `length` tokens take."""
@@ -89,9 +90,14 @@ class TransitPrompts:
 
         def compose(turns: int) -> list[Message]:
             requests = transit.make_workload(turns, 1, seed, rows)
+            line = requests[0].prompt
             messages: list[Message] = [requests[0].messages[0]]
-            for request in requests:
-                messages += [request.messages[1], {"role": "assistant", "content": request.reference}]
+            for number, request in enumerate(requests):
+                question = request.question
+                if self.hops is not None:
+                    question = transit.draw_question(random.Random(seed + number), line, self.hops)
+                messages.append({"role": "user", "content": question.text})
+                messages.append({"role": "assistant", "content": transit.reference_response(line, question)})
             return messages[:-1]
 
         return _grown_chat(self.tokenizer, compose, length)

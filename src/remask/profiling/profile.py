@@ -14,7 +14,7 @@ from remask.core.depth import DepthLookup, percent
 from remask.errors import ConfigError
 from remask.models.loaded import LoadedModel
 from remask.models.transformer import Transformer
-from remask.profiling.conversations import PromptSet
+from remask.profiling.conversations import Conversation, PromptSet
 from remask.profiling.depth_table import DepthTable, Growth
 from remask.profiling.similarity import Measure, PrefixProbe
 
@@ -72,16 +72,64 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """How a conversation becomes a canvas: its first `prefix` tokens, its last `suffix` ones, and masks."""
+class Cut:
+    """A canvas: `prompt`, whose first `prefix` tokens are the shared prefix, followed by `masks` masks."""
 
+    prompt: tuple[int, ...]
     prefix: int
-    suffix: int
     masks: int
 
-    def prompt(self, tokens: Sequence[int]) -> list[int]:
-        """The canvas without its masks."""
-        return [*tokens[: self.prefix], *tokens[len(tokens) - self.suffix :]]
+
+class Cuts:
+    """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
+
+    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
+    and for models that are not masked.
+
+    Attributes:
+        ratios: in percent, ascending.
+        canvas, response: tokens of the longest canvas, and masks at its end.
+        definition: of similarity.
+    """
+
+    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
+        shape = llm.model.config
+        if shape.kind != "masked":
+            raise ConfigError(
+                f"a depth table is for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+                f"{shape.kind}: profile a masked model"
+            )
+        self.canvas = settings.canvas or min(prompts.canvas, shape.max_length)
+        if self.canvas > shape.max_length:
+            raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
+        self.response = 0 if settings.official else settings.response or prompts.response
+        self.definition: Measure = "official" if settings.official else "flat"
+        self.ratios = _reachable(settings.ratios, self.canvas)
+        self._prompts, self._seed = prompts, settings.seed
+        self._probe = PrefixProbe(llm.model, self.canvas)
+
+    def measure(self, number: int, tick: Callable[[], object], head: int | None = None) -> NDArray[np.float64]:
+        """Similarities of one request, K and V averaged with equal weight: [ratios, layers]. `tick`s per ratio.
+
+        With `head` the prefix is that of request `head`, whatever its turns are: the same question under another
+        prefix of the same length.
+        """
+        rows = []
+        for cut in self.cut(number, head):
+            rows.append(self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition).mean(axis=0))
+            tick()
+        return np.stack(rows)
+
+    def cut(self, number: int, head: int | None = None) -> list[Cut]:
+        """The canvases that `measure` looks at, one a ratio."""
+        conversation = self.draw(number)
+        first = conversation if head is None else Conversation(self.draw(head).tokens)
+        return [_cut(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
+
+    def draw(self, number: int) -> Conversation:
+        """The conversation that request `number` is cut from, the same one every time."""
+        # Each request has a random stream of its own, so that growing N keeps the requests so far.
+        return self._prompts.draw(random.Random(f"{self._seed}:{number}"), self.canvas)
 
 
 def profile(
@@ -100,39 +148,25 @@ def profile(
     and for models that are not masked: `bicache`, which a table is for, is not defined on them.
     """
     settings = settings or ProfileSettings()
-    shape = llm.model.config
-    if shape.kind != "masked":
-        raise ConfigError(
-            f"a depth table is for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
-            f"{shape.kind}: profile a masked model"
-        )
-    canvas = settings.canvas or min(prompts.canvas, shape.max_length)
-    if canvas > shape.max_length:
-        raise ConfigError(f"canvas={canvas} exceeds the model's {shape.max_length} positions")
-    response = 0 if settings.official else settings.response or prompts.response
-    measure: Measure = "official" if settings.official else "flat"
-    ratios = _reachable(settings.ratios, canvas)
-    probe = PrefixProbe(llm.model, canvas)
+    cuts = Cuts(llm, prompts, settings)
     measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
     growth: list[Growth] = []
     before: DepthLookup | None = None
     with tqdm(desc="profiling", unit="canvas", disable=not progress) as bar:
         for size in _sizes(settings):
-            bar.total = size * len(ratios)
+            bar.total = size * len(cuts.ratios)
             while len(measured) < size:
-                # Each request has a random stream of its own, so that growing N keeps the requests so far.
-                conversation = prompts.draw(random.Random(f"{settings.seed}:{len(measured)}"), canvas)
-                cuts = [_cut(ratio, canvas, response, conversation.ends) for ratio in ratios]
-                measured.append(_measure(probe, conversation.tokens, cuts, measure, bar.update))
-            curves = mean_curves(ratios, measured)
+                measured.append(cuts.measure(len(measured), bar.update))
+            curves = mean_curves(cuts.ratios, measured)
             entries = depth_entries(curves, settings.tau)
             lookup = DepthLookup(entries)
             if before is not None:
-                growth.append(Growth(size, table_distance(before, lookup, ratios)))
+                growth.append(Growth(size, table_distance(before, lookup, cuts.ratios)))
                 bar.set_postfix(samples=size, L1=growth[-1].distance)
             before = lookup
             if settings.samples is None and stands_still(growth, settings.tolerance):
                 break
+    shape = llm.model.config
     return DepthTable(
         model=llm.loaded.name,
         fingerprint=llm.loaded.fingerprint,
@@ -141,12 +175,12 @@ def profile(
         hidden=shape.hidden,
         vocab=shape.vocab,
         tau=settings.tau,
-        definition=measure,
+        definition=cuts.definition,
         samples=len(measured),
-        source=f"{prompts.source}; canvases of up to {canvas} tokens, {response} masks; seed {settings.seed}",
+        source=f"{prompts.source}; canvases of up to {cuts.canvas} tokens, {cuts.response} masks; seed {settings.seed}",
         entries=entries,
         curves=curves,
-        request_depths=request_depths(ratios, measured, settings.tau),
+        request_depths=request_depths(cuts.ratios, measured, settings.tau),
         growth=tuple(growth),
     )
 
@@ -227,24 +261,16 @@ def _longest(ratio: int, canvas: int) -> int:
     return max(1, round(ratio * canvas / 100))
 
 
-def _cut(ratio: int, canvas: int, response: int, ends: Sequence[int]) -> _Cut:
-    """A canvas of at most `canvas` tokens at `ratio` percent, its prefix one of `ends` if one is long enough."""
+def _cut(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
+    """A canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
+
+    The prefix is one of the turns of `first` if one is long enough.
+    """
     longest = _longest(ratio, canvas)
-    prefix = max((end for end in ends if longest <= 2 * end <= 2 * longest), default=longest)
+    prefix = max((end for end in first.ends if longest <= 2 * end <= 2 * longest), default=longest)
     total = canvas if prefix == longest else round(100 * prefix / ratio)
     if total > canvas or percent(prefix, total) != ratio:
         prefix, total = longest, canvas
     rest = total - prefix
     masks = min(response, rest // 2)
-    return _Cut(prefix, rest - masks, masks)
-
-
-def _measure(
-    probe: PrefixProbe, tokens: Sequence[int], cuts: Iterable[_Cut], measure: Measure, tick: Callable[[], object]
-) -> NDArray[np.float64]:
-    """Similarities of one conversation, K and V averaged with equal weight: [ratios, layers]. `tick`s per ratio."""
-    rows = []
-    for cut in cuts:
-        rows.append(probe.similarity(cut.prompt(tokens), cut.masks, cut.prefix, measure).mean(axis=0))
-        tick()
-    return np.stack(rows)
+    return Cut((*first.tokens[:prefix], *last[len(last) - rest + masks :]), prefix, masks)

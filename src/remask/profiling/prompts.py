@@ -1,6 +1,7 @@
 """Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from remask.profiling.conversations import (
     TokenPrompts,
     TransitPrompts,
 )
-from remask.tasks import gsm8k, transit
+from remask.tasks import gsm8k, humaneval, transit
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer
@@ -36,6 +37,26 @@ def default_prompts(model: LoadedModel) -> PromptSet:
             return TransitPrompts(model.tokenizer)
         return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
     return RandomPrompts(model.config)
+
+
+def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
+    """Kinds of tasks that `model` can be profiled on, by name, its default prompts' kind first.
+
+    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; rides of one, two and three hops for the
+    bundled model's; random token ids for every model.
+    """
+    sets: dict[str, PromptSet] = {}
+    tokenizer = model.tokenizer
+    default = default_prompts(model)
+    if isinstance(default, TransitPrompts):
+        hops = range(1, transit.MAX_HOPS + 1)
+        sets = {f"{n} hop{'s' * (n > 1)}": replace(default, hops=n, source=f"{default.source}, {n} hops") for n in hops}
+    elif isinstance(default, ChatPrompts):
+        sets["arithmetic"] = default
+        code = humaneval.conversations()
+        if tokenizer is not None and _reads(tokenizer, code[0][0]["content"]):
+            sets["code"] = ChatPrompts(f"{len(code)} problems of HumanEval", code, tokenizer)
+    return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
