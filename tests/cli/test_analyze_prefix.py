@@ -64,14 +64,14 @@ def test_bad_workloads(subject: str, options: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse", "depth"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse", "depth", "leakage"])
 @pytest.mark.parametrize(("options", "message"), UNFIT)
 def test_what_does_not_fit(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *options) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "depth"])
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "depth", "leakage"])
 def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
     assert "tau must lie between 0 and 1" in capsys.readouterr().err
@@ -196,3 +196,27 @@ def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     prompts.write_text('{"prompt_token_ids": [1]}\n')
     assert analyze("depth", *DUMMY, "--task", f"a={prompts}", "--task", f"a={prompts}") == 2
     assert "names 'a' twice" in capsys.readouterr().err
+
+
+def test_leakage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots, prompts = tmp_path / "l.json", tmp_path / "plots", tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
+    options = ["--samples", "1", "--canvas", "40", "--response", "4", "--ratios", "50", "90", "--steps", "2"]
+    files = ["--prompts", str(prompts), "--output", str(output), "--plots", str(plots)]
+    assert analyze("leakage", *DUMMY, *options, *files) == 0
+    record = read_record(output, "analyze leakage")
+    assert list(record.data["ratios"]) == ["50", "90"]
+    assert record.about["settings"]["steps"] == 2
+    check_picture(plots / "leakage.png")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 prompts of p.jsonl" in text
+    assert record.data["reading"] in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--steps", "0"], "steps must be at least 1"), (["--prompts", "/nowhere/p"], "cannot be read")],
+)
+def test_bad_leakage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("leakage", *DUMMY, *options) == 2
+    assert message in capsys.readouterr().err

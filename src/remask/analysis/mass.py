@@ -31,18 +31,23 @@ def attention_mass(q: Tensor, k: Tensor, region: Tensor, sink_k: Tensor | None, 
     `q` [n, heads, Dh] and `k` [m, kv_heads, Dh] are after RoPE, and every query sees all of `k`; `region` int64 [m] are
     the keys' regions; `sink_k` [kv_heads, Dh] is the model's learned key and `cap` its cap on scores.
     """
-    heads, dim = q.shape[1:]
     keys = k if sink_k is None else torch.cat([sink_k[None], k])
-    groups = keys.shape[1]
     total = torch.zeros(len(keys), device=q.device)
     for at in range(0, len(q), TILE):
-        rows = q[at : at + TILE]
-        grouped = (rows * (1 / math.sqrt(dim))).view(len(rows), groups, heads // groups, dim)
-        scores = torch.einsum("nghd,mgd->nghm", grouped, keys).float()
-        if cap is not None:
-            scores = cap * (scores / cap).tanh()
-        total += scores.softmax(dim=-1).sum(dim=(0, 1, 2))
-    total /= len(q) * heads
+        total += attention_scores(q[at : at + TILE], keys, cap).softmax(dim=-1).sum(dim=(0, 1, 2))
+    total /= q[:, :, 0].numel()
     if sink_k is not None:
         region = torch.cat([region.new_full((1,), SINK), region])
     return torch.zeros(len(REGIONS), device=q.device).index_add(0, region, total)
+
+
+def attention_scores(q: Tensor, k: Tensor, cap: float | None = None) -> Tensor:
+    """Scores before the softmax, float32 [n, kv_heads, heads / kv_heads, m], heads in their order.
+
+    `q` [n, heads, Dh] and `k` [m, kv_heads, Dh] are after RoPE; `cap` is the model's cap on scores.
+    """
+    rows, heads, dim = q.shape
+    groups = k.shape[1]
+    grouped = (q * (1 / math.sqrt(dim))).view(rows, groups, heads // groups, dim)
+    scores = torch.einsum("nghd,mgd->nghm", grouped, k).float()
+    return scores if cap is None else cap * (scores / cap).tanh()

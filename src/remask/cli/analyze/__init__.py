@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import depth, drift, prefix_similarity, reuse, sweep
+from remask.cli.analyze import depth, drift, leakage, prefix_similarity, reuse, sweep
 
-SUBJECTS = (drift, depth, prefix_similarity, reuse, sweep)
+SUBJECTS = (drift, depth, prefix_similarity, reuse, sweep, leakage)
 
 
 def add_parser(commands: Any) -> None:
