@@ -9,6 +9,7 @@ import pytest
 from remask.core.depth import DepthLookup, percent
 from remask.errors import TableError
 from remask.models.presets import preset
+from remask.profiling import cuts
 from remask.profiling import profile as profiling
 from remask.profiling.profile import depth_entries
 from remask.profiling.table import DepthTable, Growth, find_table, shipped_table
@@ -154,7 +155,7 @@ def test_a_given_table_is_used(tmp_path: Path) -> None:
 
 def test_without_a_table_the_model_is_profiled(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    monkeypatch.setattr(profiling, "RATIOS", (50, 90))
+    monkeypatch.setattr(cuts, "RATIOS", (50, 90))
     with caplog.at_level(logging.WARNING):
         table = find_table(open_model("llada-tiny", dummy=True), None)
     assert "remask profile --model llada-tiny" in caplog.text

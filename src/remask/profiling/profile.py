@@ -10,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.depth import DepthLookup, percent
+from remask.core.depth import DepthLookup
 from remask.errors import ConfigError
 from remask.models.loaded import LoadedModel
 from remask.models.transformer import Transformer
 from remask.profiling.conversations import Conversation, PromptSet
+from remask.profiling.cuts import Cut, cut_at, reachable
 from remask.profiling.depth_table import DepthTable, Growth
 from remask.profiling.similarity import Measure, PrefixProbe
 
-RATIOS = (*range(5, 100, 5), 97, 98, 99)  # finer at the end, where depth rises fastest
 FIRST_SAMPLES = 8
 STILL = 2  # growths in a row that must leave the table as it was
-SHORTEST_REST = 8  # tokens after the prefix below which a default ratio is left out
 
 
 class Subject(Protocol):
@@ -71,15 +70,6 @@ class ProfileSettings:
             raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A canvas: `prompt`, whose first `prefix` tokens are the shared prefix, followed by `masks` masks."""
-
-    prompt: tuple[int, ...]
-    prefix: int
-    masks: int
-
-
 class Cuts:
     """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
 
@@ -104,7 +94,7 @@ class Cuts:
             raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
         self.response = 0 if settings.official else settings.response or prompts.response
         self.definition: Measure = "official" if settings.official else "flat"
-        self.ratios = _reachable(settings.ratios, self.canvas)
+        self.ratios = reachable(settings.ratios, self.canvas)
         self._prompts, self._seed = prompts, settings.seed
         self._probe = PrefixProbe(llm.model, self.canvas)
 
@@ -124,7 +114,7 @@ class Cuts:
         """The canvases that `measure` looks at, one a ratio."""
         conversation = self.draw(number)
         first = conversation if head is None else Conversation(self.draw(head).tokens)
-        return [_cut(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
+        return [cut_at(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
 
     def draw(self, number: int) -> Conversation:
         """The conversation that request `number` is cut from, the same one every time."""
@@ -238,39 +228,3 @@ def _sizes(settings: ProfileSettings) -> Iterator[int]:
         yield size
         size *= 2
     yield last
-
-
-def _reachable(ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
-    """The ratios to measure, ascending. Those that were asked for must be reached exactly on a canvas this long."""
-    reached = {r for r in range(100) if percent(_longest(r, canvas), canvas) == r and _longest(r, canvas) < canvas}
-    if ratios is None:
-        chosen = [r for r in RATIOS if r in reached and canvas - _longest(r, canvas) >= SHORTEST_REST]
-        if not chosen:
-            raise ConfigError(f"a canvas of {canvas} tokens is too short to profile; choose a longer one")
-        return tuple(chosen)
-    for ratio in ratios:
-        if ratio not in reached:
-            raise ConfigError(
-                f"a canvas of {canvas} tokens cannot be cut at a prefix ratio of {ratio} %; choose a longer canvas"
-            )
-    return tuple(sorted(set(ratios)))
-
-
-def _longest(ratio: int, canvas: int) -> int:
-    """Prefix of a canvas of the greatest length."""
-    return max(1, round(ratio * canvas / 100))
-
-
-def _cut(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
-    """A canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
-
-    The prefix is one of the turns of `first` if one is long enough.
-    """
-    longest = _longest(ratio, canvas)
-    prefix = max((end for end in first.ends if longest <= 2 * end <= 2 * longest), default=longest)
-    total = canvas if prefix == longest else round(100 * prefix / ratio)
-    if total > canvas or percent(prefix, total) != ratio:
-        prefix, total = longest, canvas
-    rest = total - prefix
-    masks = min(response, rest // 2)
-    return Cut((*first.tokens[:prefix], *last[len(last) - rest + masks :]), prefix, masks)
