@@ -8,15 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remask.analysis.depth import (
-    QUESTIONS,
-    Convergence,
-    DepthReport,
-    PromptSpread,
-    TaskDepth,
-    measure_depths,
-    reading,
-)
+from remask.analysis.depth import QUESTIONS, measure_depths
+from remask.analysis.depth_report import Convergence, DepthReport, PromptSpread, TaskDepth, reading
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
 from remask.profiling.conversations import ChatPrompts, Conversation, RandomPrompts, TransitPrompts

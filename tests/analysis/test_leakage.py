@@ -16,12 +16,11 @@ from remask.analysis.leakage import (
     SHIFT,
     SIMILARITY,
     VALUE_NORM,
-    Constants,
     lower_bound,
     measure_leakage,
-    reading,
     summarise,
 )
+from remask.analysis.leakage_report import Constants, reading
 from remask.errors import ConfigError
 from remask.profiling.conversations import RandomPrompts
 from remask.profiling.profile import ProfileSettings

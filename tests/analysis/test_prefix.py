@@ -5,7 +5,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from remask.analysis.prefix import measure_prefix, reading, summarise
+from remask.analysis.prefix import measure_prefix, summarise
+from remask.analysis.prefix_report import reading
 from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError

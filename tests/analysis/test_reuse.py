@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from remask.analysis.reuse import ANOTHER, ONCE, PERIODIC, measure_reuse, reading, summarise
+from remask.analysis.reuse import measure_reuse, summarise
+from remask.analysis.reuse_report import ANOTHER, ONCE, PERIODIC, reading
 from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError

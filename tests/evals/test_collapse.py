@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from remask.analysis.collapse_report import reading, shares
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
-from remask.evals.collapse import measure_collapse, reading, shares
+from remask.evals.collapse import measure_collapse
 from remask.evals.workload import BUNDLED_SAMPLING, bundled_workload, random_workload
 from remask.llm import LLM
 
@@ -62,3 +63,8 @@ def test_the_reading_weighs_the_loss(after: tuple[float, float, float], said: st
     text = reading([row(0.8, 0.9, 0.9), row(*after)])
     assert said in text
     assert text.startswith("reuse runs at 2.00 times the speed of no cache; accuracy goes from 80.0 %")
+
+
+def test_answers_without_parts_have_accuracy_alone() -> None:
+    whole = {**row(0.8, 0.9, 0.9), "parts": {}}
+    assert reading([whole, {**row(0.1, 0.9, 0.9), "parts": {}}]).endswith("80.0 % to 10.0 %: accuracy collapses.")

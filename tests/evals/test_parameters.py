@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from remask.analysis.sweep_report import Parameter, reading
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals.parameters import Grid, Parameter, reading, run_sweep
+from remask.evals.parameters import Grid, run_sweep
 from remask.evals.sweep import Sweep
 from remask.evals.workload import BUNDLED_SAMPLING, Workload, bundled_workload, random_workload
 from remask.llm import LLM

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remask.analysis.depth import DepthReport
+from remask.analysis.depth_report import DepthReport
 from remask.plots.style import K_COLOR, V_COLOR, new_figure, save_figures
 
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from remask.analysis.leakage import LeakageReport
+from remask.analysis.leakage_report import LeakageReport
 from remask.plots.style import K_COLOR, V_COLOR, new_figure, save_figures
 
 

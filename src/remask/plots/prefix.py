@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from remask.analysis.prefix import PrefixSimilarity
+from remask.analysis.prefix_report import PrefixSimilarity
 from remask.plots.style import K_COLOR, V_COLOR, new_figure, save_figures
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from remask.analysis.reuse import ANOTHER, ONCE, PERIODIC, SETTINGS, ReuseReport
-from remask.evals.collapse import Row, shares
+from remask.analysis.collapse_report import Row, shares
+from remask.analysis.reuse_report import ANOTHER, ONCE, PERIODIC, SETTINGS, ReuseReport
 from remask.plots.style import K_COLOR, V_COLOR, new_figure, save_figures
 
 _STYLES: Mapping[str, tuple[str, str]] = {ANOTHER: ("black", ".-"), ONCE: (K_COLOR, ".-"), PERIODIC: (V_COLOR, ".--")}

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remask.evals.parameters import NAMES, Parameter, Row
+from remask.analysis.sweep_report import NAMES, Parameter, Row
 from remask.plots.style import K_COLOR, V_COLOR, new_figure, save_figures
 
 _LABELS: Mapping[Parameter, str] = {"tau": "threshold tau", "refresh_interval": "refresh interval R (steps)"}

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from remask.analysis.depth import SAMPLES, DepthReport, measure_depths, reading
+from remask.analysis.depth import SAMPLES, measure_depths
+from remask.analysis.depth_report import DepthReport, reading
 from remask.analysis.passes import check_masked
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option

@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from remask.analysis.leakage import SAMPLES, LeakageReport, measure_leakage, reading
+from remask.analysis.leakage import SAMPLES, measure_leakage
+from remask.analysis.leakage_report import LeakageReport, reading
 from remask.analysis.passes import check_masked
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option

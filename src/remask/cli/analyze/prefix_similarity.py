@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from remask.analysis.passes import check_masked
-from remask.analysis.prefix import PrefixSimilarity, measure_prefix, reading
+from remask.analysis.prefix import measure_prefix
+from remask.analysis.prefix_report import PrefixSimilarity, reading
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option
 from remask.cli.workload import add_workload_options, described, shared_workload

@@ -4,16 +4,17 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from remask.analysis import reuse
+from remask.analysis import collapse_report, reuse_report
+from remask.analysis.collapse_report import Row, shares
 from remask.analysis.passes import check_masked
-from remask.analysis.reuse import SETTINGS, ReuseReport, measure_reuse
+from remask.analysis.reuse import measure_reuse
+from remask.analysis.reuse_report import SETTINGS, ReuseReport
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm
 from remask.cli.workload import add_workload_options, described, shared_workload
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals import collapse
-from remask.evals.collapse import Row, measure_collapse
+from remask.evals.collapse import measure_collapse
 from remask.evals.record import Record, about
 from remask.plots.reuse import plot_reuse
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     settings = described(workload) | own | {name: getattr(args, name) for name in ("traced", "concurrency", "rounds")}
     data = {"deep": report, "collapse": rows}
     record = Record("analyze reuse", about(llm, seed=args.seed, settings=settings), data)
-    told = f"{reuse.reading(report)} {collapse.reading(rows)}"
+    told = f"{reuse_report.reading(report)} {collapse_report.reading(rows)}"
     tell(args, record, told, lambda folder: plot_reuse(report, rows, folder, llm.loaded.name))
     return 0
 
@@ -61,9 +62,9 @@ def text(report: ReuseReport, rows: Sequence[Row]) -> str:
     """One line a setting, then one a policy."""
     lines = [f"{'K/V of the prefix in deep layers':<36}{'mean similarity':>16}{'last step':>11}"]
     lines += [f"{name:<36}{report.deep_mean[name]:>16.4f}{report.deep[name][-1]:>11.4f}" for name in SETTINGS]
-    kinds = list(collapse.shares(rows[0]))
+    kinds = list(shares(rows[0]))
     lines += ["", f"{'cache':<12}{'tok/s':>8}{'speed':>8}" + "".join(f"{kind:>12}" for kind in kinds)]
     for row in rows:
-        values = "".join(f"{100 * value:>10.1f} %" for value in collapse.shares(row).values())
+        values = "".join(f"{100 * value:>10.1f} %" for value in shares(row).values())
         lines.append(f"{row['cache']:<12}{row['throughput_tok_s']:>8.0f}{row['ratio_to_none']:>7.2f}x{values}")
     return "\n".join(lines)

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remask.analysis.passes import check_masked
+from remask.analysis.sweep_report import Parameter, Row, reading
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option
 from remask.cli.workload import add_workload_options, described, shared_workload
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals.parameters import CACHES, Grid, Parameter, Row, reading, run_sweep
+from remask.evals.parameters import CACHES, Grid, run_sweep
 from remask.evals.record import about
 from remask.evals.sweep import Sweep
 from remask.plots.sweep import plot_sweep
