@@ -97,7 +97,7 @@ def measure(folder: Path, questions: int, seed: int, cache: str = "none", **sett
 def main() -> None:
     """Parses the command line, trains, exports on the way and at the end, and measures what was exported."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=9000, help="training steps")
+    parser.add_argument("--steps", type=int, default=4000, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument("--canvas-tokens", type=int, default=2048, help="tokens per step")

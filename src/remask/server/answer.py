@@ -37,7 +37,7 @@ class Answer:
     """The response of one request, left to right. Its text is final: nothing of it is taken back.
 
     `shown` names a token for drafts; `stop_ids` are the model's own end tokens. `rewrites` says that tokens may change
-    after they were written, as those of uniform models do until their block is done.
+    after they were written, as those of uniform models do until their block, or their correction, is done.
     """
 
     def __init__(
