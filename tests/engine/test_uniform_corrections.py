@@ -10,7 +10,7 @@ from tests.engine import kinds
 from tests.engine.support import poisoned_engine
 from tests.engine.test_block_causal_against_oracles import work_of
 
-CORRECTED = {"correction_steps": 6, "correction_temperature": 1.0, "correction_tokens": 3, "seed": 4}
+CORRECTED: dict[str, Any] = {"correction_steps": 6, "correction_temperature": 1.0, "correction_tokens": 3, "seed": 4}
 
 
 def answer(cache: str = "none", **sampling: Any) -> tuple[list[Event], Result]:
@@ -53,7 +53,7 @@ def test_a_correction_that_finds_nothing_is_over() -> None:
 
 
 def test_a_stop_text_that_a_correction_takes_away_still_ends_the_response() -> None:
-    drawn = {"sampler": "ancestral", "temperature": 1.0, "steps_per_block": 2, "seed": 4}
+    drawn: dict[str, Any] = {"sampler": "ancestral", "temperature": 1.0, "steps_per_block": 2, "seed": 4}
     _, plain = answer(**drawn)
     text = f"<{plain.token_ids[2]}><{plain.token_ids[3]}>"
     _, stopped = answer(stop=[text], **drawn)

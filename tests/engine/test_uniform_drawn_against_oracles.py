@@ -58,7 +58,9 @@ def compare(model: str, line: Line, expected: Decode, result: Result) -> None:
     assert trace(result) == [(positions, values) for _, positions, values in expected.transfers]
     assert [transfer.step for transfer in result.trace] == [number for number, _, _ in expected.transfers]
     assert list(result.token_ids) == expected.output_ids
-    assert result.finish_reason == ("stop" if set(expected.output_ids) & set(sampling.get("stop_token_ids", [])) else "length")
+    assert result.finish_reason == (
+        "stop" if set(expected.output_ids) & set(sampling.get("stop_token_ids", [])) else "length"
+    )
     assert usage.forwards == usage.steps == expected.forwards
     if line["cache"] != "block-prefix":
         assert usage.row_layers == expected.row_layers
@@ -91,5 +93,3 @@ def check_batch(rng: random.Random, model: str, corrected: bool) -> None:
     results = run(poisoned_engine(kinds.checkpoint(model).model, **limits(rng)), work)
     for name, (line, expected) in lines.items():
         compare(model, line, expected, results[name])
-
-

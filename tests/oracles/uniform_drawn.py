@@ -106,7 +106,7 @@ class Correction:
         return torch.isin(block, block[self.changed])
 
     def run(self, tokens: Tensor, fixed: int, sampling: Mapping[str, Any], step: int) -> bool:
-        """Takes one step on `tokens`, in place. False where nothing is left to correct. `fixed` positions end the scope."""
+        """Takes one step on `tokens`, in place; False where nothing is left. The scope's last `fixed` stay."""
         rows = self.rows()
         seen = structured(self.positions >= self.blocks.prompt)
         self.out = self.model.forward(tokens, rows, None if self.out is None else self.out.kv, seen)
@@ -122,7 +122,7 @@ class Correction:
             self.proposed[at] = race(chances, sampling["seed"], step, self.decided)
         self.chance[at] = chances.gather(-1, self.proposed[at][:, None])[:, 0]
         open_to_change = self.scope & (self.proposed != tokens)
-        open_to_change[self.scope.nonzero()[len(self.scope.nonzero()) - fixed :, 0]] = False
+        open_to_change[self.scope.nonzero()[int(self.scope.sum()) - fixed :, 0]] = False
         ranked = self.chance.where(open_to_change, 0).sort(descending=True)
         count = min(sampling.get("correction_tokens", 1), int(open_to_change.sum()))
         if count and ranked.values[count] > 0:
@@ -146,7 +146,8 @@ def decode(model: GiddModel, line: Mapping[str, Any], decided: Decided) -> Decod
     grid = schedule(sampling.get("schedule", "cosine"), steps, *model.log_snr_range)
     maker = ancestral if sampling.get("sampler") == "ancestral" else adaptive
     pick = maker(model, sampling, steps, decided)
-    transfers, rows = [], []
+    transfers: list[tuple[int, list[int], list[int]]] = []
+    rows: list[list[int]] = []
 
     def note(before: Tensor) -> None:
         changed = (tokens != before).nonzero()[:, 0]

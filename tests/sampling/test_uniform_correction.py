@@ -31,7 +31,7 @@ def take(
     kept = dict(zip(positions.tolist(), tokens, strict=True))
     for position in changed.tolist():
         current[position - 10] = kept.get(position, current[position - 10])
-    return changed.tolist()
+    return [int(position) for position in changed]
 
 
 def test_the_most_probable_of_the_proposals_that_differ_are_taken() -> None:
@@ -178,10 +178,8 @@ def test_mask_noise_is_refused() -> None:
 
 def test_proposals_take_their_own_temperature() -> None:
     for given, expected in ((None, 0.1), (0.0, 0.0), (1e-9, 0.0), (0.7, 0.7)):
-        walk = decoder(
-            block_length=8, steps_per_block=1, correction_steps=1, correction_temperature=given, temperature=1.0, top_k=3,
-            min_tokens=2,
-        )  # fmt: skip
+        own = {"correction_steps": 1, "correction_temperature": given, "min_tokens": 2}
+        walk = decoder(block_length=8, steps_per_block=1, temperature=1.0, top_k=3, **own)
         walk.advance()
         group = walk.group(slice(0, 8), np.arange(5, 13))
         assert (group.temperature, group.top_k, group.top_p) == (expected, None, None)

@@ -85,8 +85,8 @@ class Tracer:
             )
         if item.request.params.correction_steps:
             raise ConfigError(
-                f"correction_steps={item.request.params.correction_steps}: drift is that of blocks being denoised, and a "
-                "correction goes over the whole response; leave correction_steps out"
+                f"correction_steps={item.request.params.correction_steps}: drift is that of blocks being denoised, "
+                "and a correction goes over the whole response; leave correction_steps out"
             )
         self._engine.check(replace(item.request, prefix_length=0), self._none)
 
