@@ -58,6 +58,8 @@ class EngineStats:
     """Counters since the engine was made."""
 
     steps: int = 0
+    step_seconds: float = 0.0  # within `step`
+    step_cpu_seconds: float = 0.0  # of them, what the thread that calls it computed; helper threads are not counted
     row_layers: int = 0
     row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
@@ -148,6 +150,7 @@ class Engine:
 
         Requests past their deadlines end first.
         """
+        start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
         batch = self._next()
@@ -165,6 +168,8 @@ class Engine:
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()
+        self.stats.step_seconds += time.perf_counter() - start
+        self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
 
     def memory_report(self) -> MemoryReport:
