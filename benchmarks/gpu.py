@@ -65,8 +65,14 @@ def measure(
         Contender("reuse", llm.policy("reuse")),
         Contender(f"bicache depth={depth}", BiCache(depth=depth)),
     ]
-    report = run_bench(llm, workload, contenders, args.rounds, engine, progress=False)
-    return {"prefix_percent": percent(prefix, canvas), "canvas": canvas, "batch": batch, **report}
+    record = run_bench(llm, workload, contenders, args.rounds, engine, progress=False)
+    return {
+        "prefix_percent": percent(prefix, canvas),
+        "canvas": canvas,
+        "batch": batch,
+        "about": record.about,
+        **record.data,
+    }
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ class TableError(RemaskError):
     """A depth table file cannot be read, or belongs to another model."""
 
 
+class RecordError(RemaskError):
+    """A file of measured results cannot be read or written, or belongs to another measurement."""
+
+
 class QueueFullError(RemaskError):
     """As many requests are accepted as may wait: try again later."""
 

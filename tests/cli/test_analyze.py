@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask.evals.record import read_record
 from tests.goldens import uniform as goldens
 
 NAMES = ("regions", "passes", "tokens", "layers")
@@ -25,7 +26,7 @@ def requests(tmp_path: Path, **more: Any) -> str:
 def test_numbers_pictures_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "drift.json", tmp_path / "plots"
     assert analyze("--input", requests(tmp_path), "--output", str(output), "--plots", str(plots)) == 0
-    told = json.loads(output.read_text())
+    told = read_record(output, "analyze drift").data
     recorded = goldens.diagnostics()
     assert told["subject"]["passes"] == [24, 24]
     assert told["regions"]["trailing"]["attention"] == pytest.approx(
@@ -56,7 +57,7 @@ def test_one_pass_is_not_enough_for_drift(tmp_path: Path, capsys: pytest.Capture
     sampling = json.dumps({"max_tokens": 4, "steps_per_block": 1, "ignore_eos": True, "seed": 0})
     options = ["--sampling", sampling, "--output", str(output), "--plots", str(tmp_path)]
     assert analyze("--input", str(source), *options) == 0
-    told = json.loads(output.read_text())
+    told = read_record(output, "analyze drift").data
     assert told["regions"]["current"]["k_drift"] is None
     assert told["kv_correlation"] is None
     assert "nan" in capsys.readouterr().out

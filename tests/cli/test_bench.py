@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from remask.cli import main
+from remask.evals.record import read_record
 from remask.policies import names_for
 from tests.goldens import model_dir
 from tests.profiling.models import with_ascii_tokenizer
@@ -34,13 +35,13 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     policies = ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 1, "refresh_interval": 4}}']
     model = ["--model", "llada-tiny", "--load-format", "dummy"]
     assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
-    report = json.loads(target.read_text(encoding="utf-8"))
-    assert set(report) == {"machine", "commit", "versions", "workload", "results", "left_out"}
-    none, reuse, bicache = report["results"]
-    assert [row["cache"] for row in report["results"]] == ["none", "reuse", "bicache"]
-    assert all(set(row) >= KEYS for row in report["results"])
-    assert all(row["accuracy"] is None for row in report["results"])
-    layers = report["workload"]["layers"]
+    report = read_record(target, "bench")
+    assert report.data["left_out"] == []
+    none, reuse, bicache = report.data["results"]
+    assert [row["cache"] for row in report.data["results"]] == ["none", "reuse", "bicache"]
+    assert all(set(row) >= KEYS for row in report.data["results"])
+    assert all(row["accuracy"] is None for row in report.data["results"])
+    layers = report.about["layers"]
     steps = 6 * 8
     assert none["forwards"] == reuse["forwards"] == bicache["forwards"] == steps
     assert none["row_layers"] == steps * 54 * layers
@@ -57,7 +58,7 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
     assert bench("--model", "bundled", *SMALL, *options) == 0
-    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    rows = {row["cache"]: row for row in read_record(target, "bench").data["results"]}
     assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
     assert rows["bicache depth=0"]["agreement_with_none"] == 1
     assert rows["bicache depth=0"]["row_layers"] == rows["none"]["row_layers"]
@@ -70,9 +71,9 @@ def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
     assert bench("--model", "bundled", *SMALL, *options) == 0
-    report = json.loads(target.read_text(encoding="utf-8"))
-    assert report["workload"]["name"] == "transit, conversations"
-    none, exact, longest = report["results"]
+    report = read_record(target, "bench")
+    assert report.about["settings"]["name"] == "transit, conversations"
+    none, exact, longest = report.data["results"]
     assert [row["cache"] for row in (exact, longest)] == ["reuse", "reuse, longest"]
     assert (none["accuracy"], none["cached_tokens"], exact["partial_prefix_hits"]) == (1, 0, 0)
     assert 0 < longest["partial_prefix_hits"] <= longest["prefix_hits"]
@@ -129,14 +130,14 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     target = tmp_path / "bench.json"
     options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
     assert bench("--model", "bundled-uniform", *options) == 0
-    report = json.loads(target.read_text(encoding="utf-8"))
-    none, prefix, cache = report["results"]
-    assert [row["cache"] for row in report["results"]] == ["none", "block-prefix", "uniform-cache"]
-    assert report["workload"]["name"] == "timetable"
-    assert (report["workload"]["steps"], report["workload"]["canvas_length"]) == (32, 128)
+    report = read_record(target, "bench")
+    none, prefix, cache = report.data["results"]
+    assert [row["cache"] for row in report.data["results"]] == ["none", "block-prefix", "uniform-cache"]
+    assert report.about["settings"]["name"] == "timetable"
+    assert (report.about["settings"]["steps"], report.about["settings"]["canvas_length"]) == (32, 128)
     assert none["accuracy"] >= 1 / 3, "a guess of 32 departures is right with probability 60 ** -32"
     assert prefix["agreement_with_none"] > 0.95, "exact but for rounding"
-    layers = report["workload"]["layers"]
+    layers = report.about["layers"]
     assert none["row_layers"] == 6 * 32 * 128 * layers
     # Prompts have 12 tokens. The second block is refreshed with the first, four times; after the last nothing is.
     assert cache["row_layers"] == 6 * layers * (2 * (128 + 15 * 16) + 4 * 16)
@@ -167,7 +168,7 @@ def test_the_default_policies_suit_the_kind(tmp_path: Path, model: str, caches: 
     target = tmp_path / "bench.json"
     shape = ["--prefix-tokens", "8", "--prompt-tokens", "4", "--max-tokens", "8", "--json", str(target)]
     assert bench("--model", model, "--load-format", "dummy", *SMALL, *shape) == 0
-    assert {row["cache"] for row in json.loads(target.read_text(encoding="utf-8"))["results"]} == caches
+    assert {row["cache"] for row in read_record(target, "bench").data["results"]} == caches
 
 
 def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,9 +201,9 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shape = ["--prefix-tokens", "20", "--prompt-tokens", "6", "--max-tokens", "8", "--baseline-steps", "half"]
     options = ["--model", model, "--load-format", "dummy", "--caches", "all", "--cache-config", json.dumps(SETTINGS)]
     assert bench(*SMALL, *shape, *options, "--json", str(target)) == 0
-    report = json.loads(target.read_text(encoding="utf-8"))
-    rows = {row["cache"]: row for row in report["results"]}
-    left_out = {left["name"]: left["reason"] for left in report["left_out"]}
+    report = read_record(target, "bench")
+    rows = {row["cache"]: row for row in report.data["results"]}
+    left_out = {left["name"]: left["reason"] for left in report.data["left_out"]}
     assert set(rows) | set(left_out) == {*names_for("masked"), *SETTINGS, "none steps=4", *rows}
     out = capsys.readouterr().out
     if model == "dream-tiny":
@@ -214,14 +215,14 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert not left_out
     none = rows["none"]
     assert (none["cache_ratio"], none["staleness"], none["extra_memory_bytes"]) == (0, 0, 0)
-    assert rows["none steps=4"]["row_layers"] * 2 <= none["row_layers"] + 6 * 34 * report["workload"]["layers"]
+    assert rows["none steps=4"]["row_layers"] * 2 <= none["row_layers"] + 6 * 34 * report.about["layers"]
     assert rows["dkv-prefill"]["cache_ratio"] == pytest.approx(7 / 8 * 25 / 34), "25 of 34 rows, in all steps but one"
     assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
     assert rows["dllm-cache"]["extra_memory_bytes"] > 0
     assert rows["dllm-cache"]["staleness_is_upper_bound"]
     assert rows["elastic-cache"]["extra_memory_bytes"] > 0
     assert rows["elastic-cache"]["row_layers"] < none["row_layers"]
-    assert report["workload"]["alone_requests"] == 2
+    assert report.about["settings"]["alone_requests"] == 2
     assert all(row["alone"]["ratio_to_none"] > 0 for row in rows.values())
     assert all(f"| {name} " in out for name in rows)
 

@@ -12,6 +12,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, RemaskError
 from remask.evals.judge import Judge
 from remask.evals.perplexity import Policy, bootstrap, cut_prompts, measure, read_texts
+from remask.evals.record import read_record
 from remask.llm import LLM
 from tests.evals.judges import nll_by_hand, save_judge
 from tests.goldens import uniform as goldens
@@ -56,10 +57,11 @@ def test_the_command(
     target = tmp_path / "ppl.json"
     options = ["--requests", "3", "--sampling", json.dumps(SAMPLING), "--output", str(target), "--seed", "5", *CACHES]
     assert gen_ppl(folder, judge, texts, *options) == 0
-    told = json.loads(target.read_text())
+    record = read_record(target, "eval gen-ppl")
+    told = record.data
     assert [row["cache"] for row in told["rows"]] == ["none", "uniform-cache"]
     assert told["rows"][1]["settings"] == {"refresh_next": 0}
-    assert told["sampling"]["max_tokens"] == 8
+    assert record.about["settings"]["sampling"]["max_tokens"] == 8
     prompts = cut_prompts(llm, read_texts(texts), 12, 3)
     assert llm.tokenizer is not None
     assert [llm.tokenizer.decode(prompt) for prompt in prompts] == [TEXTS[i][:12] for i in (0, 3, 4)]

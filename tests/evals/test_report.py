@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from remask.evals.record import Record
 from remask.evals.report import DETAILED, SHORT, table
 
 COMPARED = {"ratio_to_none": 1.0, "ratio_range": [1.0, 1.0], "work_ratio_to_none": 1.0, "slower_with_less_work": False}
@@ -31,12 +32,13 @@ def result(name: str, **values: Any) -> dict[str, Any]:
     }
 
 
-def report(*results: dict[str, Any], **more: Any) -> dict[str, Any]:
+def report(*results: dict[str, Any], **more: Any) -> Record:
     workload: dict[str, Any] = {"requests": 4, "prefixes": 2, "prefix_ratio": 0.5, "concurrency": 2, "max_tokens": 8}
-    workload |= {"steps": 8, "block_length": 8, "canvas_length": None, "seed": 0, "rounds": 1, "model": "m"}
+    workload |= {"steps": 8, "block_length": 8, "canvas_length": None, "rounds": 1}
     workload |= {"alone_requests": 2}
     machine = {"dtype": "float32", "cpu": "c", "threads": 1}
-    return {"workload": workload, "machine": machine, "commit": None, "results": list(results), **more}
+    about = {"model": "m", "seed": 0, "settings": workload, "machine": machine, "commit": None}
+    return Record("bench", about, {"results": list(results), **more})
 
 
 def cells(text: str, row: int) -> dict[str, str]:

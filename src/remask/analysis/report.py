@@ -1,10 +1,7 @@
-"""What a drift measurement came to: means by region and by pass, correlations. Plain numbers, saved as JSON."""
+"""What a drift measurement came to: means by region and by pass, correlations. Plain numbers."""
 
-import json
-import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 Series: TypeAlias = tuple[float, ...]  # one number a pass; NaN where there is nothing to measure
 
@@ -68,16 +65,3 @@ class DriftReport:
     k_layers_mean: float
     v_layers_mean: float
     kv_correlation: float
-
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON; what is not a number becomes null."""
-        text = json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,10 +1,8 @@
 """`remask bench`: cache policies side by side on one workload, in one run."""
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from remask.cli.options import COMPARED_CACHES, add_model_options, check_folder, object_option, open_llm
@@ -13,6 +11,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.bench import run_bench
 from remask.evals.contenders import Contender, LeftOut, contender, every_contender
+from remask.evals.record import write_record
 from remask.evals.report import table
 from remask.evals.steps import step_baselines
 from remask.evals.workload import (
@@ -94,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
     workload = _workload(llm, args)
     rows, left_out = _contenders(llm, args, workload)
     detail = args.detail or args.caches == ALL
-    report = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
-    report["left_out"] = [asdict(left) for left in left_out]
+    record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
+    record.data["left_out"] = [asdict(left) for left in left_out]
     if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(table(report, detail=detail))
+        write_record(args.json, record)
+    print(table(record, detail=detail))
     return 0
 
 

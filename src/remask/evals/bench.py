@@ -13,7 +13,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.evals.contenders import Contender
 from remask.evals.interval import wilson
-from remask.evals.machine import commit, machine, versions
+from remask.evals.record import Record, about
 from remask.evals.workload import Task, Workload, token_agreement
 from remask.llm import LLM, Output, Work
 
@@ -60,13 +60,13 @@ def run_bench(
     progress: bool,
     *,
     detail: bool = False,
-) -> dict[str, Any]:
+) -> Record:
     """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
 
     Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
     among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V, and to each
-    round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the JSON
-    that `remask bench` writes.
+    round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the record
+    that `remask bench` writes; its settings are the workload's shape.
     """
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
@@ -85,13 +85,9 @@ def run_bench(
                 row.alone.append(_turn(llm, row, row.tasks[:few], single))
                 bar.update()
     by_name = {row.contender.name: row for row in rows}
-    return {
-        "machine": machine(llm),
-        "commit": commit(),
-        "versions": versions(),
-        "workload": _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {}),
-        "results": [_result(row, by_name[row.contender.baseline], detail) for row in rows],
-    }
+    settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
+    results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
+    return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
 
 
 def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, meter: CacheMeter | None = None) -> Round:
@@ -115,11 +111,7 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
     params = workload.tasks[0].request.params
     uniform = llm.loaded.config.kind == "uniform"
     return {
-        "model": llm.loaded.name,
-        "parameters": llm.loaded.config.parameters,
-        "layers": llm.loaded.config.layers,
         "name": workload.name,
-        "seed": workload.seed,
         "requests": len(workload.tasks),
         "prefixes": workload.prefixes,
         "prefix_ratio": round(workload.prefix_ratio, 3),

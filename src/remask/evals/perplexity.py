@@ -1,9 +1,8 @@
 """Generative perplexity: how likely an external judge finds what a model generates."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +145,6 @@ def bootstrap(
         means.append(sums[chosen].sum() / counts[chosen].sum())
     low, high = np.exp(np.percentile(means, [2.5, 97.5])).tolist()
     return low, high
-
-
-def save(path: str | Path, about: Mapping[str, Any], rows: Sequence[Perplexity]) -> None:
-    """Write what was measured, and how, as JSON."""
-    content = {**about, "resamples": RESAMPLES, "rows": [asdict(row) for row in rows]}
-    Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _text(line: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remask.evals.contenders import described
+from remask.evals.record import Record
 
 Result: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, Callable[[Result], str]]
@@ -11,8 +12,8 @@ Column: TypeAlias = tuple[str, Callable[[Result], str]]
 WARNING = "⚠"
 
 
-def table(report: Mapping[str, Any], *, detail: bool = False) -> str:
-    """The results of `report`, one row a policy, and lines that say on what they were measured.
+def table(record: Record, *, detail: bool = False) -> str:
+    """The results of a bench's `record`, one row a policy, and lines that say on what they were measured.
 
     "speed" and "work saved" are ratios to the baseline: time, and row-layers computed (prefix-only passes included).
     `detail` shows what a detailed bench measures beside them. A policy that computes less than its baseline and is
@@ -20,11 +21,11 @@ def table(report: Mapping[str, Any], *, detail: bool = False) -> str:
     """
     columns = DETAILED if detail else SHORT
     header = [name for name, _ in columns]
-    rows = [[cell(result) for _, cell in columns] for result in report["results"]]
+    rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = [_line(header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
     lines += [_line(row, widths) for row in rows]
-    return "\n\n".join(["\n".join(lines), *_notes(report, detail)])
+    return "\n\n".join(["\n".join(lines), *_notes(record, detail)])
 
 
 def _accuracy(result: Result) -> str:
@@ -80,14 +81,15 @@ def _canvas(work: Mapping[str, Any]) -> str:
     return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
 
 
-def _notes(report: Mapping[str, Any], detail: bool) -> list[str]:
-    work, machine, results = report["workload"], report["machine"], report["results"]
+def _notes(record: Record, detail: bool) -> list[str]:
+    about, results = record.about, record.data["results"]
+    work, machine = about["settings"], about["machine"]
     notes = [
         f"{work['requests']} requests over {work['prefixes']} shared prefixes, prefix ratio {work['prefix_ratio']}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
-        f"{work['block_length']}{_canvas(work)}, seed {work['seed']}, medians of {work['rounds']} rounds; "
-        f"{work['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
-        f"commit {report['commit'] or 'unknown'}."
+        f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, medians of {work['rounds']} rounds; "
+        f"{about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
+        f"commit {about['commit'] or 'unknown'}."
     ]
     if detail:
         notes.append(
@@ -99,5 +101,5 @@ def _notes(report: Mapping[str, Any], detail: bool) -> list[str]:
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):
         notes.append(f"{WARNING} Slower than its baseline although it computes fewer row-layers.")
-    notes += [f"Left out: {left['name']}: {left['reason']}" for left in report.get("left_out", ())]
+    notes += [f"Left out: {left['name']}: {left['reason']}" for left in record.data.get("left_out", ())]
     return notes

@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from remask.analysis.report import DriftReport, Series
-from remask.errors import ConfigError
+from remask.plots.style import K_COLOR, V_COLOR, log_axis, new_figure, save_figures
 
-_DPI = 160
-_K, _V = "#1f5a92", "#c0392b"
 _COLORS = {
     "bias": "#7f7f7f",
     "prompt": "#8c564b",
@@ -31,43 +29,27 @@ def plot_drift(report: DriftReport, folder: str | Path) -> list[Path]:
 
     Raises `ConfigError` where the folder cannot be made.
     """
-    target = Path(folder)
-    try:
-        target.mkdir(exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the folder {str(folder)!r} for pictures cannot be made: {error.strerror}") from error
     figures = {
-        "regions": _regions(report),
-        "passes": _passes(report),
-        "tokens": _tokens(report),
-        "layers": _layers(report),
+        "drift-regions": _regions(report),
+        "drift-passes": _passes(report),
+        "drift-tokens": _tokens(report),
+        "drift-layers": _layers(report),
     }
-    paths = []
-    for name, figure in figures.items():
-        figure.suptitle(f"{Path(report.subject.model).name}: {figure.get_suptitle()}", fontsize="medium")
-        paths.append(target / f"drift-{name}.png")
-        figure.savefig(paths[-1], dpi=_DPI)
-    return paths
+    return save_figures(figures, folder, report.subject.model)
 
 
 def _words(region: str) -> str:
     return region.replace("_", " ")
 
 
-def _figure(title: str, height: float = 3.9, width: float = 8.0) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title)
-    return figure
-
-
 def _regions(report: DriftReport) -> Figure:
     """Bars of drift and of attention mass."""
-    figure = _figure("drift and attention mass by region")
+    figure = new_figure("drift and attention mass by region")
     left, right = figure.subplots(1, 2)
     names = [name for name in report.regions if name != "bias"]  # a weight: its drift is 0 by construction
     places = np.arange(len(names))
     means = [report.regions[name] for name in names]
-    for side, color, shift in (("K", _K, -0.2), ("V", _V, 0.2)):
+    for side, color, shift in (("K", K_COLOR, -0.2), ("V", V_COLOR, 0.2)):
         whole = [m.k_drift if side == "K" else m.v_drift for m in means]
         within = [m.k_within if side == "K" else m.v_within for m in means]
         left.barh(places + shift, whole, 0.36, color=color, label=f"{side}, all passes")
@@ -75,7 +57,7 @@ def _regions(report: DriftReport) -> Figure:
     left.plot([], [], "|", color="black", markersize=9, markeredgewidth=2, label="within a block")
     left.set_yticks(places, [_words(name) for name in names])
     left.invert_yaxis()
-    _log(left, "x", [x for m in means for x in (m.k_drift, m.v_drift, m.k_within, m.v_within)])
+    log_axis(left, "x", [x for m in means for x in (m.k_drift, m.v_drift, m.k_within, m.v_within)])
     left.set_title("K/V drift", fontsize="medium")
     left.set_xlabel("mean cosine distance per pass")
     left.grid(axis="x", alpha=0.3)
@@ -94,7 +76,7 @@ def _regions(report: DriftReport) -> Figure:
 
 def _passes(report: DriftReport) -> Figure:
     """Drift and attention over passes, one line a region."""
-    figure = _figure("drift and attention mass from pass to pass", height=5.6)
+    figure = new_figure("drift and attention mass from pass to pass", height=5.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     both = {
         name: tuple((k + v) / 2 for k, v in zip(series, report.v_drift[name], strict=True))
@@ -103,7 +85,7 @@ def _passes(report: DriftReport) -> Figure:
     # A logarithm of 0 would be drawn as a line to the bottom.
     moving = {name: tuple(x or math.nan for x in series) for name, series in both.items() if name != "bias"}
     _lines(upper, moving)
-    _log(upper, "y", [value for series in moving.values() for value in series])
+    log_axis(upper, "y", [value for series in moving.values() for value in series])
     upper.set_title("drift, mean of K and V (none where it is 0)", fontsize="medium")
     upper.set_ylabel("cosine distance per pass")
     _lines(lower, {name: tuple(100 * x for x in series) for name, series in report.attention.items()})
@@ -120,13 +102,13 @@ def _passes(report: DriftReport) -> Figure:
 
 def _tokens(report: DriftReport) -> Figure:
     """Entropy and token changes over passes."""
-    figure = _figure("entropy and token changes from pass to pass")
+    figure = new_figure("entropy and token changes from pass to pass")
     left, right = figure.subplots(1, 2)
     passes = range(1, len(report.entropy) + 1)
-    left.plot(passes, report.entropy, ".-", color=_K, linewidth=1.2, markersize=4)
+    left.plot(passes, report.entropy, ".-", color=K_COLOR, linewidth=1.2, markersize=4)
     left.set_title("uncertainty of the predicted positions", fontsize="medium")
     left.set_ylabel("mean entropy (nats)")
-    right.plot(passes, [100 * rate for rate in report.change_rate], ".-", color=_V, linewidth=1.2, markersize=4)
+    right.plot(passes, [100 * rate for rate in report.change_rate], ".-", color=V_COLOR, linewidth=1.2, markersize=4)
     right.set_title("tokens changed", fontsize="medium")
     right.set_ylabel("share of the response (%)")
     for axes in (left, right):
@@ -139,7 +121,7 @@ def _tokens(report: DriftReport) -> Figure:
 
 def _layers(report: DriftReport) -> Figure:
     """Pearson's r of drift between layers, K beside V."""
-    figure = _figure(f"correlation of drift between layers (K with V: r = {report.kv_correlation:.2f})")
+    figure = new_figure(f"correlation of drift between layers (K with V: r = {report.kv_correlation:.2f})")
     panels = figure.subplots(1, 2)
     sides = (("K", report.k_layers, report.k_layers_mean), ("V", report.v_layers, report.v_layers_mean))
     edges = (0.5, report.subject.layers + 0.5)
@@ -159,11 +141,3 @@ def _lines(axes: Axes, series: Mapping[str, Series]) -> None:
         passes = range(1, len(values) + 1)
         axes.plot(passes, values, ".-", color=_COLORS[name], linewidth=1.2, markersize=5, label=_words(name))
     axes.grid(alpha=0.3)
-
-
-def _log(axes: Axes, which: str, values: list[float]) -> None:
-    """A logarithmic axis that begins at most seven decades below its largest value, where there is one above 0."""
-    known = [value for value in values if math.isfinite(value) and value > 0]
-    if known:
-        low, high = max(min(known), max(known) * 1e-7), max(known)
-        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 2, high * 2)})

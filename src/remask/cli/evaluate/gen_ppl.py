@@ -19,15 +19,14 @@ from remask.cli.options import (
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask.evals.judge import Judge
-from remask.evals.perplexity import Perplexity, Policy, cut_prompts, measure, read_texts, save
+from remask.evals.perplexity import RESAMPLES, Perplexity, Policy, cut_prompts, measure, read_texts
+from remask.evals.record import Record, about, write_record
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("eval", help="measure the quality of what a model generates")
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+def add_parser(subjects: Any) -> None:
+    """Register the subject."""
     perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
     perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
     perplexity.add_argument("--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="default auto")
@@ -69,17 +68,16 @@ def run(args: argparse.Namespace) -> int:
     rows = measure(llm, judge, prompts, policies, params, args.seed, progress=llm.progress)
     print(text(judge.name, rows))
     if args.output is not None:
-        about = {
-            "model": llm.loaded.name,
+        settings = {
             "judge": judge.name,
             "judge_dtype": judge.dtype,
             "prompts": args.prompts,
             "prompt_tokens": args.prompt_tokens,
             "requests": args.requests,
-            "seed": args.seed,
             "sampling": {name: value for name, value in asdict(params).items() if value is not None},
+            "resamples": RESAMPLES,
         }
-        save(args.output, about, rows)
+        write_record(args.output, Record("eval gen-ppl", about(llm, seed=args.seed, settings=settings), {"rows": rows}))
         print(f"\nSaved as {args.output}")
     return 0
 

@@ -8,14 +8,13 @@ from remask.analysis.report import DriftReport
 from remask.cli.lines import Defaults, as_work, read_work
 from remask.cli.options import add_model_options, check_folder, open_llm, sampling_option
 from remask.engine.config import EngineConfig
+from remask.evals.record import Record, about, write_record
 from remask.llm import LLM, Work
 from remask.plots.drift import plot_drift
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("analyze", help="look into a model while it denoises")
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+def add_parser(subjects: Any) -> None:
+    """Register the subject."""
     drift = subjects.add_parser("drift", help="K/V drift, attention mass, entropy and token changes by region and pass")
     source = drift.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
@@ -34,10 +33,12 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--plots", args.plots)
     defaults = Defaults(sampling_option(args), "none", {})
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len, store_budget_tokens=0))
-    report = measure_drift(llm, _work(llm, args, defaults), progress=llm.progress)
+    work = _work(llm, args, defaults)
+    report = measure_drift(llm, work, progress=llm.progress)
     print(text(report))
     if args.output is not None:
-        report.save(args.output)
+        settings = {"requests": len(work), "sampling": defaults.sampling}
+        write_record(args.output, Record("analyze drift", about(llm, settings=settings), report))
         print(f"\nSaved as {args.output}")
     if args.plots is not None:
         for path in plot_drift(report, args.plots):
@@ -53,10 +54,10 @@ def _work(llm: LLM, args: argparse.Namespace, defaults: Defaults) -> list[Work]:
 
 def text(report: DriftReport) -> str:
     """The means by region and the correlations, for people."""
-    about = report.subject
+    subject = report.subject
     lines = [
-        f"{about.model}: {about.family}, {about.layers} layers, {about.dtype}; {len(about.passes)} requests, "
-        f"{sum(about.passes)} passes, blocks of {about.block_length}",
+        f"{subject.model}: {subject.family}, {subject.layers} layers, {subject.dtype}; {len(subject.passes)} requests, "
+        f"{sum(subject.passes)} passes, blocks of {subject.block_length}",
         "",
         "             drift, cosine distance a pass       within a block",
         f"{'region':<12}{'K':>12}{'V':>12}{'K':>12}{'V':>12}{'attention %':>13}",

@@ -1,0 +1,15 @@
+"""`remask analyze`: one module a subject."""
+
+from typing import Any
+
+from remask.cli.analyze import drift
+
+SUBJECTS = (drift,)
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command and its subjects."""
+    parser = commands.add_parser("analyze", help="look into a model while it denoises")
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for subject in SUBJECTS:
+        subject.add_parser(subjects)

@@ -1,0 +1,15 @@
+"""`remask eval`: one module a subject."""
+
+from typing import Any
+
+from remask.cli.evaluate import gen_ppl
+
+SUBJECTS = (gen_ppl,)
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command and its subjects."""
+    parser = commands.add_parser("eval", help="measure the quality of what a model generates")
+    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for subject in SUBJECTS:
+        subject.add_parser(subjects)

@@ -1,0 +1,46 @@
+"""What all pictures share: size, resolution, colours, and where they go."""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from remask.errors import ConfigError
+
+DPI = 160
+K_COLOR, V_COLOR = "#1f5a92", "#c0392b"
+
+
+def new_figure(title: str, height: float = 3.9, width: float = 8.0) -> Figure:
+    """An empty figure, sizes in inches, that makes room for labels and for legends outside of its axes."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title)
+    return figure
+
+
+def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) -> list[Path]:
+    """Save each figure as `NAME.png` into `folder`, which is made if it is not there, and return the paths.
+
+    The model's name is put before every title. Raises `ConfigError` where the folder cannot be made.
+    """
+    target = Path(folder)
+    try:
+        target.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {str(folder)!r} for pictures cannot be made: {error.strerror}") from error
+    paths = []
+    for name, figure in figures.items():
+        figure.suptitle(f"{Path(model).name}: {figure.get_suptitle()}", fontsize="medium")
+        paths.append(target / f"{name}.png")
+        figure.savefig(paths[-1], dpi=DPI)
+    return paths
+
+
+def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
+    """A logarithmic axis that begins at most seven decades below its largest value, where there is one above 0."""
+    known = [value for value in values if math.isfinite(value) and value > 0]
+    if known:
+        low, high = max(min(known), max(known) * 1e-7), max(known)
+        axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 2, high * 2)})
