@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
-    _set_threads(args.threads)
+    whole("threads", args.threads, low=1, optional=True)
+    torch.set_num_threads(args.threads or default_threads())
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = read_template(args.chat_template)
     llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
@@ -100,15 +101,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _set_threads(asked: int | None) -> None:
-    """Compute on as many threads as asked for, else on all cores but one.
+def default_threads() -> int:
+    """Threads for a server's model: one a core, but for one core, which is left to HTTP.
 
-    That one is HTTP's: threads of the model that wait for each other spin, and hold up whoever shares their cores. A
-    lower number that PyTorch was told of already, as by OMP_NUM_THREADS, is kept. Raises `ConfigError`.
+    Threads of the model that wait for each other spin, and hold up whoever shares their cores. A lower number that
+    PyTorch was told of, as by OMP_NUM_THREADS, is kept.
     """
-    whole("threads", asked, low=1, optional=True)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(asked or min(torch.get_num_threads(), max(1, cores - 1)))
+    return min(torch.get_num_threads(), max(1, cores - 1))
 
 
 def check_extra(*needed: str) -> None:
