@@ -64,6 +64,7 @@ class EngineStats:
     row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
@@ -266,7 +267,8 @@ class Engine:
                     self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
-            self.stats.prefix_refreshes += job.refreshes
+            self.stats.refreshes += job.refreshes
+            self.stats.prefix_refreshes += job.refreshes_prefix
             self.stats.row_layers_saved += job.saved
             self._refreshes.ran(job)
             if job.closing:
@@ -299,7 +301,7 @@ class Engine:
         self.memory.free(job)
 
     def _refreshing(self, item: Job | PrefixPass) -> bool:
-        return isinstance(item, Job) and self._refreshes.refreshes(item)
+        return isinstance(item, Job) and self._refreshes.heavy(item)
 
 
 def _ready(item: Job | PrefixPass) -> bool:

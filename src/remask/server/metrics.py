@@ -97,6 +97,7 @@ class Metrics:
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
             "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),
             "prefix_row_layers": ("Rows times layers computed in prefix-only passes.", stats.prefix_row_layers),
+            "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }
         for name, (text, value) in gauges.items():
