@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -67,13 +68,13 @@ def test_every_number_is_what_it_says() -> None:
 
 def test_work_and_refreshes_of_every_policy(server: Running) -> None:
     """Eight steps in two blocks, of requests without a stored prefix; `bicache` alone reads the one that it brings."""
-    fields = {"max_tokens": 8, "block_length": 4, "steps": 8, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 8, "block_length": 4, "steps": 8, "ignore_eos": True}
     depth = {"depth": 4, "refresh_interval": 4}
     expected = {"none": 0, "reuse": 0, "bicache": 2, "block-prefix": 2, "block-dual": 2, "dkv-decode": 4, "dkv-pd": 4}
     expected |= {"dkv-prefill": 1, "dkv-greedy": 2, "dllm-cache": 1, "bicache+dkv-prefill": 2}
     server.client.delete("/v1/cache")
     for number, (cache, refreshes) in enumerate(expected.items()):
-        own = {"cache_config": depth} if "bicache" in cache else {}
+        own: dict[str, Any] = {"cache_config": depth} if "bicache" in cache else {}
         own |= {"remasking": "random"} if cache == "dkv-greedy" else {}
         before = scrape(server)
         told = server.ask(0, cache=cache, cache_salt=str(number), **fields, **own).json()
