@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from remask.core.cost import CostMeter
 from remask.core.meter import CacheMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
@@ -89,6 +90,7 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
+        self.costs: CostMeter | None = None  # where one is put here, it notes what every pass costs
         self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
@@ -155,6 +157,8 @@ class Engine:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
             hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
+            if self.costs is not None:
+                self.costs.note([branch.passed(plan) for branch, plan in items])
             if self.probe is not None:
                 self.probe(batch.jobs, hidden)
             scores = read_rows(self.model, hidden, batch.jobs)
