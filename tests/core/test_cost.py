@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.cost import NOTHING, OPERATIONS, CostMeter, OperationCost, Passed, Widths, pass_cost
+from remask.core.cost import NOTHING, OPERATIONS, OperationCost, Widths
+from remask.core.pass_cost import CostMeter, Passed, pass_cost
 from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
 from remask.policies.block import BlockDual
@@ -46,6 +47,7 @@ def test_a_full_pass() -> None:
             flops=2 * 2 * T * D * (UP + F), weights=ITEM * 2 * D * (UP + F), activations=ITEM * 2 * T * (2 * D + UP + F)
         ),
         "head": OperationCost(flops=2 * 2 * D * V, weights=ITEM * D * V, activations=ITEM * 2 * (D + V)),
+        "selection": OperationCost(),
         "watch": OperationCost(),
     }
     total = cost.total
@@ -90,10 +92,17 @@ def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
     live = rows(2, 3, 4, 5)
     span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
     cost = pass_cost(replace(WIDTHS, layers=1), [Passed(plan_of(span), outputs=True)])
-    projections = cost.operations["projections"]
-    assert projections.flops == 2 * D * (3 * K + (2 * Q + K)), "V of three rows; Q, K and output of one"
+    projections, selection = cost.operations["projections"], cost.operations["selection"]
+    assert selection == OperationCost(
+        flops=2 * D * 3 * K,
+        weights=ITEM * D * K,
+        kv_read=ITEM * 3 * K,
+        kv_written=ITEM * 3 * K,
+        activations=ITEM * 3 * D,
+    ), "V of three rows"
+    assert projections.flops == 2 * D * (2 * Q + K), "Q, K and output of one"
     assert cost.repeated == 2 * D * K, "V of the chosen row again"
-    assert projections.kv_written == ITEM * (3 + 1) * K
+    assert projections.kv_written == ITEM * K
     assert projections.states == ITEM * D * 2 * 4, "one row leaves its outputs, three add theirs"
     assert cost.operations["attention"].flops == 4 * T * Q
 
@@ -157,7 +166,8 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
             for position in range(walk.length):
                 looked = span.pick is not None and span.pick.among[position]
                 full = span.rows[position] and not looked and not (span.held is not None and span.held[position])
-                flops["projections"] += 2 * D * (K if looked else 2 * Q + 2 * K if full else 0)
+                flops["selection"] += 2 * D * K * bool(looked)
+                flops["projections"] += 2 * D * (2 * Q + 2 * K) * full
                 flops["attention"] += 4 * Q * walk.length * full
                 flops["mlp"] += 2 * D * (UP + F) * full
             flops["projections"] += 2 * D * (2 * Q + K) * chosen

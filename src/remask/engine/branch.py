@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.cost import Passed
 from remask.core.ledger import Ledger
+from remask.core.pass_cost import Passed
 from remask.core.plan import Plan, PrefixHit, Span
 from remask.engine.tracker import Tracker
 from remask.errors import PlanError

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from remask.core.cost import CostMeter
+from remask.core.pass_cost import CostMeter
 from remask.engine.engine import Engine
+from remask.engine.runner import Runner
 from remask.models.attention import Attention, Sink
 from remask.models.stage import Direct, Segments
 from remask.models.transformer import Transformer
@@ -79,7 +80,7 @@ class Executed:
         model = engine.model
         self.meter = engine.costs = CostMeter(model.config.widths(model.dtype.itemsize))
         self.pairs = PairCount(model.attention)
-        engine.model = Transformer(model.config, model.weights, self.pairs)
+        engine.runner = Runner(Transformer(model.config, model.weights, self.pairs), engine.pool)
 
     @property
     def flops(self) -> int:
