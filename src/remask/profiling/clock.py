@@ -1,8 +1,10 @@
 """A clock for nested operations: each is given the time that passes in it, without what runs inside it for others."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -10,15 +12,18 @@ import torch
 class Clock:
     """Time of one stretch after another, read from `start` to `stop`; every moment belongs to one operation.
 
-    On CUDA the marks are events of the current stream, so that they wait for nothing, and times are the device's own: an
-    operation is given the time until what it launched is done, idle time while the host prepares it included. Elsewhere
-    they are the host's.
+    On CUDA the marks are events of the current stream, which wait for nothing, and times are the device's own: an
+    operation is given the time until what it launched is done, and what the device idles while the host prepares it.
+    Elsewhere times are the host's.
     """
 
     def __init__(self, device: torch.device, rest: str) -> None:
-        self._cuda, self._rest = device.type == "cuda", rest
+        self._rest = rest
+        cuda = device.type == "cuda"
+        self._now: Callable[[], Any] = _event if cuda else time.perf_counter
+        self._between: Callable[[Any, Any], float] = _elapsed if cuda else _difference
         self._stack: list[str] = []
-        self._marks: list[tuple[float | torch.cuda.Event, str]] = []  # when, and whose time begins
+        self._marks: list[tuple[Any, str]] = []  # when, and whose time begins
 
     def start(self) -> None:
         """The stretch begins; time is the rest's until an operation runs."""
@@ -28,11 +33,9 @@ class Clock:
     def stop(self) -> Mapping[str, float]:
         """The stretch ends. Seconds by operation, which add up to all of it; waits for the device."""
         self._mark(self._rest)
-        if self._cuda:
-            torch.cuda.synchronize()
         seconds: dict[str, float] = {}
-        for (begin, name), (end, _) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[name] = seconds.get(name, 0.0) + _between(begin, end)
+        for (begin, name), (end, _) in pairwise(self._marks):
+            seconds[name] = seconds.get(name, 0.0) + self._between(begin, end)
         return seconds
 
     def running(self, name: str) -> "_Running":
@@ -50,12 +53,7 @@ class Clock:
         self._mark(self._stack[-1] if self._stack else self._rest)
 
     def _mark(self, name: str) -> None:
-        if not self._cuda:
-            self._marks.append((time.perf_counter(), name))
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append((event, name))
+        self._marks.append((self._now(), name))
 
 
 class _Running:
@@ -75,9 +73,17 @@ class _Running:
         self._clock.leave()
 
 
-def _between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    """Seconds from one mark to the next."""
-    if isinstance(begin, float):
-        assert isinstance(end, float)
-        return end - begin
-    return begin.elapsed_time(end) / 1e3
+def _difference(begin: float, end: float) -> float:
+    return end - begin
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _elapsed(begin: Any, end: Any) -> float:
+    end.synchronize()
+    seconds: float = begin.elapsed_time(end) / 1e3
+    return seconds

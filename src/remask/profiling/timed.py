@@ -19,21 +19,10 @@ from remask.models.weights import LayerWeights
 from remask.profiling.clock import Clock
 
 REST = "rest"
-# "projections" are Q, K, V and the attention output with RoPE and the writing of K/V; "selection" is choosing rows by how
-# far they moved (dLLM-Cache), "watch" looking at attention (Elastic-Cache), "sampling" all from logits to tokens on the
-# host, "rest" planning, scheduling, embedding, residuals, and rows that are carried or restored between stages.
-OPERATIONS = (
-    "projections",
-    "attention",
-    "mlp",
-    "head",
-    "norms",
-    "selection",
-    "watch",
-    "sampling",
-    "packing",
-    REST,
-)  # fmt: skip
+# "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V; "selection" is choosing rows by
+# how far they moved (dLLM-Cache), "watch" looking at attention (Elastic-Cache), "sampling" all from logits to tokens on
+# the host; "rest" is planning, scheduling, embedding, residuals, and rows carried or restored between stages.
+OPERATIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing", REST)
 
 
 def timed(engine: Engine) -> Clock:
