@@ -25,8 +25,6 @@ from remask.errors import ConfigError
 from remask.evals.record import read_record
 from tests.evals.judges import save_judge
 
-from remask.evals.record import read_record
-
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "dream-tiny", "--length", "48", "--response", "12", "--turns", "2"]
