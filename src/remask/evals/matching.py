@@ -1,7 +1,7 @@
 """Whether a response gives an answer: strictly, as the BiCache paper counts (section 3.1), and up to notation.
 
-The final answer is what follows the last `##` of a response. The last one, because a response may quote the rule that it
-is under, or correct itself, before it answers. GSM8K's own `####` ends in `##` too.
+The final answer is what follows the last `##` of a response. The last one, because a response may quote the rule that
+it is under, or correct itself, before it answers. GSM8K's own `####` ends in `##` too.
 
 Strict: the final answer is the right one, character for character; white space at both ends aside. Up to notation:
 also where the two differ in LaTeX, currency, thousands separators, units after a space, width of digits, or a full
