@@ -12,7 +12,8 @@ import torch
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.evals.likelihood import Draws, LikelihoodEstimator, draw_masks, every_mask
-from remask.evals.masked_pass import MaskedPasses, Pair
+from remask.evals.masked_pass import MaskedPasses
+from remask.evals.pairs import Pair
 from remask.llm import LLM
 from tests.engine import kinds
 from tests.goldens import model_dir

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from remask.core.checks import whole
 from remask.core.plan import Mask
 from remask.errors import ConfigError
-from remask.evals.masked_pass import MAX_ROWS, Job, MaskedPasses, Pair
+from remask.evals.masked_pass import MAX_ROWS, Job, MaskedPasses
+from remask.evals.pairs import Pair
 from remask.llm import LLM
 
 TOGETHER = 64  # pairs whose masked canvases are at hand at a time
@@ -76,6 +77,10 @@ class LikelihoodEstimator:
         self.draws = draws or Draws()
         self._passes = MaskedPasses(llm, max_rows)
 
+    def check(self, pair: Pair) -> None:
+        """Raise `ConfigError` on a pair that cannot be scored."""
+        self._passes.check(pair)
+
     def score(
         self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
     ) -> list[Likelihood]:
@@ -88,7 +93,7 @@ class LikelihoodEstimator:
         Raises `ConfigError`, before anything runs, on a pair that cannot be run.
         """
         for pair in pairs:
-            self._passes.check(pair)
+            self.check(pair)
         each = [0] * len(pairs) if groups is None else groups
         scored = []
         with tqdm(total=len(pairs), desc="likelihood", unit="resp", disable=not progress) as bar:
@@ -105,7 +110,7 @@ class LikelihoodEstimator:
 
         Stops at the first token that differs, so it costs from one pass to as many as there are tokens.
         """
-        self._passes.check(pair)
+        self.check(pair)
         mask = np.ones(len(pair.response), dtype=np.bool_)
         while mask.any():
             place, token = self._passes.most_confident((pair, mask))

@@ -1,7 +1,7 @@
 """Passes over canvases of which some response positions are masked: what the model says there."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,23 +14,13 @@ from remask.core.plan import Mask, Plan, Span
 from remask.engine.branch import Branch, plain_table
 from remask.engine.pack import pack
 from remask.errors import ConfigError
+from remask.evals.pairs import Pair
 from remask.llm import LLM
 from remask.models.pool import Pool
 from remask.store.pages import Extent
 
 HEAD_ROWS = 256  # rows of logits held at a time
 MAX_ROWS = 4096  # rows of a pass, where a canvas has fewer
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A prompt and a response after it, as token ids; the prompt may be empty."""
-
-    prompt: Sequence[int]
-    response: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
 
 
 Job = tuple[Pair, Mask]
