@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.evaluate import gen_ppl, likelihood
+from remask.cli.evaluate import gen_ppl, likelihood, tasks
 
-SUBJECTS = (gen_ppl, likelihood)
+SUBJECTS = (tasks, likelihood, gen_ppl)
 
 
 def add_parser(commands: Any) -> None:
