@@ -46,6 +46,7 @@ def add_parser(subjects: Any) -> None:
     parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
     parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
+    parser.add_argument("--include-path", metavar="FOLDER", help="further task configs for lm-eval")
     parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
     parser.add_argument("--fields", metavar="FIELD=NAME,...", help="what FILE calls the task's fields")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, keep the rows."""
     tasks = _tasks(args)
     check_folder("--output", args.output)
+    if args.include_path is not None and not Path(args.include_path).is_dir():
+        raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
     sampling = sampling_option(args)
     SamplingParams.from_mapping(sampling)
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
@@ -135,7 +138,8 @@ def _harness(
     from remask.evals.harness.lm import RemaskLM
     from remask.evals.harness.through_lm_eval import Asked, Harness
 
-    harness = Harness(own_only=all(is_own(task) for task in tasks))
+    folders = [] if args.include_path is None else [args.include_path]
+    harness = Harness(own_only=all(is_own(task) for task in tasks), folders=folders)
     harness.check(tasks)
 
     def begin(llm: LLM) -> Measure:
@@ -157,7 +161,8 @@ class _List(argparse.Action):
     """Prints our own tasks and ends, whatever else is given or missing."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.exit(message=f"{_listed()}\n")
+        print(_listed())
+        parser.exit()
 
 
 def _listed() -> str:

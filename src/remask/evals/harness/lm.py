@@ -53,8 +53,11 @@ class RemaskLM(LM):
         return self._llm.loaded.name.replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The chat as text, by the model's own template."""
-        text = self._tokenizer.render_chat(chat_history, add_generation_prompt)
+        """The chat as text, by the model's own template. Without a generation prompt its last message is continued."""
+        if add_generation_prompt:
+            text = self._tokenizer.render_chat(chat_history)
+        else:
+            text = self._tokenizer.render_chat(chat_history[:-1]) + chat_history[-1]["content"]
         self._shared[text] = self._tokenizer.shared_prefix(chat_history)
         return text
 

@@ -37,8 +37,9 @@ class Asked:
 class Harness:
     """lm-eval with our own tasks beside its own, whose index is read once."""
 
-    def __init__(self, *, own_only: bool) -> None:
-        self._manager = TaskManager(include_path=str(FOLDER), include_defaults=not own_only)
+    def __init__(self, *, own_only: bool, folders: Sequence[str] = ()) -> None:
+        """`folders` hold further configs; with `own_only` lm-eval's own are left out."""
+        self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
 
     def check(self, tasks: Sequence[str]) -> None:
         """Raise `ConfigError` on a task that lm-eval does not know."""
