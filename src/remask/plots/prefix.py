@@ -45,6 +45,7 @@ def _heatmap(report: PrefixSimilarity) -> Figure:
     right.barh(places + 0.2, report.over_requests, 0.36, color=V_COLOR, label="over requests")
     right.set_title("spread", fontsize="medium")
     right.set_xlabel("standard deviation of the similarity")
+    right.xaxis.set_major_locator(MaxNLocator(4))
     right.grid(axis="x", alpha=0.3)
     right.set_axisbelow(True)
     figure.legend(
