@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import drift
+from remask.cli.analyze import drift, features, grid
 
-SUBJECTS = (drift,)
+SUBJECTS = (drift, features, grid)
 
 
 def add_parser(commands: Any) -> None:
