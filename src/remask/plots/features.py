@@ -25,22 +25,30 @@ def plot_features(report: FeaturesReport, folder: str | Path) -> list[Path]:
 
 
 def _maps(report: FeaturesReport) -> Figure:
-    """Similarity over steps and positions, a panel for each feature (dLLM-Cache, figure 1)."""
-    figure = new_figure("similarity between adjacent passes, mean over layers", height=5.6, width=9)
+    """Similarity over steps and positions, a row of panels for each feature (dLLM-Cache, figure 1)."""
+    figure = new_figure("similarity between adjacent passes, mean over layers", height=7.2, width=9)
     tables = {name: np.array(report.maps[name], dtype=np.float64) for name in FEATURES}
     low = min(float(np.nanmin(table)) for table in tables.values())
-    panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
-    for axes, (name, table) in zip(panels, tables.items(), strict=True):
-        edges = (-0.5, table.shape[1] - 0.5, len(table) + 1.5, 1.5)
-        image = axes.imshow(
-            table, vmin=low, vmax=1, cmap="viridis", aspect="auto", extent=edges, interpolation="nearest"
-        )
-        axes.axvline(report.prompt_tokens - 0.5, color="white", linestyle="--", linewidth=1)
-        axes.set_title(WORDS[name], fontsize="medium")
-        axes.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-    figure.supxlabel("position (dashed: where the response begins)", fontsize="medium")
+    panels = figure.subplots(len(tables), 2, sharex="col", sharey=True)
+    split, passes = report.prompt_tokens, len(tables["k"])
+    for row, (name, table) in zip(panels, tables.items(), strict=True):
+        for axes, first, last in ((row[0], 0, split), (row[1], split, table.shape[1])):
+            image = axes.imshow(
+                table[:, first:last],
+                vmin=low,
+                vmax=1,
+                cmap="viridis",
+                aspect="auto",
+                extent=(first - 0.5, last - 0.5, passes + 1.5, 1.5),
+                interpolation="nearest",
+            )
+            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        row[0].set_ylabel(WORDS[name])
+    panels[0][0].set_title("prompt", fontsize="medium")
+    panels[0][1].set_title("response and what follows it", fontsize="medium")
+    figure.supxlabel("position", fontsize="medium")
     figure.supylabel("pass, compared with the one before", fontsize="medium")
-    figure.colorbar(image, ax=figure.axes[:4], label="cosine similarity", shrink=0.9)
+    figure.colorbar(image, ax=list(panels.flat), label="cosine similarity", shrink=0.9)
     return figure
 
 
@@ -78,5 +86,7 @@ def _changes(report: FeaturesReport) -> Figure:
         axes.set_xlabel(f"change of {WORDS[early]}")
         axes.set_ylabel(f"change of {WORDS[late]}")
         axes.grid(alpha=0.3)
-    figure.supxlabel("changes are cosine distances from one pass to the next, in one layer", fontsize="small")
+    figure.supxlabel(
+        "cosine distances from one pass to the next, in one layer; below 1e-8 drawn there", fontsize="small"
+    )
     return figure

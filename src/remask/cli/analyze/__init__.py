@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import drift, features, grid
+from remask.cli.analyze import decoding, drift, features, grid
 
-SUBJECTS = (drift, features, grid)
+SUBJECTS = (drift, decoding, features, grid)
 
 
 def add_parser(commands: Any) -> None:
