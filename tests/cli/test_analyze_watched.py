@@ -7,16 +7,16 @@ import pytest
 
 from remask.cli import main
 from remask.evals.record import read_record
-from tests import goldens
 
 MODELS = {
-    "bundled": ["--model", "bundled", "--prompt", "from abbey go 2 , where am i ?"],
+    "bundled": ["--sampling", '{"max_tokens": 8}', "--model", "bundled", "--prompt", "from abbey go 2"],
     "bundled-uniform": ["--model", "bundled-uniform", "--prompt", "board"],
     "sdar-tiny": ["--model", "sdar-tiny", "--load-format", "dummy", "--input"],
 }
 PICTURES = {
     "decoding": ("passes", "tokens", "aligned", "layers"),
     "features": ("maps", "layers", "changes"),
+    "steps": ("tokens", "cost", "probability", "drift"),
 }
 
 
@@ -41,7 +41,7 @@ def test_numbers_pictures_and_a_reading(
         assert (plots / f"{subject}-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("subject", PICTURES)
+@pytest.mark.parametrize("subject", ["decoding", "features"])
 def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], subject: str) -> None:
     options = ["--model", "bundled", "--prompt", "from a", "--sampling", '{"max_tokens": 4, "steps": 1}']
     assert analyze(subject, *options, "--plots", str(tmp_path / "plots")) == 0
@@ -56,9 +56,11 @@ def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("features", ["--output", "no/where/x.json"], "there is no folder"),
         ("decoding", ["--plots", "no/where/x"], "there is no folder"),
         ("decoding", ["--sampling", "[]"], "must be a JSON object"),
+        ("steps", ["--rounds", "0"], "--rounds must be a whole number from 1"),
+        ("steps", ["--cache-config", '{"exact": {}}'], "not among --caches none,reuse,bicache"),
+        ("steps", ["--caches", "uniform-cache"], "uniform-cache: this cache policy is not defined on masked models"),
     ],
 )
 def test_bad_options(capsys: pytest.CaptureFixture[str], subject: str, options: list[str], message: str) -> None:
-    model = str(goldens.model_dir("llada"))
-    assert analyze(subject, "--model", model, "--prompt", "x", *options) == 2
+    assert analyze(subject, "--model", "bundled", "--prompt", "from abbey", *options) == 2
     assert message in capsys.readouterr().err

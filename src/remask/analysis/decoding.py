@@ -11,7 +11,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.analysis.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
-from remask.analysis.watch import Floats, Watcher, check_uncached, distance, leading_slots, units
+from remask.analysis.series import Floats
+from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, units
 from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM, Work

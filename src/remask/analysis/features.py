@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from remask.analysis.features_report import FEATURES, PAIRS, FeatureMeans, FeaturesReport, Foresight
 from remask.analysis.moments import Moments
-from remask.analysis.watch import Floats, Watcher, check_uncached, distance, leading_slots, units
+from remask.analysis.series import Floats
+from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, units
 from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM, Work

@@ -11,7 +11,8 @@ from torch import Tensor
 from remask.analysis.mass import QueryTap, attention_mass
 from remask.analysis.moments import Moments
 from remask.analysis.regions import REGIONS, Regions, regions
-from remask.analysis.watch import Floats, Watcher, certainty, check_uncached, distance, leading_slots, units
+from remask.analysis.series import Floats
+from remask.analysis.watch import Watcher, certainty, check_uncached, distance, leading_slots, units
 from remask.engine.job import Job
 from remask.llm import LLM, Work
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.analysis.series import Floats
 from remask.core.request import Result
 from remask.engine.engine import Engine
 from remask.engine.job import Job
@@ -21,7 +22,6 @@ from remask.policies import CachePolicy
 
 HEAD_ROWS = 256  # rows of logits held at a time
 
-Floats = NDArray[np.float64]
 Look = Callable[[Job, Tensor], None]
 """Is given the job of a pass that has just run, and the final hidden states of its predicted rows [M, D]."""
 Change = Callable[[NDArray[np.bool_]], None]

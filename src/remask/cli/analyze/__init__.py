@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import decoding, drift, features, grid
+from remask.cli.analyze import decoding, drift, features, grid, steps
 
-SUBJECTS = (drift, decoding, features, grid)
+SUBJECTS = (drift, decoding, features, steps, grid)
 
 
 def add_parser(commands: Any) -> None:
