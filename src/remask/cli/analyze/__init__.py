@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import decoding, drift, features, grid, steps
+from remask.cli.analyze import compare, decoding, drift, features, grid, precision, steps
 
-SUBJECTS = (drift, decoding, features, steps, grid)
+SUBJECTS = (drift, decoding, features, steps, grid, compare, precision)
 
 
 def add_parser(commands: Any) -> None:

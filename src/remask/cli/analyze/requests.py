@@ -16,14 +16,19 @@ Draw = Callable[[], list[Path]]
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
     """Requests, sampling, output, pictures and the model."""
+    add_source_options(parser)
+    parser.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
+    parser.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
+    add_model_options(parser)
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """Requests, and how they are sampled."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
     source.add_argument("--input", metavar="FILE", help="JSONL of requests, as 'generate' takes it, without a cache")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
-    parser.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
-    parser.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
-    add_model_options(parser)
 
 
 def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Work]]:
