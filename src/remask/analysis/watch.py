@@ -72,13 +72,21 @@ class Watcher:
 
 
 def check_uncached(item: Work, none: CachePolicy, what: str) -> None:
-    """Raise `ConfigError` where a request asks for a cache or for guidance; `what` is measured on one dense canvas."""
+    """Raise `ConfigError` where a request asks for more than blocks being denoised on one dense canvas.
+
+    `what` is measured there. Refused are caches, guidance and corrections.
+    """
     if item.policy != none:
         raise ConfigError(f"{what} is that of a model without a cache; leave cache out, or say 'none'")
     if item.request.params.cfg_scale > 0:
         raise ConfigError(
             f"cfg_scale={item.request.params.cfg_scale:g}: {what} is measured on one canvas, and a guided request "
             "has two; leave cfg_scale out"
+        )
+    if item.request.params.correction_steps:
+        raise ConfigError(
+            f"correction_steps={item.request.params.correction_steps}: {what} is that of blocks being denoised, and a "
+            "correction goes over the whole response; leave correction_steps out"
         )
 
 
