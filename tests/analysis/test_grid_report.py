@@ -7,7 +7,7 @@ from remask.analysis.grid_report import GridRow, points_of, quality_name, readin
 
 def row(accuracy: float | None, speed: float, agreement: float = 1.0, **axes: Any) -> GridRow:
     none = None if accuracy is None else 0.9
-    return GridRow({"cache": "c", **axes}, accuracy, none, agreement, speed, 2 * speed, 1.0, 1.0, 10, 10, 0.5)
+    return GridRow({"cache": "c", **axes}, accuracy, none, agreement, speed, 9.0, 2 * speed, 1.0, 1.0, 10, 10, 0.5)
 
 
 def test_axes_that_vary_and_their_values() -> None:
@@ -27,8 +27,8 @@ def test_a_grid_that_costs_nothing() -> None:
     told = reading(rows)
     assert quality_name(rows) == "accuracy"
     assert told.startswith("4 points; accuracy from 50.0 % to 100.0 %. 2 of 3 cached points are as good as none")
-    assert "the fastest of them, n=2, c, takes 1/2.00 of none's time for 1/4.00 of its row-layers." in told
-    assert "Over n 1 to 4: accuracy 90.0 % to 50.0 %; speed 1.50x to 9.00x; work saved 3.00x to 18.00x" in told
+    assert "the fastest of them, n=2, c, takes 1/2.00 of none's time for 1/4.00 of its FLOPs." in told
+    assert "Over n 1 to 4: accuracy 90.0 % to 50.0 %; speed 1.50x to 9.00x; FLOPs saved 3.00x to 18.00x" in told
     assert "Over c, none: accuracy 80.0 %, 90.0 %" in told
 
 

@@ -98,6 +98,20 @@ def test_the_delay_of_dkv_decode(tmp_path: Path) -> None:
     assert undelayed["accuracy"] == 0 < delayed["accuracy"], "K/V of masks answer nothing"
 
 
+def test_results_of_another_model_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, plots = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "plots"
+    shape = ["--load-format", "dummy", *SMALL, "--cache", "none", "--prompt-tokens", "8"]
+    steps = ["--sampling-grid", '{"steps_per_block": [2, 8]}', "--sampling", '{"max_tokens": 8, "block_length": 8}']
+    assert grid("--model", "llada-tiny", *shape, *steps, "--output", str(first)) == 0
+    more = ["--output", str(second), "--beside", str(first), "--plots", str(plots), "--x", "steps_per_block"]
+    assert grid("--model", "gidd-tiny", *shape, *steps, *more) == 0
+    assert len(rows(second)) == 2, "the other model's rows stay in their own file"
+    assert "Over gidd-tiny, llada-tiny: agreement" in capsys.readouterr().out
+    assert (plots / "grid-lines.png").exists()
+    assert grid("--model", "gidd-tiny", *shape, *steps, "--beside", str(tmp_path / "none.json")) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_a_sampling_grid_on_the_bundled_uniform_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "grid.json"
     options = ["--cache", "none,uniform-cache", "--grid", '{"refresh_next": [0, 4]}', "--output", str(output)]

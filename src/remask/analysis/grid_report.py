@@ -11,9 +11,9 @@ import numpy as np
 class GridRow:
     """A measured point.
 
-    `speed` and `work` are the gains over `none` in time and in row-layers, `agreement` the share of tokens that equal
-    those of `none`; `..._none` are its own figures. `accuracy` is None where the workload has no answers. Memory is in
-    bytes, at the peak.
+    `speed`, `work` and `flops` are the gains over `none` in time, row-layers and FLOPs, `agreement` the share of tokens
+    that equal those of `none`; `..._none` are its own figures. `accuracy` is None where the workload has no answers.
+    Memory is in bytes, at the peak.
     """
 
     axes: Mapping[str, Any]
@@ -22,6 +22,7 @@ class GridRow:
     agreement: float
     speed: float
     work: float
+    flops: float
     tokens_s: float
     tokens_s_none: float
     memory: int
@@ -54,13 +55,13 @@ def points_of(rows: Rows) -> Points:
 
 
 def varied(points: Points) -> tuple[str, ...]:
-    """Names of the axes on which `points` differ: settings first, then prompt length, requests at a time, the policy.
+    """Names of the axes on which `points` differ: settings, then prompt length, requests at a time, policy, model.
 
     Settings that only some policies take are among them where they have several values.
     """
     names = dict.fromkeys(name for point in points for name in point)
     found = [name for name in names if len(values_of(points, name)) > 1]
-    last = ("prompt_tokens", "concurrency", "cache")
+    last = ("prompt_tokens", "concurrency", "cache", "model")
     return tuple(sorted(found, key=lambda name: last.index(name) + 1 if name in last else 0))
 
 
@@ -80,7 +81,7 @@ def worded(axes: Mapping[str, Any], names: Sequence[str]) -> str:
     """Those of `names` that a row has, with their values."""
     shown = {name: axes[name] for name in names if name in axes}
     return ", ".join(
-        str(value) if name == "cache" else f"{name}={'null' if value is None else value}"
+        str(value) if name in ("cache", "model") else f"{name}={'null' if value is None else value}"
         for name, value in shown.items()
     )
 
@@ -96,7 +97,7 @@ def reading(rows: Rows) -> str:
         best = max(kept, key=lambda row: row.speed)
         parts.append(
             f"{len(kept)} of {len(cached)} cached points are as good as none or better; the fastest of them, "
-            f"{_named(best, names)}, takes 1/{best.speed:.2f} of none's time for 1/{best.work:.2f} of its row-layers."
+            f"{_named(best, names)}, takes 1/{best.speed:.2f} of none's time for 1/{best.flops:.2f} of its FLOPs."
         )
     elif cached:
         best = max(cached, key=lambda row: row.quality - row.quality_none)
@@ -116,7 +117,7 @@ def _effect(rows: Rows, name: str, quality: str) -> str:
     values = values_of(points_of(rows), name)
     groups = [[row for row in rows if name in row.axes and row.axes[name] == value] for value in values]
     means = [
-        tuple(float(np.mean([getattr(row, field) for row in group])) for field in ("quality", "speed", "work"))
+        tuple(float(np.mean([getattr(row, field) for row in group])) for field in ("quality", "speed", "flops"))
         for group in groups
     ]
     if all(is_number(value) for value in values):
@@ -127,9 +128,9 @@ def _effect(rows: Rows, name: str, quality: str) -> str:
     figures = (
         f"{quality} {join.join(_percent(mean[0]) for mean in means)}",
         f"speed {join.join(f'{mean[1]:.2f}x' for mean in means)}",
-        f"work saved {join.join(f'{mean[2]:.2f}x' for mean in means)}",
+        f"FLOPs saved {join.join(f'{mean[2]:.2f}x' for mean in means)}",
     )
-    label = "" if name == "cache" else f"{name} "
+    label = "" if name in ("cache", "model") else f"{name} "
     words = join.join("null" if value is None else str(value) for value in values)
     return f"Over {label}{words}: {'; '.join(figures)} (means over the rest)."
 

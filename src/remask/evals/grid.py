@@ -13,6 +13,7 @@ from remask.core.depth import DepthLookup
 from remask.errors import ConfigError
 from remask.evals.bench import run_bench
 from remask.evals.contenders import Contender, described
+from remask.evals.record import Record
 from remask.evals.sweep import Sweep
 from remask.evals.undelayed import UndelayedDecode
 from remask.evals.workload import Workload
@@ -124,6 +125,11 @@ def run_grid(llm: LLM, grid: Grid, draw: Draw, rounds: int, sweep: Sweep, progre
     return [_row(point.axes, sweep.row(asdict(point), measure)) for point, measure in bar]
 
 
+def rows_of(record: Record) -> list[GridRow]:
+    """The rows of a grid's result file."""
+    return [_row(Point(**row["point"]).axes, row["result"]) for row in record.data["rows"]]
+
+
 def _all(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination of a value each; one that is empty where nothing is varied."""
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
@@ -147,6 +153,7 @@ def _row(axes: Mapping[str, Any], result: Mapping[str, Any]) -> GridRow:
         agreement=policy["agreement_with_none"],
         speed=policy["ratio_to_none"],
         work=policy["work_ratio_to_none"],
+        flops=policy["flops_saved"],
         tokens_s=policy["throughput_tok_s"],
         tokens_s_none=none["throughput_tok_s"],
         memory=policy["peak_memory_bytes"],

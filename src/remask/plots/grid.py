@@ -1,4 +1,4 @@
-"""Pictures of a grid: quality, speed and work over a setting, quality over speed, maps over two settings, memory."""
+"""Pictures of a grid: quality, speed and FLOPs over a setting, quality over speed, maps over two settings, memory."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,13 +33,13 @@ def plot_grid(rows: Rows, folder: str | Path, model: str, x: str) -> list[Path]:
 
 
 def _lines(rows: Rows, x: str) -> Figure:
-    """Quality, speed and work saved over one axis, a line for each combination of the others."""
+    """Quality, speed and FLOPs saved over one axis, a line for each combination of the others."""
     quality = quality_name(rows)
-    figure = new_figure(f"{quality}, speed and work over {_words(x)}", width=10)
+    figure = new_figure(f"{quality}, speed and FLOPs over {_words(x)}", width=10)
     panels: list[tuple[str, str, Value, float | None]] = [
         (quality, f"{quality} (%)", lambda row: 100 * row.quality, None),
         ("speed", "times none", lambda row: row.speed, 1.0),
-        ("work saved", "row-layers of none / own", lambda row: row.work, 1.0),
+        ("FLOPs saved", "FLOPs of none / own", lambda row: row.flops, 1.0),
     ]
     for axes, (title, label, value, level) in zip(figure.subplots(1, 3), panels, strict=True):
         for name, color, marker, line in _series(rows, x):

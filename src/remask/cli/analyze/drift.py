@@ -1,10 +1,11 @@
 """`remask analyze drift`: what changes from pass to pass in a model without a cache."""
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from remask.analysis.drift import measure_drift
-from remask.analysis.report import DriftReport
+from remask.analysis.report import DriftReport, reading
 from remask.cli.analyze.requests import add_request_options, open_requests, save
 from remask.plots.drift import plot_drift
 
@@ -20,8 +21,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and save what was asked for."""
     llm, work = open_requests(args)
     report = measure_drift(llm, work, progress=llm.progress)
-    print(text(report))
-    save(args, llm, work, report, lambda: plot_drift(report, args.plots))
+    told = reading(report)
+    print(text(report), told, sep="\n\n")
+    save(args, llm, work, asdict(report) | {"reading": told}, lambda: plot_drift(report, args.plots))
     return 0
 
 

@@ -2,15 +2,16 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from remask.analysis.grid_report import GridRow, Points, points_of, quality_name, reading, varied, worded
+from remask.analysis.grid_report import GridRow, Points, points_of, quality_name, reading, values_of, varied, worded
 from remask.cli.options import add_model_options, check_folder, object_option, open_llm
 from remask.core.checks import listed
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.evals.grid import Grid, run_grid
-from remask.evals.record import Record, about, write_record
+from remask.evals.grid import Grid, rows_of, run_grid
+from remask.evals.record import Record, about, read_record, write_record
 from remask.evals.sweep import Sweep
 from remask.evals.workload import PREFIXES, Workload, usual_workload
 from remask.plots.grid import plot_grid
@@ -35,6 +36,7 @@ def add_parser(subjects: Any) -> None:
     grid.add_argument("--requests", type=int, default=32, metavar="N", help="of each point (default 32)")
     grid.add_argument("--rounds", type=int, default=1, metavar="K", help="turns of each policy (default 1)")
     grid.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
+    grid.add_argument("--beside", metavar="FILE,...", help="results of other models that pictures and reading show too")
     grid.add_argument("--x", metavar="AXIS", help=f"what the pictures' lines run over: an axis, or {MEASURED}")
     grid.add_argument("--output", metavar="FILE", help="where rows go as they are measured; found there, they stay")
     grid.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
@@ -54,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         if name in sampling:
             raise ConfigError(f"--sampling sets {name!r} and --sampling-grid varies it; leave one of them out")
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=max(grid.concurrency)))
-    x = _x(args.x, [point.axes for point in grid.points(llm)])
+    beside = _beside(args.beside)
+    x = _x(args.x, [*(point.axes for point in grid.points(llm)), *points_of(beside)])
 
     def draw(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
@@ -65,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     settings = {"requests": args.requests, "rounds": args.rounds, "sampling": sampling, "cache_config": grid.fixed}
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
     rows = run_grid(llm, grid, draw, args.rounds, sweep, progress=llm.progress)
+    if beside:
+        rows = [*named(rows, llm.loaded.name), *beside]
     told = reading(rows)
     print(text(rows), told, sep="\n\n")
     if sweep.resumed:
@@ -74,9 +79,24 @@ def run(args: argparse.Namespace) -> int:
         write_record(args.output, Record(SUBJECT, record.about, {**record.data, "reading": told}))
         print(f"\nSaved as {args.output}")
     if args.plots is not None:
-        for path in plot_grid(rows, args.plots, llm.loaded.name, x):
+        models = values_of(points_of(rows), "model") or [llm.loaded.name]
+        for path in plot_grid(rows, args.plots, " and ".join(models), x):
             print(f"Picture: {path}")
     return 0
+
+
+def _beside(paths: str | None) -> list[GridRow]:
+    """The rows of other result files, by model. Raises `RecordError` on files that are none."""
+    found: list[GridRow] = []
+    for path in () if paths is None else paths.split(","):
+        record = read_record(path.strip(), SUBJECT)
+        found += named(rows_of(record), record.about["model"])
+    return found
+
+
+def named(rows: Sequence[GridRow], model: str) -> list[GridRow]:
+    """`rows`, with the model among their axes."""
+    return [replace(row, axes={**row.axes, "model": model}) for row in rows]
 
 
 def text(rows: Sequence[GridRow]) -> str:
@@ -85,9 +105,12 @@ def text(rows: Sequence[GridRow]) -> str:
     labels = [worded(row.axes, names) or str(row.axes["cache"]) for row in rows]
     width = max(len(label) for label in labels)
     quality = quality_name(rows)
-    lines = [f"{'':<{width}}{quality + ' %':>22}{'none %':>8}{'speed':>8}{'work':>8}{'cached %':>10}{'MB':>8}"]
+    lines = [
+        f"{'':<{width}}{quality + ' %':>22}{'none %':>8}{'speed':>8}{'work':>8}{'FLOPs':>8}{'cached %':>10}{'MB':>8}"
+    ]
     lines += [
-        f"{label:<{width}}{100 * row.quality:>22.1f}{100 * row.quality_none:>8.1f}{row.speed:>7.2f}x{row.work:>7.2f}x"
+        f"{label:<{width}}{100 * row.quality:>22.1f}{100 * row.quality_none:>8.1f}"
+        f"{row.speed:>7.2f}x{row.work:>7.2f}x{row.flops:>7.2f}x"
         f"{100 * row.cache_ratio:>10.1f}{row.memory / 1e6:>8.1f}"
         for label, row in zip(labels, rows, strict=True)
     ]
