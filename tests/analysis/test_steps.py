@@ -10,6 +10,7 @@ from remask.analysis.steps import StepTracer, measure_steps
 from remask.analysis.steps_report import reading
 from remask.analysis.trace import Tracer
 from remask.errors import ConfigError
+from remask.llm import Work
 from tests import goldens as masked
 from tests.analysis.support import open_model, work
 from tests.engine import kinds
@@ -94,6 +95,17 @@ def test_block_causal_models() -> None:
     none, exact = measure_steps(llm, [work(llm)], [("exact", llm.policy("exact"))], rounds=1).policies
     assert sum(exact.row_layers) < sum(none.row_layers)
     assert "Under exact" in reading(measure_steps(llm, [work(llm)], [("exact", llm.policy("exact"))], rounds=1))
+
+
+def test_a_pass_that_only_completes_a_page_is_no_step() -> None:
+    found = kinds.checkpoint("sdar")
+    llm = open_model(found.folder, page_size=found.block)
+    item = work(llm, max_tokens=4 * found.block - 11)
+    exact = llm.policy("exact")
+    _, curves = measure_steps(llm, [item], [("exact", exact)], rounds=1).policies
+    (output,) = llm.run([Work(item.request, exact)])
+    assert len(curves.row_layers) == len(curves.milliseconds) == output.usage.forwards
+    assert llm.engine.stats.steps == output.usage.forwards + 1, "there is such a pass"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -59,7 +59,7 @@ def test_an_interrupted_grid_goes_on(
     assert record.data["reading"] in out
     for name in ("lines", "tradeoff", "map"):
         assert (plots / f"grid-{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert grid(*small) == 0, "a narrower grid in the same file"
+    assert grid(*small, "--plots", str(plots)) == 0, "a narrower grid in the same file, of a single point"
     assert len(rows(output)) == 5
     assert grid(*small, "--seed", "1") == 2
     assert "another measurement (seed: 2024, 1)" in capsys.readouterr().err

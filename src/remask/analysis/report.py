@@ -79,16 +79,16 @@ def reading(report: DriftReport) -> str:
     if moved:
         most, least = max(moved, key=lambda name: moved[name]), min(moved, key=lambda name: moved[name])
         parts.append(
-            f"K and V move most in the region {_words(most)} ({moved[most]:.2e} a pass) and least in {_words(least)} "
+            f"K and V move most in the region {words(most)} ({moved[most]:.2e} a pass) and least in {words(least)} "
             f"({moved[least]:.2e})."
         )
         still = [name for name, means in report.regions.items() if name in moved and means.v_within == 0]
         if still:
-            parts.append(f"Within a block {', '.join(map(_words, still))} do not move at all.")
+            parts.append(f"Within a block {', '.join(map(words, still))} do not move at all.")
     else:
         parts.append("No request has two passes, so nothing is known of drift.")
     looked = sorted(report.regions, key=lambda name: -report.regions[name].attention)[:2]
-    shares = " and ".join(f"{_words(name)} ({100 * report.regions[name].attention:.1f} %)" for name in looked)
+    shares = " and ".join(f"{words(name)} ({100 * report.regions[name].attention:.1f} %)" for name in looked)
     parts.append(
         f"The current block attends most to {shares}. A pass changes "
         f"{100 * sum(report.change_rate) / len(report.change_rate):.2f} % of the response, and entropy goes from "
@@ -99,5 +99,6 @@ def reading(report: DriftReport) -> str:
     return " ".join(parts)
 
 
-def _words(region: str) -> str:
+def words(region: str) -> str:
+    """A region's name as text."""
     return region.replace("_", " ")

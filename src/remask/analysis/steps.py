@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from remask.analysis.series import Floats, by_pass, mean
 from remask.analysis.steps_report import StepCurves, StepsReport
-from remask.analysis.watch import Watcher, certainty, check_uncached, distance, units
+from remask.analysis.watch import Watcher, certainty, check_ends, check_uncached, denoises, distance, units
 from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
@@ -54,14 +54,14 @@ class StepTracer:
         return self._trace
 
     def time(self, item: Work) -> Floats:
-        """Seconds of each pass of the request, with nobody looking on, [passes]. The prefix-only pass is left out."""
+        """Seconds of each pass of the request, with nobody looking on, [passes]; of those that denoise."""
         engine, seconds, ran = self._watcher.engine, [], []
-        engine.probe = lambda jobs, _: ran.append(bool(jobs))
+        engine.probe = lambda jobs, _: ran.append(denoises(jobs))
         engine.add(item.request, item.policy)
         while engine.busy:
             ran.clear()
             start = time.perf_counter()
-            engine.step()
+            check_ends(engine.step())
             if any(ran):
                 seconds.append(time.perf_counter() - start)
         return np.array(seconds)

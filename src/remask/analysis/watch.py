@@ -1,6 +1,6 @@
 """Requests run one at a time, with somebody looking on after every pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.analysis.series import Floats
-from remask.core.request import Result
-from remask.engine.engine import Engine
+from remask.engine.engine import Engine, Event
 from remask.engine.job import Job
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Work
@@ -41,34 +40,40 @@ class Watcher:
         self.engine = Engine(model, config, llm.loaded.fingerprint, decode)
         self._tokens: NDArray[np.int64] | None = None
 
-    def run(self, item: Work, look: Look, change: Change | None = None) -> Result:
+    def run(self, item: Work, look: Look, change: Change | None = None) -> None:
         """Run a request to its end: `look` before a pass' tokens change, then `change`, if given.
 
         Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
         """
         job: Job | None = None
 
-        def probe(jobs: Any, hidden: Tensor) -> None:
+        def probe(jobs: Sequence[Job], hidden: Tensor) -> None:
             nonlocal job
-            if jobs:  # else the pass is the prefix-only one
+            if denoises(jobs):
                 (job,) = jobs
                 self._tokens = job.branches[0].canvas.tokens.copy()
                 look(job, hidden)
 
         self.engine.probe = torch.inference_mode()(probe)
         self.engine.add(item.request, item.policy)
-        result: Result | None = None
         while self.engine.busy:
             self._tokens = None
-            for event in self.engine.step():
-                result = event.result or result
+            check_ends(self.engine.step())
             if change is not None and self._tokens is not None:
                 assert job is not None
                 change(job.branches[0].canvas.tokens != self._tokens)
-        assert result is not None
-        if result.finish_reason not in ("stop", "length"):
-            raise RemaskError(f"the request ended early: {result.error or result.finish_reason}")
-        return result
+
+
+def denoises(jobs: Sequence[Job]) -> bool:
+    """Whether a pass denoises: prefix-only passes have no job, and a closing pass follows a complete response."""
+    return any(not job.closing for job in jobs)
+
+
+def check_ends(events: Sequence[Event]) -> None:
+    """Raise `RemaskError` where a request ended before its response was complete."""
+    for event in events:
+        if event.result is not None and event.result.finish_reason not in ("stop", "length"):
+            raise RemaskError(f"the request ended early: {event.result.error or event.result.finish_reason}")
 
 
 def check_uncached(item: Work, none: CachePolicy, what: str) -> None:
