@@ -152,13 +152,14 @@ def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
+    made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     threads = f"{machine.get('gpu', machine['cpu'])} ({machine['threads']} threads)"
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters), {work['requests']} requests, "
         f"{ASKED[work['name']]}{shared}, {settings['concurrency']} at a time; {sampling}; rounds {settings['rounds']}, "
-        f"seed {about['seed']}; {machine['dtype']} on {threads}; commit {about['commit'] or 'unknown'}, "
-        f"{about['date']}; {versions}. Speed, work saved and agreement are against the row's baseline, measured beside it in the same "
-        "run; throughput counts tokens up to the end token."
+        f"seed {about['seed']}; {machine['dtype']} on {threads}; {made}; {versions}. Speed, work saved and "
+        "agreement are against the row's baseline, measured beside it in the same run; throughput counts tokens up to "
+        "the end token."
     ]
     for row in table.rows:
         result = results.get(row.name, {})
