@@ -78,7 +78,9 @@ def _published(table: Table, row: Row) -> list[str]:
 
 def _cell(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
     shown = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
-    return " ".join(shown) or NONE
+    text = ", ".join(shown)
+    # What belongs to the number before it is written with its own bracket.
+    return text.replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
 
 
 def _throughput(result: Result) -> str | None:
