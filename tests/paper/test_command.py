@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import definition
+from benchmarks.paper.measure import Bench
 
 from remask.evals.record import read_record
 from tests.paper.tables import SMALL
@@ -43,7 +44,7 @@ def test_all_tables_go_into_a_folder_and_are_resumed(
     def measured(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(command.Bench, "measure", measured)
+    monkeypatch.setattr(Bench, "measure", measured)
     assert command.main(["--all", "--out", str(small), *SIZE]) == 0
     assert capsys.readouterr().out == text
     assert command.main(["--all", "--out", str(small), *SIZE, "--seed", "4"]) == 2
@@ -78,7 +79,7 @@ def test_an_interruption_says_how_to_go_on(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.Bench, "measure", stop)
+    monkeypatch.setattr(Bench, "measure", stop)
     assert command.main(["small-1", "--out", str(small), *SIZE]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
