@@ -4,8 +4,8 @@
     python -m benchmarks.paper bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
     python -m benchmarks.paper --all --out benchmarks/results
 
-The scale "bundled" takes a minute or less a table on a laptop's CPU, with the models that come with the package;
-"paper" takes the paper's lengths. An interrupted run goes on where it stopped. `--list` names the tables.
+The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package; "paper"
+takes the paper's lengths. An interrupted run goes on where it stopped. `--list` names the tables.
 """
 
 import argparse
@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", default="bundled", choices=SCALES)
     parser.add_argument("--json", metavar="FILE", help="result file of a single table")
     parser.add_argument("--out", metavar="FOLDER", help="folder of result files, one a table and model")
-    parser.add_argument("--requests", type=int, metavar="N", help="in place of the table's")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="in place of the table's; rows with a number of their own keep it"
+    )
     parser.add_argument("--rounds", type=int, metavar="K", help="turns of each contender, in place of the table's")
     parser.add_argument("--seed", type=int, default=31337, help="of the workload")
     parser.add_argument("--workload", choices=WORKLOADS, help="in place of the table's: random measures speed alone")

@@ -12,7 +12,7 @@ from typing import Any
 from remask.errors import ConfigError, UnknownNameError
 
 FOLDER = Path(__file__).parent / "tables"
-MEASURES = ("bench", "operations", "autoregressive")
+MEASURES = ("bench", "detailed", "operations", "autoregressive")
 SCALES = ("bundled", "paper")
 KINDS = ("masked", "uniform")
 WORKLOADS = ("questions", "texts", "random")
@@ -63,7 +63,7 @@ class Row:
         name: as published; with what tells it from others where the published rows and columns were turned.
         published: numbers by column, in the order of the table's metrics; None where none was published.
         missing: why we have nothing beside it; None where we do.
-        measure: "bench", "autoregressive", or "operations" (of which `operation` is one).
+        measure: "bench", "detailed" (with FLOPs), "autoregressive", or "operations" (of which `operation` is one).
         cache, settings: our policy.
         sampling, workload: what differs from the scale's; `without` names sampling parameters to leave out.
         steps: share of the scale's steps.

@@ -1,6 +1,5 @@
 """Measuring a cell: side by side with its baseline, in one run."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +35,7 @@ KEPT = (
     "prefix_depth",
     "extra_memory_bytes",
 )
+DETAILS = ("flops", "executed_flops", "flops_saved", "efficiency_kept", "cache_ratio")
 BASELINE, OURS = "baseline", "ours"
 
 
@@ -74,9 +74,11 @@ class Bench:
         if cell.measure == "operations":
             return self._operations(baseline, ours)
         rows = [baseline] if ours is baseline else [baseline, ours]
-        record = run_bench(self.llm, _workload(baseline), rows, self.rounds, self.llm.engine_config, progress=False)
+        detail, config = cell.measure == "detailed", self.llm.engine_config
+        record = run_bench(self.llm, _workload(baseline), rows, self.rounds, config, progress=False, detail=detail)
         result = record.data["results"][-1]
-        kept = {name: result[name] for name in KEPT} | {"prefix_ratio": _workload(ours).prefix_ratio}
+        names = (*KEPT, *DETAILS) if detail else KEPT
+        kept = {name: result[name] for name in names} | {"prefix_ratio": _workload(ours).prefix_ratio}
         return kept | self._judged(cell, _workload(ours))
 
     def _contender(self, cell: Cell, name: str) -> Contender:
@@ -110,16 +112,9 @@ class Bench:
         return {"perplexity": row.perplexity, "perplexity_interval": [row.low, row.high], "judge": self.judge.name}
 
     def _operations(self, baseline: Contender, ours: Contender) -> dict[str, Any]:
-        config = self.llm.engine_config
-        times: dict[str, list[Mapping[str, float]]] = {BASELINE: [], OURS: []}
-        for turn in range(self.rounds + 1):
-            for row in (baseline, ours):
-                spent = operation_times(self.llm, _workload(row), row.policy, config)
-                if turn:  # the first turn warms up
-                    times[row.name].append(spent)
         return {
-            f"{name}_ms": {key: float(np.median([turn[key] for turn in turns])) for key in turns[0]}
-            for name, turns in times.items()
+            f"{row.name}_ms": operation_times(self.llm, _workload(row), row.policy, self.rounds)
+            for row in (baseline, ours)
         }
 
     def _autoregressive(self, baseline: Contender) -> dict[str, Any]:

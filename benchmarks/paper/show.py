@@ -69,7 +69,10 @@ def results_of(table: Table, record: Record) -> dict[str, Result]:
 
 def _operation(result: Result, operation: str) -> Result:
     """Of times by operation, those of one."""
-    return {name: spent[operation] for name, spent in result.items()} if "left_out" not in result else result
+    if "left_out" in result:
+        return result
+    times = {name: spent[operation] for name, spent in result.items()}
+    return times | {"overhead": [spent["overhead"] for spent in result.values()]}
 
 
 def _published(table: Table, row: Row) -> list[str]:
@@ -130,6 +133,7 @@ _OURS: tuple[Column, ...] = (
     ("tok/s", _throughput),
     ("speed", _ratio("ratio_to_none")),
     ("work saved", _ratio("work_ratio_to_none")),
+    ("FLOPs saved", _ratio("flops_saved")),
     ("accuracy (95 % interval)", _accuracy),
     ("agreement", _agreement),
     ("perplexity (95 % interval)", _perplexity),
@@ -167,6 +171,9 @@ def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> 
         result = results.get(row.name, {})
         if "left_out" in result:
             lines.append(f"{row.name}: left out. {result['left_out']}")
+        if row.measure == "operations" and row.operation == "total" and "overhead" in result:
+            shares = " and ".join(f"{100 * share:.0f} %" for share in result["overhead"])
+            lines.append(f"The instruments add {shares} to the times of baseline and cached.")
         if row.measure == "autoregressive" and "model" in result:
             lines.append(
                 f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
