@@ -61,6 +61,7 @@ def test_every_kind_of_model(
     ("options", "text"),
     [
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--requests", "0"], "--requests must be at least 1"),
         (["--prefix-tokens", "-1"], "--prefix-tokens must be at least 0"),
         (["--max-tokens", "600"], "the model has 512"),
         (["--cache", "bicahe"], "Did you mean 'bicache'"),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import drift
+from remask.cli.analyze import drift, memory
 
-SUBJECTS = (drift,)
+SUBJECTS = (drift, memory)
 
 
 def add_parser(commands: Any) -> None:
