@@ -4,6 +4,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from remask.cli.options import check_folder, object_option
@@ -18,6 +19,7 @@ from remask.profiling.peaks import measure_peaks
 from remask.profiling.report import OperationProfile, Peaks, Profile
 
 SUBJECT = "profile-ops"
+LINES = 12  # of steps that are printed
 
 
 def add_parser(commands: Any) -> None:
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nSaved as {args.json}")
     if args.plot is not None:
         plot_roofline(profile, peaks, f"{llm.loaded.name}, {args.cache}", args.plot)
-        print(f"Picture: {args.plot}")
+        print(f"\nPicture: {args.plot}")
     return 0
 
 
@@ -102,9 +104,10 @@ def text(profile: Profile, peaks: Peaks) -> str:
             f"{profile.counted:,}.",
             f"Machine: {peaks.flops_s / 1e9:.4g} GFLOP/s in a product, {peaks.bytes_s / 1e9:.4g} GB/s in a copy, "
             f"which meet at {peaks.ridge:.3g} FLOP a byte.",
-            f"Steps do {_span([step.intensity for step in profile.steps])} FLOP a byte, and reach "
-            f"{_span([100 * share for share in shares])} % of the roofline there (median "
-            f"{100 * statistics.median(shares):.3g} %).",
+            "",
+            "| steps | row-layers | ms | GFLOP | FLOP a byte | GFLOP/s | of the roofline |",
+            "|---|---|---|---|---|---|---|",
+            *_steps(profile, shares),
         ]
     )
 
@@ -121,5 +124,22 @@ def _roof_shares(profile: Profile, peaks: Peaks) -> list[float]:
     return [step.flops_s / peaks.roof(step.intensity) if step.flops_s else 0.0 for step in profile.steps]
 
 
-def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.3g} to {max(values):.3g}"
+def _steps(profile: Profile, shares: Sequence[float]) -> list[str]:
+    """A line for steps in a row that compute as much, medians of what they reach; of many lines the first ones."""
+    lines, number = [], 1
+    for row_layers, group in groupby(zip(profile.steps, shares, strict=True), lambda each: each[0].row_layers):
+        steps, reached = zip(*group, strict=True)
+        last = number + len(steps) - 1
+        cells = [
+            str(number) if number == last else f"{number} to {last}",
+            f"{row_layers:,}",
+            f"{1e3 * statistics.median(step.seconds for step in steps):.3g}",
+            f"{statistics.median(sum(step.flops.values()) for step in steps) / 1e9:.3g}",
+            f"{statistics.median(step.intensity for step in steps):.3g}",
+            f"{statistics.median(step.flops_s for step in steps) / 1e9:.3g}",
+            f"{100 * statistics.median(reached):.3g} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        number = last + 1
+    left = len(lines) - LINES
+    return lines if left <= 0 else [*lines[:LINES], "", f"{left} more lines like these; --json has every step."]
