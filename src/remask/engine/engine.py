@@ -58,10 +58,13 @@ class EngineStats:
     """Counters since the engine was made."""
 
     steps: int = 0
+    step_seconds: float = 0.0  # within `step`
+    step_cpu_seconds: float = 0.0  # of them, what the thread that calls it computed; helper threads are not counted
     row_layers: int = 0
     row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
@@ -150,6 +153,7 @@ class Engine:
 
         Requests past their deadlines end first.
         """
+        start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
         batch = self._next()
@@ -169,6 +173,8 @@ class Engine:
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()
+        self.stats.step_seconds += time.perf_counter() - start
+        self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
 
     def memory_report(self) -> MemoryReport:
@@ -265,7 +271,8 @@ class Engine:
                     self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
-            self.stats.prefix_refreshes += job.refreshes
+            self.stats.refreshes += job.refreshes
+            self.stats.prefix_refreshes += job.refreshes_prefix
             self.stats.row_layers_saved += job.saved
             self._refreshes.ran(job)
             if job.closing:
@@ -298,7 +305,7 @@ class Engine:
         self.memory.free(job)
 
     def _refreshing(self, item: Job | PrefixPass) -> bool:
-        return isinstance(item, Job) and self._refreshes.refreshes(item)
+        return isinstance(item, Job) and self._refreshes.heavy(item)
 
 
 def _ready(item: Job | PrefixPass) -> bool:

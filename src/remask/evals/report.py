@@ -20,12 +20,15 @@ def table(record: Record, *, detail: bool = False) -> str:
     slower is marked.
     """
     columns = DETAILED if detail else SHORT
-    header = [name for name, _ in columns]
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
+    return "\n\n".join([markdown([name for name, _ in columns], rows), *_notes(record, detail)])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its columns aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [_line(header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
-    lines += [_line(row, widths) for row in rows]
-    return "\n\n".join(["\n".join(lines), *_notes(record, detail)])
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([_line(header, widths), rule, *(_line(row, widths) for row in rows)])
 
 
 def _accuracy(result: Result) -> str:
