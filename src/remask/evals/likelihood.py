@@ -1,4 +1,4 @@
-"""Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992, appendix A).
+"""Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992).
 
 Of a response of L tokens, l of them are masked, l drawn evenly from 1 to L and the positions without replacement. The
 mean over draws of L / l times the summed log-probability of the masked tokens, given all others, estimates a lower
