@@ -243,7 +243,7 @@ def test_the_command_measures_likelihoods_once(tmp_path: Path, capsys: pytest.Ca
     options = ["--tasks", "stops", "--caches", "none,bicache", "--output", str(output), "--mc-samples", "16"]
     assert main([*given, *options]) == 0
     told = capsys.readouterr().out
-    assert "stops scores log-likelihoods, in which no cache has a part: it was measured once." in told
+    assert "stops scores log-likelihoods, in which no cache has a part: it is measured once." in told
     assert "acc,none " in told
     (row,) = read_record(output, "eval tasks").data["rows"]
     assert row["point"]["cache"] == "none"
