@@ -149,7 +149,7 @@ def test_the_task_of_the_bundled_model_by_likelihood_and_by_generation(
 
 
 def instance(*arguments: Any, kind: str = "loglikelihood", doc: int = 0) -> Any:
-    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("t", doc, 1))  # type: ignore[arg-type]
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("t", doc, 1))
 
 
 def test_likelihoods_are_the_estimators(llm: LLM) -> None:
