@@ -74,21 +74,22 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_option(args)
     SamplingParams.from_mapping(sampling)
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
-    local = None if args.data is None else _local(args, tasks[0], role, sampling)
-    harness = None if local is not None else _harness(args, tasks, role, sampling)
+    local = args.data is not None
+    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)
     llm = open_llm(args, engine=engine_config(args))
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
     settings = {
         "sampling": sampling,
         "limit": args.limit,
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
-        "data": None if args.data is None else xxhash.xxh64(Path(args.data).read_bytes()).hexdigest(),
+        "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
+        "fields": args.fields,
         "draws": asdict(draws),
         "engine": asdict(llm.engine_config),
-        "lm_eval": None if harness is None else version("lm_eval"),
+        "lm_eval": None if local else version("lm_eval"),
     }
     sweep = Sweep(args.output, "eval tasks", about(llm, seed=args.seed, settings=settings))
-    measure = (local or harness)(llm)  # type: ignore[misc]  # one of them is there
+    measure = begin(llm)
     rows, notes = [], []
     for task in tasks:
         for policy, parsed_policy in zip(policies, parsed, strict=True):
