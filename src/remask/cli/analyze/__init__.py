@@ -6,6 +6,7 @@ from remask.cli.analyze import compare, decoding, drift, features, grid, memory,
 
 SUBJECTS = (drift, decoding, features, steps, grid, compare, precision, memory)
 
+
 def add_parser(commands: Any) -> None:
     """Register the command and its subjects."""
     parser = commands.add_parser("analyze", help="look into a model while it denoises")
