@@ -1,12 +1,11 @@
 """`remask bench`: cache policies side by side on one workload, in one run."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from remask.cli.options import COMPARED_CACHES, add_model_options, check_folder, object_option, open_llm
-from remask.cli.workload import PREFIXES, RANDOM_ONLY, add_workload_options, shared_workload
+from remask.cli.workload import add_workload_options
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -17,13 +16,13 @@ from remask.evals.report import table
 from remask.evals.steps import step_baselines
 from remask.evals.workload import (
     BUNDLED_SAMPLING,
-    UNIFORM_SAMPLING,
+    PREFIXES,
     Workload,
     bundled_workload,
     conversation_workload,
     is_bundled,
     is_bundled_uniform,
-    timetable_workload,
+    usual_workload,
 )
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
@@ -92,25 +91,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    if args.prefix_match == "longest" and not is_bundled(llm):
+    longest = args.prefix_match == "longest"
+    if longest and not is_bundled(llm):
         raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
-    own = object_option("--sampling", args.sampling)
-    sampling = {**({} if args.max_tokens is None else {"max_tokens": args.max_tokens}), **own}
-    if is_bundled_uniform(llm):
-        return _timetables(llm, args, sampling)
-    if args.prefix_match == "longest":
-        params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
-        return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
-    return shared_workload(llm, args)
-
-
-def _timetables(llm: LLM, args: argparse.Namespace, sampling: Mapping[str, Any]) -> Workload:
-    if args.prefix_tokens is not None or args.prompt_tokens is not None:
-        raise ConfigError(RANDOM_ONLY)
-    if args.prefixes is not None:
+    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    sampling = {**lengths, **object_option("--sampling", args.sampling)}
+    if (is_bundled(llm) or is_bundled_uniform(llm)) and (args.prefix_tokens, args.prompt_tokens) != (None, None):
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
+    if is_bundled_uniform(llm) and args.prefixes is not None:
         raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
-    params = SamplingParams.from_mapping({**UNIFORM_SAMPLING, **sampling})
-    return timetable_workload(llm, args.requests, args.seed, params)
+    prefixes = PREFIXES if args.prefixes is None else args.prefixes
+    if longest:
+        params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
+        return conversation_workload(llm, args.requests, prefixes, args.seed, params)
+    return usual_workload(
+        llm,
+        args.requests,
+        args.seed,
+        sampling,
+        prefixes=prefixes,
+        prefix_tokens=args.prefix_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:

@@ -5,23 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import object_option
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.evals.workload import (
-    BUNDLED_SAMPLING,
-    GSM8K_SAMPLING,
-    Workload,
-    bundled_workload,
-    gsm8k_workload,
-    is_bundled,
-    random_workload,
-    reads_chats,
-)
+from remask.evals.workload import PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, Workload, is_bundled, usual_workload
 from remask.llm import LLM
-
-PREFIXES = 4
-PREFIX_TOKENS, PROMPT_TOKENS = 230, 10
-RANDOM_ONLY = "--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task"
 
 
 def add_workload_options(parser: Any, requests: int) -> None:
@@ -48,24 +34,18 @@ def shared_workload(llm: LLM, args: argparse.Namespace) -> Workload:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    own = object_option("--sampling", args.sampling)
+    if is_bundled(llm) and (args.prefix_tokens, args.prompt_tokens) != (None, None):
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    prefixes = PREFIXES if args.prefixes is None else args.prefixes
-    shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
-    if is_bundled(llm):
-        if shaped:
-            raise ConfigError(
-                "--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task"
-            )
-        params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **lengths, **own})
-        return bundled_workload(llm, args.requests, prefixes, args.seed, params)
-    if reads_chats(llm) and not shaped:
-        params = SamplingParams.from_mapping({**GSM8K_SAMPLING, **lengths, **own})
-        return gsm8k_workload(llm, args.requests, prefixes, args.seed, params)
-    # Random tokens carry no meaning, so an end token among them must not shorten the work.
-    params = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **lengths, **own})
-    prefix, prompt = args.prefix_tokens or PREFIX_TOKENS, args.prompt_tokens or PROMPT_TOKENS
-    return random_workload(llm, args.requests, prefixes, args.seed, params, prefix, prompt)
+    return usual_workload(
+        llm,
+        args.requests,
+        args.seed,
+        {**lengths, **object_option("--sampling", args.sampling)},
+        prefixes=PREFIXES if args.prefixes is None else args.prefixes,
+        prefix_tokens=args.prefix_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
 
 
 def described(workload: Workload) -> dict[str, Any]:

@@ -2,9 +2,37 @@
 
 from typing import Any
 
-from remask.cli.analyze import depth, drift, leakage, prefix_similarity, reuse, sweep
+from remask.cli.analyze import (
+    compare,
+    decoding,
+    depth,
+    drift,
+    features,
+    grid,
+    leakage,
+    memory,
+    precision,
+    prefix_similarity,
+    reuse,
+    steps,
+    sweep,
+)
 
-SUBJECTS = (drift, depth, prefix_similarity, reuse, sweep, leakage)
+SUBJECTS = (
+    drift,
+    decoding,
+    features,
+    steps,
+    grid,
+    compare,
+    precision,
+    memory,
+    prefix_similarity,
+    depth,
+    reuse,
+    sweep,
+    leakage,
+)
 
 
 def add_parser(commands: Any) -> None:
