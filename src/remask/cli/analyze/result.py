@@ -26,11 +26,16 @@ def check_result_options(args: argparse.Namespace) -> None:
 
 
 def tell(args: argparse.Namespace, record: Record, reading: str, plot: Callable[[str], list[Path]]) -> None:
-    """Print `reading`, write `record` with it to `--output`, and `plot` into `--plots`, as far as they are given."""
+    """Print `reading`, and keep `record` with it and the pictures that `plot` draws into a folder."""
     print(f"\n{textwrap.fill(reading, WIDTH)}")
+    keep(args, replace(record, data={**as_json(record.data), "reading": reading}), lambda: plot(args.plots))
+
+
+def keep(args: argparse.Namespace, record: Record, draw: Callable[[], list[Path]]) -> None:
+    """Write `record` to `--output` and `draw` its pictures, as far as they are asked for, and say where they are."""
     if args.output is not None:
-        write_record(args.output, replace(record, data={**as_json(record.data), "reading": reading}))
+        write_record(args.output, record)
         print(f"\nSaved as {args.output}")
     if args.plots is not None:
-        for path in plot(args.plots):
+        for path in draw():
             print(f"Picture: {path}")
