@@ -136,7 +136,9 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     table = retuned(small_table(tmp_path, text), model="bundled")
     llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
     one = Bench(llm, rounds=1, seed=1)
-    results = results_of(table, run_table(table, "bundled", table.scales["bundled"], one, None))
+    record = run_table(table, "bundled", table.scales["bundled"], one, None)
+    assert "| row | X | Y | ours: depth |" in beside(table, record)
+    results = results_of(table, record)
     assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
     # A published table has no similarities to read at another threshold.
     one.llm._table = replace(llm.depth_table, curves={})
