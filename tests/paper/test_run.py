@@ -36,10 +36,10 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert "use remasking 'random'" in str(results["greedy"]["left_out"])
     text = beside(table, record)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("|")}
-    assert "| X | Y | ours: prefix ratio | ours: tok/s | ours: speed | ours: work saved | ours: agree" in lines["row"]
+    assert "| X | Y | ours: prefix ratio | ours: depth | ours: tok/s | ours: speed | ours: work saved | ours: agree" in lines["row"]
     assert "| 90.61 tok/s | 1.5 tok/s (-2.0 %) | 66.7 % |" in lines["half"]
     assert "| 1,200 tok/s | - | 66.7 % |" in lines["nothing"]
-    assert lines["elsewhere"].endswith("| - | 3 tok/s | - | - | - | - | - |")
+    assert lines["elsewhere"].endswith("| - | 3 tok/s | - | - | - | - | - | - |")
     assert "elsewhere: nothing of ours. It cannot be." in text
     assert "greedy: left out. " in text
     assert "throughput in tok/s, its change in %" in text
