@@ -16,7 +16,7 @@ def operation_times(llm: LLM, workload: Workload, policy: CachePolicy, rounds: i
     "overhead" is what the instruments add, as a share of the time.
     """
     work = [Work(task.request, policy) for task in workload.tasks]
-    profile = profile_operations(llm, work, llm.engine_config, rounds=rounds)
+    profile = profile_operations(llm, work, rounds=rounds)
     spent = {name: 1e3 * operation.seconds for name, operation in profile.operations.items()}
     times = {name: spent.pop(name) for name in NAMED}
     times["rest"] = sum(spent.values())
