@@ -116,6 +116,10 @@ def _prefix(result: Result) -> str | None:
     return f"{100 * result['prefix_ratio']:.1f} %" if result.get("prefix_ratio") else None
 
 
+def _depth(result: Result) -> str | None:
+    return f"{result['prefix_depth']:.1f}" if result.get("prefix_depth") else None
+
+
 def _prefixes(results: Mapping[str, Result]) -> set[str]:
     return {shown for result in results.values() if (shown := _prefix(result)) is not None}
 
@@ -130,6 +134,7 @@ def _reduction(result: Result) -> str | None:
 
 _OURS: tuple[Column, ...] = (
     ("prefix ratio", _prefix),
+    ("depth", _depth),
     ("tok/s", _throughput),
     ("speed", _ratio("ratio_to_none")),
     ("work saved", _ratio("work_ratio_to_none")),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the e
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return target

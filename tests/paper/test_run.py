@@ -36,10 +36,10 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert "use remasking 'random'" in str(results["greedy"]["left_out"])
     text = beside(table, record)
     lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("|")}
-    assert "| X | Y | ours: prefix ratio | ours: tok/s | ours: speed | ours: work saved | ours: agree" in lines["row"]
+    assert "| X | Y | ours: prefix ratio | ours: depth | ours: tok/s | ours: speed | ours: work saved |" in lines["row"]
     assert "| 90.61 tok/s | 1.5 tok/s (-2.0 %) | 66.7 % |" in lines["half"]
     assert "| 1,200 tok/s | - | 66.7 % |" in lines["nothing"]
-    assert lines["elsewhere"].endswith("| - | 3 tok/s | - | - | - | - | - |")
+    assert lines["elsewhere"].endswith("| - | 3 tok/s | - | - | - | - | - | - |")
     assert "elsewhere: nothing of ours. It cannot be." in text
     assert "greedy: left out. " in text
     assert "throughput in tok/s, its change in %" in text
@@ -48,6 +48,14 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert "torch " in text
     assert "A note." in text
     assert "| half | 90.61 tok/s | 1.5 tok/s (-2.0 %) |\n" in published(table)
+
+
+def test_flops_stand_beside_row_layers(tmp_path: Path) -> None:
+    table = small_table(tmp_path, SMALL.replace('name = "half"', 'name = "half"\nmeasure = "detailed"'))
+    table = replace(table, rows=table.rows[:2])
+    record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
+    assert results_of(table, record)["half"]["flops_saved"] == pytest.approx(2, rel=0.05)
+    assert "| ours: work saved | ours: FLOPs saved |" in beside(table, record)
 
 
 class Stopping(Bench):
@@ -136,7 +144,9 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     table = retuned(small_table(tmp_path, text), model="bundled")
     llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
     one = Bench(llm, rounds=1, seed=1)
-    results = results_of(table, run_table(table, "bundled", table.scales["bundled"], one, None))
+    record = run_table(table, "bundled", table.scales["bundled"], one, None)
+    assert "| row | X | Y | ours: depth |" in beside(table, record)
+    results = results_of(table, record)
     assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
     # A published table has no similarities to read at another threshold.
     one.llm._table = replace(llm.depth_table, curves={})
