@@ -26,7 +26,8 @@ from remask.errors import ConfigError
 from remask.evals.contenders import COMPOSITIONS, described
 from remask.evals.machine import commit, machine
 from remask.evals.workload import Workload, random_workload
-from remask.policies import CachePolicy, policy_names, settings_of
+from remask.policies import policy_names, settings_of
+from remask.profiling.operations import touch_memory
 
 MANY = 64  # rows a layer from which on work decides, and not the reading of weights
 
@@ -114,21 +115,13 @@ def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
     except ConfigError as error:
         print(f"left out: {name}: {error}")
         return None
-    _touch(engine, policy)
+    touch_memory(engine, [policy])
     request = workload.tasks[0].request
     canvas = len(request.prompt_token_ids) + request.params.max_tokens
     if request.prefix_length and policy.boundary(request.prefix_length, canvas, layers):
         engine.step()  # the prefix-only pass, for which the requests wait
         assert engine.stats.prefix_passes == 1
     return Lane(name, settings_of(policy), engine)
-
-
-def _touch(engine: Engine, policy: CachePolicy) -> None:
-    """Write all memory once, so that no timed step is the first to."""
-    if policy.traits.needs_outputs:
-        engine.pool.keep_outputs()
-    for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
-        tensor.zero_()
 
 
 def _step(llm: LLM, lane: Lane, keys: int, batch: int) -> None:

@@ -12,6 +12,7 @@ from remask import LLM, SamplingParams
 from remask.core.request import Request
 from remask.engine.engine import Engine
 from remask.policies import CachePolicy
+from remask.profiling.operations import touch_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,7 @@ def time_block(
 def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
     """An engine that is about to take the first step of the block for `shape.batch` requests."""
     engine = llm.new_engine(replace(llm.engine_config, max_num_seqs=shape.batch))
-    for tensor in (*engine.pool.k, *engine.pool.v):
-        tensor.zero_()  # so that no timed step is the first to touch the memory
+    touch_memory(engine, [policy])
     rng = np.random.default_rng(0)
     for number in range(shape.batch):
         prompt = rng.integers(0, llm.loaded.config.vocab, shape.prompt).tolist()

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from remask.core.cost import PassCost
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
+from remask.policies import CachePolicy
 from remask.profiling.clock import Clock
 from remask.profiling.flops import Executed, counted_flops
 from remask.profiling.report import Profile, StepProfile
@@ -39,14 +40,12 @@ def profile_operations(
     """Run the requests of `work` together, and time the operations of the first `steps` steps (None: of all).
 
     An engine with instruments and one without take turns, step by step, so that the report can say what instruments
-    cost. Each step's parts are those of the round whose time is the median. One turn
-    before counts FLOPs and warms up.
+    cost. Each step's parts are those of the round whose time is the median. One turn before counts FLOPs and warms up.
     Nothing of `llm` is changed, and its engine does not run.
 
     Raises `ConfigError`, before anything runs, where a request cannot run or is not enough for a step.
     """
-    with counted_flops() as counted:
-        costs = _costs(llm, work, steps)
+    costs, counted = _costs(llm, work, steps)
     if not costs:
         raise ConfigError("there is no step to profile; ask for one request and one token at least")
     plain: list[list[float]] = [[] for _ in costs]
@@ -70,17 +69,22 @@ def profile_operations(
     return Profile(
         steps=tuple(map(_step, costs, plain, parts)),
         overhead=statistics.median(ratios) - 1,
-        counted=counted.flops,
+        counted=counted,
     )
 
 
-def _engine(llm: LLM, work: Sequence[Work]) -> Engine:
-    """An engine with the requests queued, whose memory no timed step is the first to touch."""
-    engine = llm.new_engine()
-    if any(item.policy.traits.needs_outputs for item in work):
+def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
+    """Write all memory that `policies` need once, so that no timed step is the first to."""
+    if any(policy.traits.needs_outputs for policy in policies):
         engine.pool.keep_outputs()
     for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
         tensor.zero_()
+
+
+def _engine(llm: LLM, work: Sequence[Work]) -> Engine:
+    """An engine with the requests queued."""
+    engine = llm.new_engine()
+    touch_memory(engine, [item.policy for item in work])
     for item in work:
         engine.add(item.request, item.policy)
     return engine
@@ -94,17 +98,18 @@ def _end(engine: Engine, work: Sequence[Work]) -> None:
         engine.step()
 
 
-def _costs(llm: LLM, work: Sequence[Work], steps: int | None) -> list[_Costs]:
-    """What each step computes, up to `steps` of them."""
+def _costs(llm: LLM, work: Sequence[Work], steps: int | None) -> tuple[list[_Costs], int]:
+    """What each step computes, up to `steps` of them, and the FLOPs of all as PyTorch counts them."""
     engine = _engine(llm, work)
     executed, costs, before = Executed(engine), list[_Costs](), 0
-    while engine.busy and (steps is None or len(costs) < steps):
-        row_layers = engine.stats.row_layers
-        engine.step()
-        costs.append(_Costs(engine.stats.row_layers - row_layers, executed.meter.last, executed.flops - before))
-        before = executed.flops
+    with counted_flops() as counted:
+        while engine.busy and (steps is None or len(costs) < steps):
+            row_layers = engine.stats.row_layers
+            engine.step()
+            costs.append(_Costs(engine.stats.row_layers - row_layers, executed.meter.last, executed.flops - before))
+            before = executed.flops
     _end(engine, work)
-    return costs
+    return costs, counted.flops
 
 
 def _seconds(engine: Engine) -> float:
