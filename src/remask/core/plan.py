@@ -86,6 +86,8 @@ class Plan:
 
     `watch` makes the plan the one that may change while it runs, from what attention is like. Then it has a span for
     each layer, and the hidden states of all rows are kept, by this plan or by those before it.
+
+    `refreshes` says that the policy fills or renews its caches in this pass, beside what it computes in every pass.
     """
 
     spans: tuple[Span, ...]
@@ -93,6 +95,7 @@ class Plan:
     commit: Mask | None = None
     sees: Reach | None = None
     watch: Watch | None = None
+    refreshes: bool = False
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -169,7 +172,7 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        return self.cut(at).map(whole)
+        return replace(self.cut(at).map(whole), refreshes=True)
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""
@@ -205,6 +208,7 @@ class View:
     sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
+    touched: Mask | None = None  # in a correction after its first step: the blocks whose tokens the last step changed
     tracked: NDArray[np.int64] | None = None  # tokens that the last pass came to track, if it was watched: [layers - 1]
 
     @property

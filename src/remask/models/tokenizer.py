@@ -1,7 +1,7 @@
 """Text to token ids and back, chat templates, and the prefix that a conversation shares with its like."""
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +89,17 @@ class Tokenizer:
             raise ConfigError(f"The model's chat template refuses these messages: {error}") from error
         return text
 
-    def shared_prefix(self, messages: Messages) -> int:
+    def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
         """How many leading tokens of `apply_chat(messages)` come from what stands before the last user turn.
 
         That is the longest token prefix common to the whole conversation and to its messages before that turn. It is
         0 where nothing stands before it, where there is no user turn, and where the template refuses a conversation
-        that ends there.
+        that ends there. `tokens` are those of `apply_chat(messages)`, where the caller has them.
 
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
         """
-        whole = self.apply_chat(messages)
+        whole = self.apply_chat(messages) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
             return 0
@@ -108,13 +108,15 @@ class Tokenizer:
         except ConfigError:
             return 0
 
-    def prefix_through(self, messages: Messages, last: int) -> int:
+    def prefix_through(self, messages: Messages, last: int, tokens: Sequence[int] | None = None) -> int:
         """How many leading tokens of `apply_chat(messages)` come from `messages[0]` to `messages[last]`.
+
+        `tokens` are those of `apply_chat(messages)`, where the caller has them.
 
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation and for one that ends there.
         """
-        return self._common(self.apply_chat(messages), messages[: last + 1])
+        return self._common(self.apply_chat(messages) if tokens is None else tokens, messages[: last + 1])
 
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja) from now on, whatever the checkpoint brought."""
@@ -123,7 +125,10 @@ class Tokenizer:
     def _common(self, whole: Sequence[int], messages: Messages) -> int:
         """Length of the longest token prefix common to `whole` and to `messages`."""
         before = self.apply_chat(messages, add_generation_prompt=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False)))
+        # One comparison in C: a prefix may be thousands of tokens, and most often all of it is common.
+        if list(whole[: len(before)]) == before:
+            return len(before)
+        return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
