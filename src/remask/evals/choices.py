@@ -6,9 +6,9 @@ from typing import Any
 
 from remask.errors import ConfigError
 from remask.evals.interval import wilson
+from remask.evals.jsonl import Line
 from remask.evals.likelihood import Likelihood, LikelihoodEstimator
 from remask.evals.pairs import Pair
-from remask.evals.records import Line
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -1,4 +1,4 @@
-"""A record of every benchmark in its data set's own shape, with what is right. All but GSM8K's were made up here."""
+"""A record of every benchmark in its data set's own shape, with what is right. All were made up here."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.evals.harness.benchmark import benchmark, read_docs, read_role, task_names, usual_role
 from remask.evals.harness.docs import FORMATS
 from remask.evals.harness.score import score
-from remask.evals.records import Line
+from remask.evals.jsonl import Line
 from tests.evals.harness.records import RECORDS, perfect
 from tests.profiling.models import write_lines
 

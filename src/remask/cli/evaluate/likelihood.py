@@ -8,11 +8,11 @@ from typing import Any
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.errors import ConfigError
 from remask.evals.choices import Question, read_items, score_questions, score_responses
+from remask.evals.jsonl import field_names, read_lines
 from remask.evals.likelihood import Draws, LikelihoodEstimator
 from remask.evals.masked_pass import MAX_ROWS
 from remask.evals.pairs import Pair, encode_pair, encode_reply
 from remask.evals.record import Record, about, write_record
-from remask.evals.records import field_names, read_lines
 
 FIELDS = ("prompt", "response", "choices", "answer")
 

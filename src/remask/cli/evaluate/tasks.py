@@ -25,9 +25,9 @@ from remask.errors import ConfigError
 from remask.evals.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
 from remask.evals.harness.local import chat_tokenizer, run_local
 from remask.evals.harness.report import table
+from remask.evals.jsonl import field_names
 from remask.evals.likelihood import LikelihoodEstimator
 from remask.evals.record import about
-from remask.evals.records import field_names
 from remask.evals.sweep import Sweep
 from remask.llm import LLM
 from remask.policies import CachePolicy

@@ -11,7 +11,7 @@ import yaml
 from remask.errors import ConfigError, UnknownNameError
 from remask.evals.harness.docs import FORMATS, Doc, Format
 from remask.evals.harness.score import Scoring
-from remask.evals.records import read_lines
+from remask.evals.jsonl import read_lines
 from remask.prompts import Message
 
 FOLDER = Path(__file__).parent / "tasks"

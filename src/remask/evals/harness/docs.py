@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from remask.evals.choices import LETTERS
-from remask.evals.records import Line
+from remask.evals.jsonl import Line
 from remask.tasks.gsm8k import final_number
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from remask.evals.harness.docs import FORMATS
 from remask.evals.harness.score import score
-from remask.evals.records import Line
+from remask.evals.jsonl import Line
 
 BBH = (
     "boolean_expressions",
