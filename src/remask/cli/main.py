@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     words = _joined(list(sys.argv[1:] if argv is None else argv), commands.choices)
     try:
-        args = parser.parse_args(_with_config_file(words))
+        args = parser.parse_args(_with_config_file(words, commands.choices["serve"]))
     except RemaskError as error:
         print(f"remask: error: {error}", file=sys.stderr)
         return 2
@@ -73,9 +73,10 @@ def _joined(words: list[str], known: Container[str]) -> list[str]:
     return [*words[:place], name, *words[place + 2 :]] if name in known else words
 
 
-def _with_config_file(words: list[str]) -> list[str]:
+def _with_config_file(words: list[str], serve_parser: argparse.ArgumentParser) -> list[str]:
     """`words` with the flags of the file that `remask serve --config` names."""
     place = _place(words)
     if words[place : place + 1] != ["serve"]:
         return words
-    return [*words[: place + 1], *config_file.expand(words[place + 1 :])]
+    flags = [flag for flag in serve_parser._option_string_actions if flag.startswith("--") and flag != "--help"]
+    return [*words[: place + 1], *config_file.expand(words[place + 1 :], flags)]
