@@ -63,7 +63,7 @@ def process(words: Sequence[str], pattern: str, **environment: str) -> Iterator[
         return None if match is None else match.group(1)
 
     try:
-        eventually(lambda: child.poll() is not None or found() is not None, 120)
+        eventually(lambda: child.poll() is not None or found() is not None, 300)
         assert child.poll() is None, "".join(lines)
         yield found() or ""
     finally:
