@@ -9,22 +9,15 @@ and of a cached step say what keeps the one from the other.
 """
 
 import argparse
-import json
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import torch.nn.functional as F
 
-from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
+from benchmarks.uniform_blocks import BlockShape, BlockTime, block_engine, time_block
+from remask import LLM, EngineConfig
 from remask.engine.engine import Engine
-from remask.evals.machine import commit, machine
+from remask.evals.record import Record, about, write_record
+from remask.profiling.timed import OPERATIONS, timed
 
 CACHES: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -33,11 +26,10 @@ CACHES: dict[str, tuple[str, dict[str, Any]]] = {
     "uniform-cache r=1": ("uniform-cache", {"refresh_next": 1}),
     "uniform-cache r=4": ("uniform-cache", {"refresh_next": 4}),
 }
-OPERATIONS = ("attention", "projections", "mlp", "head", "norms", "rest")
 
 
 def main() -> None:
-    """Measure, print two tables, and write where asked one JSON object."""
+    """Measure, print two tables, and write where asked one record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gidd-100m")
     parser.add_argument("--canvas", type=int, default=2048)
@@ -47,122 +39,44 @@ def main() -> None:
     parser.add_argument("--full-steps", type=int, default=4, help="steps of none and block-prefix that are run")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    parser.add_argument("--json", metavar="FILE", help="write the full result here, as a record")
     args = parser.parse_args()
     limits = EngineConfig(max_num_seqs=1, max_model_len=args.canvas, store_budget_tokens=0)
     llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
-    engines = {name: _engine(llm, args, *cache) for name, cache in CACHES.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in CACHES}
-    rows: dict[str, list[int]] = {name: [] for name in CACHES}
+    block = BlockShape(args.canvas, args.prompt, args.block_length, args.steps)
+    caches = {name: llm.policy(*cache) for name, cache in CACHES.items()}
+    times = time_block(llm, block, caches, args.full_steps, args.steps)
     operations: dict[str, dict[str, float]] = {}
-    for step in range(args.steps):
-        for name, engine in engines.items():
-            if step < args.full_steps or name.startswith("uniform-cache"):
-                before = engine.stats.row_layers
-                start = time.perf_counter()
-                engine.step()
-                seconds[name].append(time.perf_counter() - start)
-                rows[name].append((engine.stats.row_layers - before) // llm.loaded.config.layers)
     for kind, name in (("full", "none"), ("cached", "uniform-cache r=0")):
-        operations[kind] = _operations(llm, _second(llm, args, name))
-    results = [_result(name, seconds, rows, args.steps) for name in CACHES]
-    shape = {name: getattr(args, name) for name in ("model", "canvas", "prompt", "block_length", "steps", "full_steps")}
-    report = {"machine": machine(llm), "commit": commit(), **shape, "results": results, "operations_ms": operations}
+        engine = block_engine(llm, block, caches[name])
+        engine.step()
+        operations[kind] = _operations(engine)
+    results = [_result(name, times[name], times["none"]) for name in CACHES]
     if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        settings = {name: getattr(args, name) for name in ("canvas", "prompt", "block_length", "steps", "full_steps")}
+        data = {"results": results, "operations_ms": operations}
+        write_record(args.json, Record("uniform block", about(llm, seed=0, settings=settings), data))
     print(table(results, operations))
 
 
-def _engine(llm: LLM, args: argparse.Namespace, cache: str, settings: dict[str, Any]) -> Engine:
-    engine = llm.new_engine()
-    for tensor in (*engine.pool.k, *engine.pool.v):
-        tensor.zero_()  # so that no timed step is the first to touch the memory
-    prompt = np.random.default_rng(0).integers(0, llm.loaded.config.vocab, args.prompt).tolist()
-    params = SamplingParams(
-        max_tokens=2 * args.block_length,
-        block_length=args.block_length,
-        steps_per_block=args.steps,
-        canvas_length=args.canvas,
-        seed=0,
-        ignore_eos=True,
-    )
-    engine.add(Request("0", prompt, params), llm.policy(cache, settings))
-    return engine
-
-
-def _second(llm: LLM, args: argparse.Namespace, name: str) -> Engine:
-    """An engine whose next step is a block's second one."""
-    engine = _engine(llm, args, *CACHES[name])
-    engine.step()
-    return engine
-
-
-def _result(name: str, seconds: dict[str, list[float]], rows: dict[str, list[int]], steps: int) -> dict[str, Any]:
-    block, reference = _block(seconds[name], steps), _block(seconds["none"], steps)
+def _result(name: str, own: BlockTime, none: BlockTime) -> dict[str, Any]:
     return {
         "cache": name,
-        "first_step_ms": 1e3 * seconds[name][0],
-        "later_steps_ms": 1e3 * float(np.median(seconds[name][1:])),
-        "block_s": block,
-        "gain": reference / block,
-        "bound_by_rows": _block(rows["none"], steps) / _block(rows[name], steps),
+        "first_step_ms": 1e3 * own.seconds[0],
+        "later_steps_ms": 1e3 * float(np.median(own.seconds[1:])),
+        "block_s": own.block_s,
+        "gain": none.block_s / own.block_s,
+        "bound_by_rows": none.block_rows / own.block_rows,
     }
 
 
-def _block(values: list[Any], steps: int) -> float:
-    """The sum over a block; steps that were not run count as the median of those that were, the first left out."""
-    return float(sum(values) + (steps - len(values)) * np.median(values[1:]))
-
-
-def _operations(llm: LLM, engine: Engine) -> dict[str, float]:
+def _operations(engine: Engine) -> dict[str, float]:
     """Milliseconds that one step spends in each operation, without what it calls in others."""
-    clock = Exclusive()
-    model = llm.model
-    with (
-        mock.patch.object(model, "attention", clock.timed("attention", model.attention)),
-        mock.patch.object(model, "_attend", clock.timed("projections", model._attend)),
-        mock.patch.object(model, "_feed", clock.timed("mlp", model._feed)),
-        mock.patch.object(model, "head", clock.timed("head", model.head)),
-        mock.patch.object(F, "rms_norm", clock.timed("norms", F.rms_norm)),
-        clock.running("rest"),
-    ):
-        engine.step()
-    return {name: 1e3 * clock.seconds[name] for name in OPERATIONS}
-
-
-class Exclusive:
-    """Times nested calls, each without the calls inside it."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._stack: list[str] = []
-        self._since = 0.0
-
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Time passes for `name`, until another one runs inside."""
-        self._turn()
-        self._stack.append(name)
-        try:
-            yield
-        finally:
-            self._turn()
-            self._stack.pop()
-
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, timed under `name`."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.running(name):
-                return call(*args, **kwargs)
-
-        return run
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        if self._stack:
-            self.seconds[self._stack[-1]] += now - self._since
-        self._since = now
+    clock = timed(engine)
+    clock.start()
+    engine.step()
+    spent = clock.stop()
+    return {name: 1e3 * spent[name] for name in OPERATIONS if name in spent}
 
 
 def table(results: list[dict[str, Any]], operations: dict[str, dict[str, float]]) -> str:
@@ -176,9 +90,10 @@ def table(results: list[dict[str, Any]], operations: dict[str, dict[str, float]]
         f"{row['bound_by_rows']:.2f}x |"
         for row in results
     ]
-    lines += ["", f"| ms of a step | {' | '.join(OPERATIONS)} |", "|---" * (len(OPERATIONS) + 1) + "|"]
+    names = list(dict.fromkeys(name for spent in operations.values() for name in spent))
+    lines += ["", f"| ms of a step | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [
-        f"| {kind} | {' | '.join(f'{spent[name]:.1f}' for name in OPERATIONS)} |" for kind, spent in operations.items()
+        f"| {kind} | {' | '.join(f'{spent[name]:.1f}' for name in names)} |" for kind, spent in operations.items()
     ]
     return "\n".join(lines)
 

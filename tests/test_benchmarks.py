@@ -5,9 +5,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks import boundary, concurrency, first_layer, gpu, overhead, policies, selection, serving, sharing, uniform
+from benchmarks import (
+    boundary,
+    concurrency,
+    first_layer,
+    gpu,
+    overhead,
+    policies,
+    selection,
+    serving,
+    sharing,
+    uniform,
+    uniform_settings,
+    uniform_tables,
+)
 
+import remask
+from remask.errors import ConfigError
 from remask.evals.record import read_record
+from tests.evals.judges import save_judge
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +154,7 @@ def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     shape = ["--canvas", "64", "--prompt", "8", "--block-length", "8", "--steps", "4", "--full-steps", "2"]
     monkeypatch.setattr(sys, "argv", ["uniform", "--model", "gidd-tiny", *shape, "--json", str(target)])
     uniform.main()
-    report = json.loads(target.read_text(encoding="utf-8"))
+    report = read_record(target, "uniform block").data
     rows = {row["cache"]: row for row in report["results"]}
     assert rows["none"]["gain"] == rows["none"]["bound_by_rows"] == 1
     assert rows["block-prefix"]["bound_by_rows"] == pytest.approx(4 * 64 / (64 + 3 * 56))
@@ -146,3 +162,66 @@ def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert rows["uniform-cache r=4"]["bound_by_rows"] < rows["uniform-cache r=0"]["bound_by_rows"]
     assert all(ms > 0 for spent in report["operations_ms"].values() for ms in spent.values())
     assert "| cached |" in capsys.readouterr().out
+
+
+def uniform_table(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["uniform_tables", *options])
+    uniform_tables.main()
+
+
+@pytest.mark.parametrize("table", [name for name in uniform_settings.TABLES if name != "correction"])
+def test_tables_of_the_thesis_on_random_weights(
+    table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uniform_table(monkeypatch, "--table", table, "--model", "gidd-tiny", "--load-format", "dummy", "--divide", "32")
+    shown = capsys.readouterr().out
+    rows = uniform_settings.TABLES[table]
+    assert shown.count("\n| ") == 1 + len(rows.rows) * len(rows.caches)
+    assert all(text in shown for row in rows.rows for text in row.published.values())
+    assert "%" not in shown.split("req/s")[1].split("quality (95 %)")[1], "random weights have no quality"
+
+
+def test_a_table_on_the_bundled_model_resumes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "rows.json"
+    options = ("--table", "6.10", "--requests", "2", "--json", str(target))
+    uniform_table(monkeypatch, *options)
+    first = capsys.readouterr().out
+    rows = read_record(target, "uniform tables").data["rows"]
+    assert [row["point"]["label"] for row in rows] == ["r=1", "r=4", "r=0"]
+    for row in rows:
+        none, cached = row["result"]["none"], row["result"]["uniform-cache"]
+        assert (none["gain"], none["agreement"]) == (1, 1)
+        assert cached["gain_in_work"] > 2
+        assert cached["requests_per_s"] * 32 == pytest.approx(cached["tokens_per_s"])
+        assert 0 <= cached["accuracy_interval"][0] <= cached["accuracy"] <= 1
+    monkeypatch.setattr(uniform_tables, "run_bench", None)
+    uniform_table(monkeypatch, *options)
+    assert capsys.readouterr().out == first, "nothing is measured twice"
+
+
+def test_a_table_with_a_judge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A folder's name does not say that it is the bundled model, so its settings and prompts are the thesis's."""
+    folder, prompts = Path(remask.__file__).parent / "bundled_uniform", tmp_path / "prompts.txt"
+    prompts.write_text("bus every 4 minutes from 44 : 44 48 52 56\n" * 2, encoding="utf-8")
+    judged = ("--judge", str(save_judge(tmp_path / "judge", positions=512)), "--prompts", str(prompts))
+    small = ("--table", "6.10", "--model", str(folder), "--divide", "16", "--requests", "2")
+    uniform_table(monkeypatch, *small, *judged)
+    assert capsys.readouterr().out.count("| PPL ") == 6
+    uniform_table(monkeypatch, *small)
+    assert "| PPL " not in capsys.readouterr().out
+
+
+def test_what_a_table_cannot_be_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = ("--model", "gidd-tiny", "--load-format", "dummy")
+    with pytest.raises(ConfigError, match="divide all lengths with --divide 16"):
+        uniform_table(monkeypatch, "--table", "6.9", *tiny)
+    with pytest.raises(ConfigError, match="needs right and wrong answers"):
+        uniform_table(monkeypatch, "--table", "correction", *tiny)
+    with pytest.raises(ConfigError, match="of uniform models, and 'bundled' is none"):
+        uniform_table(monkeypatch, "--table", "6.9", "--model", "bundled")
+    with pytest.raises(ConfigError, match="--judge and --prompts go together"):
+        uniform_table(monkeypatch, "--table", "6.9", "--judge", "x")

@@ -1,6 +1,7 @@
-"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --minutes 6 --out DIR`.
+"""Trains the bundled uniform model from scratch: `python training/train_uniform.py --out DIR`.
 
-Every canvas is drawn afresh, so there is no data set and no epoch. The loss is the cross-entropy of the clean token at
+Every canvas is drawn afresh, so there is no data set and no epoch, and the number of steps, not a clock, says when
+training ends: the defaults are those of the bundled model. The loss is the cross-entropy of the clean token at
 every position of the window, whether noise replaced it or not: the model is not told which, and has to say what it
 believes. Evaluations decode with the engine itself.
 """
@@ -56,9 +57,9 @@ class Trainer:
         self.tokens = 0
 
     def step(self, spent: float) -> float:
-        """Takes one step; `spent` is the share of the time that is over. Returns the mean loss of the window's rows.
+        """Takes one step; `spent` is the share of the steps that is over. Returns the mean loss of the window's rows.
 
-        Canvases are half as long in the first 70 % of the time, as noise after the window has little to teach, and so
+        Canvases are half as long in the first 70 % of the steps, as noise after the window has little to teach, and so
         are the steps in tokens, as the first hundreds of updates are needed whatever their size.
         """
         length = self.model.shape.max_position_embeddings // (2 if spent < 0.7 else 1)
@@ -94,36 +95,35 @@ def measure(folder: Path, questions: int, seed: int, cache: str = "none", **sett
 
 
 def main() -> None:
-    """Parses the command line, trains for the given time, exports, and measures what was exported."""
+    """Parses the command line, trains, exports on the way and at the end, and measures what was exported."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=6.0, help="training time, evaluations included")
+    parser.add_argument("--steps", type=int, default=4000, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument("--canvas-tokens", type=int, default=2048, help="tokens per step")
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
-    parser.add_argument("--evaluate-every", type=float, default=2.5, help="minutes between exports with an evaluation")
+    parser.add_argument("--evaluate-every", type=int, default=1000, help="steps between exports with an evaluation")
     parser.add_argument("--eval-questions", type=int, default=100, help="questions of the last evaluation")
     parser.add_argument("--eval-seed", type=int, default=20_000, help="seed of the evaluations")
     options = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(options.seed, options.canvas_tokens, options.rate, device)
-    begin = time.monotonic()
-    evaluated = begin
+    begin = time.process_time()
     smooth = math.nan
-    while (spent := (time.monotonic() - begin) / (60 * options.minutes)) < 1:
-        loss = trainer.step(spent)
+    while trainer.steps < options.steps:
+        loss = trainer.step(trainer.steps / options.steps)
         smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
         if trainer.steps % 50 == 0:
-            minutes = (time.monotonic() - begin) / 60
+            minutes = (time.process_time() - begin) / 60
             print(
-                f"{minutes:6.2f} min  step {trainer.steps:5d}  {trainer.tokens / 1e6:6.2f}M tokens  loss {smooth:.3f}",
+                f"{minutes:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:6.2f}M tokens  "
+                f"loss {smooth:.4f}",
                 flush=True,
             )
-        if time.monotonic() - evaluated > 60 * options.evaluate_every:
+        if trainer.steps % options.evaluate_every == 0 and trainer.steps < options.steps:
             export(trainer.model, trainer.tokenizer, options.out)
             print(f"accuracy {measure(options.out, 24, options.eval_seed + trainer.steps)}", flush=True)
-            evaluated = time.monotonic()
 
     export(trainer.model, trainer.tokenizer, options.out)
     for cache, settings in CACHES:

@@ -1,10 +1,13 @@
 """Training canvases of the bundled uniform model: a timetable, clean up to a window, noise from there on.
 
 A canvas is what the engine shows the model at some step of some block. The prompt and the blocks before the window are
-clean, and clean rows see clean rows only. A third of the windows begin where every response
-does. What stands after the window is uniform noise. In the window, tokens are replaced by uniform noise in one of two
-ways, each in half of the canvases: every token with the same probability t, uniform in [0, 1], which is the forward
-process; or all tokens from some position on, which is what a block decoded from left to right looks like.
+clean, and clean rows see clean rows only. A third of the windows begin where every response does. What stands after the
+window is uniform noise. In the window, tokens are replaced by uniform noise in one of two ways, each in half of the
+canvases: every token with the same probability t, uniform in [0, 1], which is the forward process; or all tokens from
+some position on, which is what a block decoded from left to right looks like.
+
+In three canvases of four the rule names one start, drawn by lot, and the list begins at another: 140 timetables are few
+enough to learn by heart, and a rule that may be wrong leaves nothing to go by but the departures before.
 """
 
 from dataclasses import dataclass
@@ -50,7 +53,9 @@ class TimetableSource:
         chosen = self._integers(len(self._tables), count)
         prompt = self._prompts.shape[1]
         places = torch.arange(length)[None]
-        minutes = (self._starts[chosen, None] + (places - prompt) * self._intervals[chosen, None]) % MINUTES
+        named, wrong = self._starts[chosen], self._integers(4, count) > 0
+        starts = torch.where(wrong, self._integers(MINUTES, count), named)
+        minutes = (starts[:, None] + (places - prompt) * self._intervals[chosen, None]) % MINUTES
         clean = minutes + self._first_minute
         clean[:, :prompt] = self._prompts[chosen]
 

@@ -144,6 +144,7 @@ def test_a_tracer_serves_many_requests() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "block-prefix"}, "leave cache out"),
     ({"cfg_scale": 1.0}, r"cfg_scale=1: drift is measured on one canvas"),
+    ({"correction_steps": 3}, "correction_steps=3: drift is that of blocks being denoised"),
     ({"max_tokens": 500}, "max_model_len"),
 ]
 

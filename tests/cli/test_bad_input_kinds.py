@@ -42,6 +42,19 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gidd", {"sampling": {"sampler": "adaptve"}}, "Did you mean 'adaptive'"),
     ("gidd", {"sampling": {"schedule": "square"}}, "Unknown schedule 'square'"),
     ("gidd", {"sampling": {"sampler": "ancestral", "tokens_per_step": 2}}, "tokens_per_step is the adaptive sampler's"),
+    ("gidd", {"sampling": {"correction_steps": -1}}, "correction_steps must be a whole number from 0"),
+    (
+        "gidd",
+        {"sampling": {"correction_steps": 2, "correction_tokens": 0}},
+        "correction_tokens must be a whole number from 1",
+    ),
+    ("gidd", {"sampling": {"correction_temperature": 0.5}}, "set correction_steps to 1 or more"),
+    (
+        "gidd",
+        {"sampling": {"correction_steps": 0, "correction_tokens": 2}},
+        "correction_tokens=2 is of correction steps",
+    ),
+    ("gidd, masks", {"sampling": {"correction_steps": 2}}, "this model's noise is masks alone"),
     ("gidd", {"sampling": {"max_tokens": 60}}, "make a canvas of 64, but max_model_len is 48"),
     ("gidd", {"sampling": {"steps": 8}}, "steps is for masked models, and this one is uniform; leave it out"),
     ("gidd", {"sampling": {"threshold": 0.9}}, "threshold is for masked and block-causal models"),
@@ -64,6 +77,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "tokens_per_step is for uniform models, and this one is block-causal",
     ),
     ("sdar", {"sampling": {"initial_canvas": [1]}}, "initial_canvas is for uniform models"),
+    (
+        "sdar",
+        {"sampling": {"correction_steps": 2}},
+        "correction_steps is for uniform models, and this one is block-causal",
+    ),
     ("sdar", {"sampling": {"steps": 8}}, "steps is for masked models"),
     ("sdar", {"sampling": {"steps": 8, "steps_per_block": 2}}, "say the same thing in two ways"),
     ("sdar", {"sampling": {"fallback": "leftmost"}}, "set threshold, too"),
@@ -78,6 +96,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("llada", {"cache": "exact"}, "not defined on masked models (llada); use none, reuse, bicache"),
     ("llada", {"cache": "uniform-cache"}, "not defined on masked models (llada)"),
     ("llada", {"sampling": {"sampler": "adaptive"}}, "sampler is for uniform models, and this one is masked"),
+    ("llada", {"sampling": {"correction_steps": 2}}, "correction_steps is for uniform models, and this one is masked"),
     ("llada", {"sampling": {"remasking": "entropy_bounded"}}, "'entropy_bounded' is not defined on masked models"),
 ]
 MODELS = sorted({model for model, _, _ in CASES})

@@ -67,9 +67,27 @@ def test_defaults_can_be_given_back(name: str) -> None:
     assert parse(name, settings_of(policy), lambda: TABLE) == policy
 
 
-def test_a_setting_that_the_outer_policy_takes_is_told_apart() -> None:
-    settings = settings_of(parse("bicache+dkv-decode", {"depth": 1, "refresh_interval": 3}, no_table))
-    assert (settings["refresh_interval"], settings["inner.refresh_interval"]) == (3, 8)
+def test_a_setting_that_both_policies_take_is_told_apart() -> None:
+    given = {"depth": 1, "refresh_interval": 3, "dkv-decode.refresh_interval": 5}
+    policy = parse("bicache+dkv-decode", given, no_table)
+    assert settings_of(policy).items() >= given.items()
+    assert parse("bicache+dkv-decode", settings_of(policy), no_table) == policy
+    assert parse("bicache+dkv-decode", {"bicache.depth": 1, "refresh_interval": 3}, no_table) == parse(
+        "bicache+dkv-decode", {"depth": 1, "bicache.refresh_interval": 3}, no_table
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"depth": 1, "bicache.depth": 2}, "'bicache.depth' and 'depth' are the same setting here; give one of them"),
+        ({"depth": 1, "none.depth": 2}, "Unknown setting .*'none.depth'"),
+        ({"depth": 1, "dkv-decode.depth": 2}, "Unknown setting .*'dkv-decode.depth'"),
+    ],
+)
+def test_settings_addressed_to_the_wrong_policy(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse("bicache+dkv-decode", settings, no_table)
 
 
 def test_a_policy_of_somebody_elses_has_no_settings() -> None:

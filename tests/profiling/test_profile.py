@@ -229,6 +229,13 @@ def test_canvases_that_cannot_be(tiny: LLM, settings: dict[str, Any], message: s
         profile(tiny, default_prompts(tiny.loaded), ProfileSettings(**settings))
 
 
+@pytest.mark.parametrize(("name", "kind"), [("gidd-tiny", "uniform"), ("sdar-tiny", "block_causal")])
+def test_only_masked_models_have_a_table(name: str, kind: str) -> None:
+    llm = open_model(name, dummy=True)
+    with pytest.raises(ConfigError, match=f"runs on masked models; '{name}' .* is {kind}"):
+        profile(llm, default_prompts(llm.loaded), QUICK)
+
+
 def test_profiling_leaves_the_engine_alone(tiny: LLM) -> None:
     before = tiny.engine.allocator.used
     profile(tiny, default_prompts(tiny.loaded), QUICK)

@@ -36,7 +36,7 @@ def test_blocks_stand_on_an_absolute_grid() -> None:
     canvas = one.canvas()
     assert (one.length, len(canvas), canvas.end) == (12, 12, 11)
     assert canvas.tokens.tolist() == [1] * 5 + [MASK] * 7
-    assert one.sees(canvas).tolist() == [4] * 4 + [8] * 4 + [12] * 4
+    assert one.decoder(canvas, "all").sees.tolist() == [4] * 4 + [8] * 4 + [12] * 4
     walk = one.decoder(canvas, "all")
     assert (walk.block, walk.finished, walk.order) == (range(4, 8), False, None)
     canvas.settle(np.arange(5, 8), 0)

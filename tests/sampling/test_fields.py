@@ -26,6 +26,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "canvas_length": (64, ("uniform",)),
     "initial_canvas": ([1], ("uniform",)),
     "min_tokens": (3, ("uniform",)),
+    "correction_steps": (4, ("uniform",)),
     "max_tokens": (3, KINDS),
     "steps_per_block": (3, KINDS),
     "block_length": (3, KINDS),
@@ -47,10 +48,15 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
     "sequential": ("block_causal",),
     "entropy_bounded": ("block_causal",),
 }
+OF_CORRECTIONS = {"correction_temperature", "correction_tokens"}  # not set without correction_steps
 
 
 def test_no_parameter_is_left_out_of_this_table() -> None:
-    assert {field.name for field in fields(SamplingParams)} == set(VALUES) | {"remasking", "order", "slowfast"}
+    assert {field.name for field in fields(SamplingParams)} == set(VALUES) | {
+        "remasking",
+        "order",
+        "slowfast",
+    } | OF_CORRECTIONS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ from remask.sampling.filters import top_k, top_p
 from remask.sampling.score import RowGroup, score
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, posterior, read_noisy
 from tests.goldens import uniform as goldens
+from tests.oracles import uniform_sampling as oracle
 
 SCORES, PROBABILITIES = 5e-6, 1e-5
 MASK, VOCAB = 3, 12
@@ -166,3 +167,28 @@ def test_draws_follow_the_posterior() -> None:
     tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, 7)[0]
     shares = tokens.long().bincount(minlength=VOCAB) / count
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("shift", [1000.0, 2.0, -1000.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drawn_tokens_follow_the_exact_posterior(shift: float, temperature: float) -> None:
+    """Chi-square of many draws of one row against a posterior of our own, in float64."""
+    torch.manual_seed(int(shift) + 7)
+    logits, noise, draws = torch.randn(VOCAB).double(), oracle.Noise(shift, VOCAB, MASK), 40_000
+    before, after = -0.4, 1.1
+    allowed = logits.clone()
+    allowed[MASK] = -torch.inf
+    clean = oracle.filtered(allowed, temperature, 6, 0.95)
+    for current in (MASK, 7) if shift < 1000 else (int(clean.argmax()), 7):
+        if shift == -1000 and current != MASK and clean[current] == 0:
+            continue
+        now, then = oracle.mixture(noise, before), oracle.mixture(noise, after)
+        expected = oracle.posterior(clean[None], torch.tensor([current]), now, then)[0] * draws
+        rows = NoisyRows(np.full(draws, current), None, Transition(noise_of(shift), before, after))
+        tokens, scores = read_noisy(logits.float().expand(draws, -1), rows, MASK, temperature, 6, 0.95, 11)
+        counts = torch.bincount(tokens.long(), minlength=VOCAB)
+        assert (scores == 1).all()
+        assert not counts[expected == 0].any()
+        kept = expected > 5
+        surprise = float(((counts - expected).square()[kept] / expected[kept]).sum())
+        assert surprise < 45, "of at most 11 degrees of freedom: exceeded once in 100,000 times"

@@ -47,6 +47,12 @@ def test_a_uniform_model_streams_what_has_settled() -> None:
         texts = [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]]
         assert "".join(texts) == whole
         assert len([text for text in texts if text]) <= 3, "a block is told when it is done, not before"
+        corrected = {**body, "cache": "uniform-cache", "sampler": "ancestral", "steps_per_block": 2, "temperature": 1.0}
+        corrected |= {"correction_steps": 40, "correction_temperature": 0.1}
+        answer = running.client.post(URL, json=corrected).json()
+        assert 1 <= answer["remask"]["correction_steps"] <= 40
+        texts = [chunk["choices"][0]["text"] for chunk in running.stream(corrected, URL) if chunk["choices"]]
+        assert [text for text in texts if text] == [answer["choices"][0]["text"]], "all of it settles at once"
         refused = running.client.post(URL, json={**body, "cache": "bicache", "cache_config": {"depth": 1}})
         assert refused.status_code == 400
         assert "not defined on uniform models" in refused.json()["error"]["message"]

@@ -83,6 +83,11 @@ class Tracer:
                 f"cfg_scale={item.request.params.cfg_scale:g}: drift is measured on one canvas, and a guided request "
                 "has two; leave cfg_scale out"
             )
+        if item.request.params.correction_steps:
+            raise ConfigError(
+                f"correction_steps={item.request.params.correction_steps}: drift is that of blocks being denoised, "
+                "and a correction goes over the whole response; leave correction_steps out"
+            )
         self._engine.check(replace(item.request, prefix_length=0), self._none)
 
     def trace(self, item: Work) -> Trace:

@@ -208,6 +208,7 @@ class View:
     sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
+    touched: Mask | None = None  # in a correction after its first step: the blocks whose tokens the last step changed
     tracked: NDArray[np.int64] | None = None  # tokens that the last pass came to track, if it was watched: [layers - 1]
 
     @property

@@ -42,7 +42,8 @@ class Usage:
     `forwards` counts forward passes without the prefix-only pass; a guided pair counts as one. `row_layers` sums rows
     times layers computed in them, both branches of a guided pair included. `cached_tokens` were read from the prefix
     store. `prefix_depth` is the number of leading layers that read them; `prefix_note` says why none did where some
-    were wanted.
+    were wanted. `steps` counts denoising steps and those of a correction, `correction_steps` the latter alone; it is
+    None where no correction was asked for.
     """
 
     prompt_tokens: int
@@ -53,13 +54,15 @@ class Usage:
     row_layers: int = 0
     prefix_depth: int = 0
     prefix_note: str | None = None
+    correction_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
-    They are final, except on uniform models, whose tokens may change again until their block is done.
+    They are final, except on uniform models, whose tokens may change again until their block is done, and until the
+    response is corrected where that was asked for.
     """
 
     step: int

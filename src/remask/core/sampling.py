@@ -66,6 +66,10 @@ class SamplingParams:
             the response is noise that is attended to and never changed.
         initial_canvas: token ids of a uniform model's canvas after the prompt; drawn where it is not given.
         min_tokens: the first end token of a uniform model's response may stand after so many tokens.
+        correction_steps: of uniform models: once the response is complete, at most so many further steps replace tokens
+            that the model judges unlikely (GIDD's self-correction); None or 0 takes none.
+        correction_temperature: of the replacements' draw; default 0.1, 0 is greedy.
+        correction_tokens: positions that one correction step may change; default 1.
         slowfast: for `remasking="slowfast"`: its knobs, or an object of them; None takes the defaults.
     """
 
@@ -95,6 +99,9 @@ class SamplingParams:
     canvas_length: int | None = None
     initial_canvas: Sequence[int] | None = None
     min_tokens: int | None = None
+    correction_steps: int | None = None
+    correction_temperature: float | None = None
+    correction_tokens: int | None = None
     slowfast: SlowFastKnobs | None = None
 
     def __post_init__(self) -> None:
@@ -107,9 +114,12 @@ class SamplingParams:
             "tokens_per_step",
             "canvas_length",
             "sub_block_length",
+            "correction_tokens",
         ):
             whole(name, getattr(self, name), low=1, optional=True)
         whole("min_tokens", self.min_tokens, low=0, optional=True)
+        whole("correction_steps", self.correction_steps, low=0, optional=True)
+        real("correction_temperature", self.correction_temperature, low=0.0, optional=True)
         whole("seed", self.seed, low=0, optional=True)
         real("temperature", self.temperature, low=0.0)
         real("cfg_scale", self.cfg_scale, low=0.0)
@@ -133,12 +143,13 @@ class SamplingParams:
             raise ConfigError("steps and steps_per_block say the same thing in two ways; set one of them")
         self._check_tokens()
         self._check_rules()
+        self._check_correction()
         self._check_slowfast()
 
     @property
     def greedy(self) -> bool:
-        """Whether tokens are taken by argmax. Temperatures that float32 cannot divide by count as 0."""
-        return self.temperature < 1e-5
+        """Whether tokens are taken by argmax."""
+        return is_greedy(self.temperature)
 
     def _check_tokens(self) -> None:
         if isinstance(self.stop, str):
@@ -160,6 +171,14 @@ class SamplingParams:
         for block in listed("order", self.order or (), "lists, one per block"):
             for position in listed("order", block, "lists of canvas positions"):
                 whole("order", position, low=0)
+
+    def _check_correction(self) -> None:
+        for name in ("correction_temperature", "correction_tokens"):
+            value = getattr(self, name)
+            if value is not None and not self.correction_steps:
+                raise ConfigError(
+                    f"{name}={value} is of correction steps, and none are asked for; set correction_steps to 1 or more"
+                )
 
     def _check_slowfast(self) -> None:
         if self.slowfast is not None and not isinstance(self.slowfast, SlowFastKnobs):
@@ -187,3 +206,8 @@ class SamplingParams:
             if name not in known:
                 raise UnknownNameError("sampling parameter", str(name), known)
         return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def is_greedy(temperature: float) -> bool:
+    """Whether `temperature` counts as 0, as those do that float32 cannot divide by."""
+    return temperature < 1e-5

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from remask.core.meter import CacheMeter
+from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
 from remask.engine.chunks import PrefixPass
@@ -17,10 +18,9 @@ from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
-from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
-from remask.engine.runner import run_pass
+from remask.engine.runner import Runner
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
@@ -90,8 +90,10 @@ class Engine:
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        self.runner = Runner(model, self.memory.pool)  # another one may be put here, which looks on
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
+        self.costs: CostMeter | None = None  # where one is put here, it notes what every pass costs
         self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
@@ -158,10 +160,12 @@ class Engine:
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
+            hidden, items = self.runner.run(items, batch.passes)
+            if self.costs is not None:
+                self.costs.note([branch.passed(plan) for branch, plan in items])
             if self.probe is not None:
                 self.probe(batch.jobs, hidden)
-            scores = read_rows(self.model, hidden, batch.jobs)
+            scores = self.runner.read(hidden, batch.jobs)
             ran = iter(items[len(batch.passes) :])
             for job in batch.jobs:
                 job.ran([next(ran) for _ in job.items()])

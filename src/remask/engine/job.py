@@ -48,6 +48,7 @@ class Job:
     _items: tuple[tuple[Branch, Plan], ...] | None = None
     _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
     _pass_index: int = 0  # passes since the step began
+    _predicted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [T], see `choose`
     _told: int = 0  # response tokens that `newly_settled` has given
     _filled: list[tuple[LayerWork, ...]] = field(
         default_factory=list
@@ -69,6 +70,7 @@ class Job:
         if lease is None:
             self.policy = self.policy.without_prefix
         self.decoder = self.decoding.decoder(branches[0].canvas, self.policy.traits.idle_passes)
+        self._predicted = branches[0].canvas.tokens.copy()
 
     def items(self) -> tuple[tuple[Branch, Plan], ...]:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -194,7 +196,8 @@ class Job:
         written = (
             self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
         )
-        values = tokens[np.searchsorted(positions, written)]
+        self._predicted[positions] = tokens
+        values = self._predicted[written]
         final = self.decoder.final(written)
         for branch in self.branches:
             branch.canvas.write(written, values)
@@ -208,17 +211,22 @@ class Job:
         self._pass_index = 0
         self._filled.clear()
         self.decoder.advance()
-        self.usage.steps = self.decoder.step
+        self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
         return transfer
 
     def ending(self) -> FinishReason | None:
-        """Why the response is complete, or None. Settled tokens never change, so a settled stop can end it."""
+        """Why the response is over, or None. A stop among complete tokens can end it, once these are corrected."""
         assert self.decoder is not None
         finished = self.decoder.finished
         inside = self.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
-        if not inside and self._stop_at() is not None:
+        stop = None if inside else self._stop_at()
+        if stop is not None and self.decoder.stop(stop):
             return "stop"
-        return "length" if finished else None
+        if not finished:
+            return None
+        # A stop ended the response before its correction, which may have taken the stop text away.
+        complete = self.decoder.complete
+        return "length" if complete is None or complete == self.request.params.max_tokens else "stop"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""
@@ -237,7 +245,10 @@ class Job:
         """What the request came to. A cancelled or failed one has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length"):
+            assert self.decoder is not None
             end = self._stop_at()
+            if end is None:
+                end = self.decoder.complete
             tokens = tuple(self.branches[0].canvas.response[:end].tolist())
         self.usage.completion_tokens = len(tokens)
         first = None if self.first_settled is None else self.first_settled - self.arrived
@@ -286,19 +297,22 @@ class Job:
             pass_index=self._pass_index,
             shift=branch.shift,
             order=self.decoder.order,
-            sees=self.decoding.sees(branch.canvas),
+            sees=self.decoder.sees,
             response=branch.canvas.end,
             seed=self.decoding.seed,
+            touched=self.decoder.touched,
             tracked=None if branch.tracker is None else branch.tracker.tokens,
         )
 
     def _stop_at(self) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
+        """Length of the response that the first honoured stop leaves, or None where none is in what is complete."""
+        assert self.decoder is not None
         canvas = self.branches[0].canvas
-        settled = canvas.response[: canvas.settled_lead].tolist()
-        end = next((index + 1 for index, token in enumerate(settled) if token in self.stops), None)
+        complete = canvas.settled_lead if self.decoder.complete is None else self.decoder.complete
+        tokens = canvas.response[:complete].tolist()
+        end = next((index + 1 for index, token in enumerate(tokens) if token in self.stops), None)
         if self.decode is not None and self.request.params.stop:
-            lead = settled[:end]
+            lead = tokens[:end]
             if self._stopped(lead):
                 # The shortest lead that contains a stop text; texts of leads grow with them.
                 low, high = 1, len(lead)

@@ -39,13 +39,20 @@ class Tokenizer:
         """Whether `apply_chat` can render messages."""
         return bool(self._backend.chat_template)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; names of special tokens in it become those tokens.
+
+        `add_special_tokens` puts those around it that the tokenizer puts around a text.
 
         Raises:
             ConfigError: the text holds lone surrogates, which no tokenizer can read.
         """
-        return self._encode(text, add_special_tokens=True)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, with its spaces as they are."""
@@ -55,7 +62,12 @@ class Tokenizer:
         return text
 
     def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation rendered by the checkpoint's chat template.
+        """Token ids of `render_chat`'s text. Raises as it does."""
+        # The template writes out the special tokens itself.
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, by the checkpoint's chat template, special tokens written out.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
         `add_generation_prompt` opens the assistant's turn at the end.
@@ -70,13 +82,12 @@ class Tokenizer:
                 "token ids, or put a template into the model's folder as chat_template.jinja."
             )
         try:
-            text = self._backend.apply_chat_template(
+            text: str = self._backend.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise ConfigError(f"The model's chat template refuses these messages: {error}") from error
-        # The template writes out the special tokens itself.
-        return self._encode(text, add_special_tokens=False)
+        return text
 
     def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
         """How many leading tokens of `apply_chat(messages)` come from what stands before the last user turn.
@@ -118,14 +129,6 @@ class Tokenizer:
         if list(whole[: len(before)]) == before:
             return len(before)
         return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
-        return ids
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:

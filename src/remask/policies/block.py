@@ -32,7 +32,8 @@ class Blockwise(CachePolicy):
         """A full pass, or one over the rows that are not cached."""
         layers = range(view.layers)
         if view.block_step > 0:
-            return Plan((Span(layers, self._rows(view)),), predict=view.candidates, refreshes=self._renews(view))
+            rows = self._rows(view)
+            return Plan((Span(layers, rows),), predict=view.candidates & rows, refreshes=self._renews(view))
         first = _positions(view, range(view.block.start, view.block.start + 1))
         commit = first if view.shift else None
         predict = view.candidates if commit is None else first
@@ -108,6 +109,7 @@ class UniformCache(Blockwise):
     """`uniform-cache`: everything at a block's first step, then the block, whose tokens may all change.
 
     Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
+    In a correction only the blocks that the last step changed are computed, and everything where it changed none.
     """
 
     refresh_next: int = 4
@@ -119,10 +121,14 @@ class UniformCache(Blockwise):
         return ("uniform",)
 
     def _rows(self, view: View) -> Mask:
+        if view.touched is not None:
+            return view.touched if view.touched.any() else view.everything
         more = len(view.block) if self._renews(view) else 0
         return _positions(view, range(view.block.start, view.block.stop + more))
 
     def _renews(self, view: View) -> bool:
+        if view.touched is not None:
+            return not view.touched.any()
         end = view.length if view.response is None else view.response
         due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
         return due and view.block.stop < end

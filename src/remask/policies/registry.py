@@ -1,6 +1,6 @@
 """Names for policies, and the parser of `bicache+block-dual` with its JSON settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,8 @@ def names_for(kind: ModelKind) -> tuple[str, ...]:
 def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> CachePolicy:
     """The policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
 
-    A setting goes to the outermost policy of the spec that takes it. `table` is called only where a depth table is
+    A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name.
+    `table` is called only where a depth table is
     needed. Raises `UnknownNameError` for names and settings that do not exist, `ConfigError` for values out of range
     and for compositions that cannot be.
     """
@@ -83,8 +84,11 @@ def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> C
             raise ConfigError(f"{spec!r}: {name!r} cannot stand before another policy; only {around} can")
     if "reuse" in names and "bicache" in names:
         raise ConfigError(f"{spec!r}: bicache and reuse would both own the shared prefix; choose one of them")
-    rest = dict(settings or {})
-    taken = [{key: rest.pop(key) for key in _POLICIES[name].settings if key in rest} for name in names]
+    rest = _addressed(names, settings or {})
+    taken = [
+        {key: rest.pop(f"{name}.{key}") for key in _POLICIES[name].settings if f"{name}.{key}" in rest}
+        for name in names
+    ]
     for key in rest:
         allowed = [key for name in names for key in _POLICIES[name].settings]
         if not allowed:
@@ -103,16 +107,35 @@ def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> C
     return policy
 
 
+def _addressed(names: Sequence[str], settings: Mapping[str, Any]) -> dict[Any, Any]:
+    """`settings` with keys `NAME.setting` wherever a policy takes them."""
+    found: dict[Any, Any] = {}
+    for key, value in settings.items():
+        owner = next((name for name in names if key in _POLICIES[name].settings), None)
+        full = key if owner is None else f"{owner}.{key}"
+        if full in found:
+            raise ConfigError(f"{full!r} and {full.split('.')[1]!r} are the same setting here; give one of them")
+        found[full] = value
+    return found
+
+
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
     """The settings of a policy that `parse` made, as `cache_config` names them; a depth table is "table".
 
-    A setting of the inner policy that the outer one takes, so that nobody can set it, is given as `inner.NAME`.
+    A setting of the inner policy that the outer one takes too is given as `NAME.setting`.
     """
-    entry = next((entry for entry in _POLICIES.values() if entry.make is type(policy)), None)
+    entry = _POLICIES.get(_name_of(policy))
     if entry is None:
         return {}
     own = {name: getattr(policy, field) for name, field in entry.settings.items()}
     if isinstance(own.get("depth"), DepthLookup):
         own["depth"] = "table"
-    inner = settings_of(policy.inner) if isinstance(policy, BiCache) else {}
-    return own | {f"inner.{name}" if name in own else name: value for name, value in inner.items()}
+    if not isinstance(policy, BiCache):
+        return own
+    name, inner = _name_of(policy.inner), settings_of(policy.inner)
+    return own | {f"{name}.{key}" if key in own else key: value for key, value in inner.items()}
+
+
+def _name_of(policy: CachePolicy) -> str:
+    """The name that makes such a policy; empty for somebody else's."""
+    return next((name for name, entry in _POLICIES.items() if entry.make is type(policy)), "")

@@ -97,10 +97,16 @@ def profile(
 
     N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
 
-    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, or the canvas exceeds the model.
+    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
+    and for models that are not masked: `bicache`, which a table is for, is not defined on them.
     """
     settings = settings or ProfileSettings()
     shape = llm.model.config
+    if shape.kind != "masked":
+        raise ConfigError(
+            f"a depth table is for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+            f"{shape.kind}: profile a masked model"
+        )
     canvas = settings.canvas or min(prompts.canvas, shape.max_length)
     if canvas > shape.max_length:
         raise ConfigError(f"canvas={canvas} exceeds the model's {shape.max_length} positions")

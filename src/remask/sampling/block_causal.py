@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from remask.core.canvas import Canvas
+from remask.core.plan import Reach
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling import select
-from remask.sampling.decoder import Confidence, Positions, Tokens
+from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
 from remask.sampling.schedule import even_counts
 from remask.sampling.score import RowGroup, step_seed
 
@@ -72,16 +72,12 @@ class BlockCausalDecoding:
         masks = [self.mask_id] * (self.length - len(self.prompt))
         return Canvas(self.prompt, masks, self.params.max_tokens)
 
-    def sees(self, canvas: Canvas) -> NDArray[np.int64]:
-        """A row attends to its own block and all before it."""
-        return (np.arange(len(canvas)) // self.block + 1) * self.block
-
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "BlockCausalDecoder":  # noqa: ARG002
         """A decoder at the first step. No step is idle: each transfers at least one token."""
         return BlockCausalDecoder(self, canvas)
 
 
-class BlockCausalDecoder:
+class BlockCausalDecoder(Uncorrected):
     """One request's place in its decoding. It reads the canvas and never writes to it."""
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
@@ -101,6 +97,12 @@ class BlockCausalDecoder:
         """The current block, the last one when finished."""
         start = self._index * self._decoding.block
         return range(start, start + self._decoding.block)
+
+    @property
+    def sees(self) -> Reach:
+        """A row attends to its own block and all before it."""
+        length = self._decoding.block
+        return (np.arange(len(self._canvas)) // length + 1) * length
 
     @property
     def order(self) -> None:

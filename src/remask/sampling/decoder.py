@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.canvas import Canvas
+from remask.core.plan import Mask, Reach
 from remask.policies.base import IdlePasses
 from remask.sampling.score import RowGroup
 
@@ -35,12 +36,35 @@ class Decoder(Protocol):
         """The positions that this step transfers, in order, where they are known before the pass."""
         ...
 
+    @property
+    def sees(self) -> Reach | None:
+        """How many leading positions each row attends to in this step, int64 [T]; None: every row to all."""
+        ...
+
+    @property
+    def touched(self) -> Mask | None:
+        """In a correction after its first step: the blocks that the last step changed. None: no such step."""
+        ...
+
+    @property
+    def complete(self) -> int | None:
+        """Response tokens from the first that only a correction may still change. None: those that are settled."""
+        ...
+
+    @property
+    def corrections(self) -> int | None:
+        """Correction steps so far; None where none were asked for."""
+        ...
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """How logits `rows` are read, which predict `positions`."""
         ...
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
-        """Of the block's predicted positions, those to be written now, ascending. What follows them is `advance`."""
+        """Positions of the block to be written now, ascending, each with the token that was last predicted there.
+
+        Those of this pass are `positions`; what follows is `final`, and then `advance`.
+        """
         ...
 
     def final(self, written: Positions) -> Positions:
@@ -50,6 +74,22 @@ class Decoder(Protocol):
     def advance(self) -> None:
         """The step is over and what it wrote is on the canvas."""
         ...
+
+    def stop(self, length: int) -> bool:
+        """The response ends after `length` complete tokens. Whether nothing is left to be done for it."""
+        ...
+
+
+class Uncorrected:
+    """What decoders answer whose complete tokens are final."""
+
+    touched: None = None
+    complete: None = None
+    corrections: None = None
+
+    def stop(self, length: int) -> bool:  # noqa: ARG002
+        """What is settled is over."""
+        return True
 
 
 class Decoding(Protocol):
@@ -82,10 +122,6 @@ class Decoding(Protocol):
 
     def canvas(self) -> Canvas:
         """A fresh canvas."""
-        ...
-
-    def sees(self, canvas: Canvas) -> NDArray[np.int64] | None:
-        """How many leading positions each row attends to, int64 [T], as the canvas is now; None: every row to all."""
         ...
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> Decoder:

@@ -24,6 +24,9 @@ _KINDS: dict[str, tuple[ModelKind, ...]] = {
     "canvas_length": ("uniform",),
     "initial_canvas": ("uniform",),
     "min_tokens": ("uniform",),
+    "correction_steps": ("uniform",),
+    "correction_temperature": ("uniform",),
+    "correction_tokens": ("uniform",),
 }
 _BLOCK_CAUSAL = ("low_confidence", "sequential", "entropy_bounded")
 _REMASKING = {

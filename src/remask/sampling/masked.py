@@ -12,7 +12,7 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling import select
 from remask.sampling.blocks import Blocks, even_blocks
-from remask.sampling.decoder import Confidence, Positions, Tokens
+from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_counts
 from remask.sampling.score import RowGroup, step_seed
@@ -67,15 +67,12 @@ class MaskedDecoding:
         """The prompt and masks."""
         return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)
 
-    def sees(self, canvas: Canvas) -> None:
-        """Attention is fully bidirectional."""
-
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
         """A decoder at the first step."""
         return MaskedDecoder(self.params, self.rule, self.blocks, canvas, self.seed, idle)
 
 
-class MaskedDecoder:
+class MaskedDecoder(Uncorrected):
     """One request's place in its decoding. It reads the canvas and never writes to it.
 
     `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
@@ -103,6 +100,11 @@ class MaskedDecoder:
         self._orders = self._checked_orders()
         self._begin_block()
         self._skip_idle()
+
+    @property
+    def sees(self) -> None:
+        """Attention is fully bidirectional."""
+        return
 
     @property
     def finished(self) -> bool:

@@ -8,13 +8,15 @@ from numpy.typing import NDArray
 
 from remask.core.canvas import Canvas
 from remask.core.noise import Noise
-from remask.core.sampling import SamplingParams
+from remask.core.plan import Mask, Reach
+from remask.core.sampling import SamplingParams, is_greedy
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling import select
 from remask.sampling.decoder import Confidence, Positions, Tokens
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.uniform_correction import TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 BLOCK = 128  # the published code's default
@@ -62,6 +64,11 @@ class UniformDecoding:
         foreign = [token for token in given or () if token >= noise.vocab]
         if foreign:
             raise ConfigError(f"initial_canvas holds {foreign[0]}; token ids go from 0 to {noise.vocab - 1}")
+        if noise.only_masks and params.correction_steps:
+            raise ConfigError(
+                f"correction_steps={params.correction_steps}: this model's noise is masks alone, so it never learned "
+                "which tokens are wrong; leave it out"
+            )
         decoding = cls(prompt, params, noise, stop_ids, length, seed)
         if params.sampler == "ancestral" and params.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral one draws every position")
@@ -107,18 +114,16 @@ class UniformDecoding:
             noise = self.params.initial_canvas
         return Canvas(self.prompt, noise, self.params.max_tokens)
 
-    def sees(self, canvas: Canvas) -> NDArray[np.int64]:
-        """Prompt and completed blocks see one another; noise sees everything."""
-        clean = int(canvas.noisy.argmax())
-        return np.where(canvas.noisy, len(canvas), clean)
-
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "UniformDecoder":  # noqa: ARG002
         """A decoder at the first step. All steps are run, as in the original."""
         return UniformDecoder(self, canvas)
 
 
 class UniformDecoder:
-    """One request's place in its decoding. It reads the canvas and never writes to it."""
+    """One request's place in its decoding. It reads the canvas and never writes to it.
+
+    Where correction steps are asked for, nothing is final before the last of them.
+    """
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
         self._decoding, self._canvas = decoding, canvas
@@ -126,17 +131,22 @@ class UniformDecoder:
         self.block_step = 0
         self._index = 0
         self._blocks = -(-decoding.params.max_tokens // decoding.block)
+        self._correction: Correction | None = None
         noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
         self._levels = log_snrs(schedule, decoding.steps, noise.min_log_snr, noise.max_log_snr)
 
     @property
     def finished(self) -> bool:
-        """Every block is done."""
+        """Every block is done, and corrected."""
+        if self._correction is not None:
+            return self._correction.finished
         return self._index == self._blocks
 
     @property
     def block(self) -> range:
-        """The current block."""
+        """The current block; in a correction, all of the response."""
+        if self._correction is not None:
+            return self._correction.scope
         start = self._canvas.prompt + self._index * self._decoding.block
         return range(start, min(start + self._decoding.block, len(self._canvas)))
 
@@ -145,9 +155,40 @@ class UniformDecoder:
         """Positions are chosen after the pass."""
         return
 
+    @property
+    def sees(self) -> Reach:
+        """Prompt and completed blocks see one another, noise sees everything. In a correction the response is noise."""
+        clean = self.block.start
+        return np.where(np.arange(len(self._canvas)) < clean, clean, len(self._canvas))
+
+    @property
+    def touched(self) -> Mask | None:
+        """In a correction after its first step: the blocks that the last step changed."""
+        if self._correction is None or not self._correction.steps:
+            return None
+        return self._correction.touched(self._decoding.block, len(self._canvas))
+
+    @property
+    def complete(self) -> int | None:
+        """Response tokens whose block is done, where they are to be corrected."""
+        if self._correction is not None:
+            return len(self._correction.scope)
+        if not self._decoding.params.correction_steps:
+            return None
+        return min(self._index * self._decoding.block, self._decoding.params.max_tokens)
+
+    @property
+    def corrections(self) -> int | None:
+        """Correction steps so far; None where none were asked for."""
+        if not self._decoding.params.correction_steps:
+            return None
+        return 0 if self._correction is None else self._correction.steps
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Gains for the adaptive sampler, draws from the posterior for the ancestral one."""
+        """Gains for the adaptive sampler, draws from the posterior for the ancestral one; proposals in a correction."""
         decoding, params = self._decoding, self._decoding.params
+        if self._correction is not None:
+            return self._proposals(rows, positions)
         level = self._decoding.steps - self.block_step
         before, after = float(self._levels[level]), float(self._levels[level - 1])
         current = self._canvas.tokens[positions]
@@ -157,7 +198,7 @@ class UniformDecoder:
             weights=None if ancestral else self._weights(current, before),
             transition=Transition(decoding.noise, before, after) if ancestral else None,
             banned=decoding.stop_ids,
-            banned_rows=int((positions < self._canvas.prompt + (params.min_tokens or 0)).sum()),
+            banned_rows=self._early(positions),
         )
         return RowGroup(
             rows=rows,
@@ -172,6 +213,9 @@ class UniformDecoder:
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
         """Positions whose token changes now, ascending."""
+        if self._correction is not None:
+            scope = self._correction.scope
+            return self._correction.choose(self._canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self._canvas.tokens[positions]
         if self._decoding.params.sampler == "ancestral":
             everywhere: Positions = positions[changed]
@@ -182,18 +226,55 @@ class UniformDecoder:
         return written
 
     def final(self, written: Positions) -> Positions:  # noqa: ARG002
-        """Nothing before the block's last step, then the block."""
-        if self.block_step + 1 < self._decoding.steps:
-            return np.empty(0, dtype=np.int64)
-        return np.arange(self.block.start, self.block.stop)
+        """Nothing before the block's last step, then the block; with corrections, nothing before their last step."""
+        if self._correction is not None:
+            over = self._correction.finished
+        else:
+            over = self.block_step + 1 == self._decoding.steps and not self._decoding.params.correction_steps
+        return np.arange(self.block.start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
-        """On to the next step, and after the last one to the next block, at full noise."""
+        """On to the next step, after the last one to the next block, at full noise, and after that to corrections."""
         self.step += 1
         self.block_step += 1
-        if self.block_step == self._decoding.steps:
+        if self._correction is None and self.block_step == self._decoding.steps:
             self._index += 1
             self.block_step = 0
+            if self._index == self._blocks and self._decoding.params.correction_steps:
+                self._correct(self._decoding.params.max_tokens, fixed=0)
+
+    def stop(self, length: int) -> bool:
+        """Goes over to the correction of what stands before the token that ends the response, if any is wanted."""
+        if not self._decoding.params.correction_steps:
+            return True
+        if self._correction is None or not self._correction.steps:
+            self._correct(length, fixed=1)
+        return self.finished
+
+    def _correct(self, length: int, fixed: int) -> None:
+        params, start = self._decoding.params, self._canvas.prompt
+        assert params.correction_steps is not None
+        scope, per_step = range(start, start + length), params.correction_tokens or 1
+        self._correction = Correction(scope, fixed, params.correction_steps, per_step)
+
+    def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
+        decoding, params = self._decoding, self._decoding.params
+        current = self._canvas.tokens[positions]
+        temperature = TEMPERATURE if params.correction_temperature is None else params.correction_temperature
+        return RowGroup(
+            rows=rows,
+            measure="probability",
+            basis="tempered",
+            temperature=0.0 if is_greedy(temperature) else temperature,
+            top_k=None,
+            top_p=None,
+            seed=step_seed(decoding.seed, self.step),
+            noisy=NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions)),
+        )
+
+    def _early(self, positions: Positions) -> int:
+        """How many of `positions` come too early for an end token."""
+        return int((positions < self._canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
 
     def _weights(self, current: Tokens, level: float) -> NDArray[np.float32]:
         """Probability of each current token as noise, normalised over the block."""

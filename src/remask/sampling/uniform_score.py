@@ -25,11 +25,12 @@ class NoisyRows:
     """Rows of positions whose tokens may change: what stands there now, and how it is weighed.
 
     `weights` are those of the adaptive sampler, the prior probability of each current token; with a `transition` in
-    their place every row is drawn from the exact posterior. The first `banned_rows` rows never yield `banned` tokens.
+    their place every row is drawn from the exact posterior, and with neither what is drawn is a correction's proposal.
+    The first `banned_rows` rows never yield `banned` tokens.
     """
 
     current: NDArray[np.int64]  # [rows]
-    weights: NDArray[np.float32] | None
+    weights: NDArray[np.float32] | None = None
     transition: Transition | None = None
     banned: tuple[int, ...] = ()
     banned_rows: int = 0
@@ -55,9 +56,11 @@ def read_noisy(
     if rows.transition is not None:
         tokens = draw(posterior(filtered, current, rows.transition, greedy=temperature == 0).log(), seed)
         return torch.stack((tokens.float(), torch.ones_like(tokens, dtype=torch.float32)))
-    assert rows.weights is not None
-    weights = torch.from_numpy(rows.weights).to(logits.device, non_blocking=True)
     tokens = draw(filtered, seed) if temperature > 0 else filtered.argmax(dim=-1)
+    if rows.weights is None:
+        chances = tempered.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+        return torch.stack((tokens.float(), chances))
+    weights = torch.from_numpy(rows.weights).to(logits.device, non_blocking=True)
     return torch.stack((tokens.float(), gain(logits, current, weights)))
 
 

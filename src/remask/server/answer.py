@@ -37,8 +37,8 @@ class Answer:
     """The response of one request, left to right. Its text is final: nothing of it is taken back.
 
     `shown` names a token for drafts; `stop_ids` are the model's own end tokens. `rewrites` says that tokens may change
-    after they were written, as those of uniform models do until their block is done. Tokens are told one by one where
-    `scored`, else their text alone.
+    after they were written, as those of uniform models do until their block, or their correction, is done. Tokens are
+    told one by one where `scored`, else their text alone.
     """
 
     def __init__(

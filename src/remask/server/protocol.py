@@ -88,6 +88,9 @@ class GenerationBody(Body):
     canvas_length: Count | None = None
     initial_canvas: TokenIds | None = None
     min_tokens: Count | None = None
+    correction_steps: Count | None = None
+    correction_temperature: float | None = None
+    correction_tokens: Count | None = None
 
     cache: str | None = None
     cache_config: dict[str, Any] | None = None

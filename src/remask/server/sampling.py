@@ -34,6 +34,9 @@ NAMES = (
     "canvas_length",
     "initial_canvas",
     "min_tokens",
+    "correction_steps",
+    "correction_temperature",
+    "correction_tokens",
 )
 _CHOICES = frozenset(
     ("remasking", "threshold", "factor", "eps")

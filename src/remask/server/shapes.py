@@ -146,6 +146,9 @@ def work(results: Sequence[Result]) -> Json:
     told: Json = {
         name: sum(getattr(result.usage, name) for result in results) for name in ("steps", "forwards", "row_layers")
     }
+    corrections = [r.usage.correction_steps for r in results if r.usage.correction_steps is not None]
+    if corrections:
+        told["correction_steps"] = sum(corrections)
     told["prefix_depth"] = max(result.usage.prefix_depth for result in results)
     notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)
     if notes:

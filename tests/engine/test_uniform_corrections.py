@@ -1,0 +1,73 @@
+"""What a request with correction steps tells while it runs, and how stops end it."""
+
+from typing import Any
+
+import pytest
+
+from remask.core.request import Result
+from remask.engine.engine import Event
+from tests.engine import kinds
+from tests.engine.support import poisoned_engine
+from tests.engine.test_block_causal_against_oracles import work_of
+
+CORRECTED: dict[str, Any] = {"correction_steps": 6, "correction_temperature": 1.0, "correction_tokens": 3, "seed": 4}
+
+
+def answer(cache: str = "none", **sampling: Any) -> tuple[list[Event], Result]:
+    """All events of one request, and its result."""
+    given = {"max_tokens": 10, "block_length": 4, "canvas_length": 20, "seed": 1, **sampling}
+    line = {"cache": cache, "cache_config": {}, "prompt_token_ids": [1, 2, 3], "sampling": given}
+    engine = poisoned_engine(kinds.checkpoint("gidd").model, decode=lambda ids: "".join(f"<{token}>" for token in ids))
+    item = work_of(line, "x")
+    engine.add(item.request, item.policy)
+    events = []
+    while engine.busy:
+        events += engine.step()
+    result = events[-1].result
+    assert result is not None
+    return events, result
+
+
+@pytest.mark.parametrize("cache", ["none", "block-prefix", "uniform-cache"])
+def test_nothing_is_told_as_settled_before_the_correction_is_over(cache: str) -> None:
+    events, result = answer(cache, **CORRECTED)
+    told = [event.settled for event in events if event.settled]
+    assert told == [result.token_ids]
+    assert (result.usage.steps, result.usage.correction_steps) == (12 + 6, 6)
+    last = [event.settled or event.transfer for event in events[:-1]].index(result.token_ids)
+    assert last == len(events) - 2, "the step that settles is the last"
+    plain, before = answer(cache, seed=4)
+    assert len([event for event in plain if event.settled]) == 3, "without a correction a block settles at a time"
+    assert before.token_ids != result.token_ids
+    assert before.usage.correction_steps is None
+
+
+def test_a_correction_that_finds_nothing_is_over() -> None:
+    _, result = answer(correction_steps=500, correction_temperature=0.0)
+    corrections = result.usage.correction_steps
+    assert corrections is not None
+    assert 1 < corrections < 500
+    changed = {transfer.step for transfer in result.trace}
+    assert {result.usage.steps - corrections, result.usage.steps - 2} <= changed
+    assert result.usage.steps - 1 not in changed, "its last step changed nothing"
+
+
+def test_a_stop_text_that_a_correction_takes_away_still_ends_the_response() -> None:
+    drawn: dict[str, Any] = {"sampler": "ancestral", "temperature": 1.0, "steps_per_block": 2, "seed": 4}
+    _, plain = answer(**drawn)
+    text = f"<{plain.token_ids[2]}><{plain.token_ids[3]}>"
+    _, stopped = answer(stop=[text], **drawn)
+    assert (stopped.finish_reason, stopped.token_ids) == ("stop", plain.token_ids[:4])
+    _, result = answer(stop=[text], **{**drawn, **CORRECTED})
+    assert result.token_ids[2] != plain.token_ids[2], "the text is gone"
+    assert result.token_ids[3] == plain.token_ids[3], "the token that completed it stays"
+    assert (result.finish_reason, len(result.token_ids)) == ("stop", 4)
+
+
+def test_a_new_stop_token_before_the_end_cuts_the_response_there() -> None:
+    _, whole = answer(**CORRECTED)
+    stop = next(token for place, token in enumerate(whole.token_ids[:-1]) if token not in answer(seed=4)[1].token_ids)
+    _, cut = answer(**CORRECTED, stop_token_ids=[stop])
+    first = whole.token_ids.index(stop)
+    assert (cut.finish_reason, cut.token_ids) == ("stop", whole.token_ids[: first + 1])
+    assert cut.usage.steps == whole.usage.steps

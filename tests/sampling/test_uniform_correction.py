@@ -1,0 +1,187 @@
+"""Corrections of complete responses: which positions change, when it is over, and what a decoder tells meanwhile."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from remask.errors import ConfigError
+from remask.sampling.uniform import UniformDecoder
+from remask.sampling.uniform_correction import Correction
+from remask.sampling.uniform_score import NoisyRows, read_noisy
+from tests.goldens import uniform as goldens
+from tests.oracles.test_uniform_goldens import cases
+from tests.sampling.test_uniform import EOS, HYBRID, MASK, MASKS, decoder, decoding
+
+NOTHING: list[int] = []
+
+
+def take(
+    correction: Correction,
+    current: list[int],
+    tokens: Sequence[int],
+    scores: Sequence[float],
+    places: Sequence[int] | None = None,
+) -> list[int]:
+    """One step; the positions that it changes have changed in `current`."""
+    positions = np.array([10 + place for place in (range(len(current)) if places is None else places)])
+    values = np.array(scores, dtype=np.float32)
+    changed = correction.choose(np.array(current), positions, np.array(tokens), values)
+    kept = dict(zip(positions.tolist(), tokens, strict=True))
+    for position in changed.tolist():
+        current[position - 10] = kept.get(position, current[position - 10])
+    return [int(position) for position in changed]
+
+
+def test_the_most_probable_of_the_proposals_that_differ_are_taken() -> None:
+    correction = Correction(range(10, 15), 0, 9, 2)
+    assert take(correction, [1, 2, 3, 4, 5], [1, 7, 7, 7, 5], [0.9, 0.3, 0.8, 0.5, 0.95]) == [12, 13]
+    assert not correction.finished
+
+
+def test_of_equal_ones_the_leftmost_are_taken() -> None:
+    assert take(Correction(range(10, 14), 0, 9, 1), [1, 2, 3, 4], [7, 7, 7, 7], [0.5] * 4) == [10]
+
+
+def test_what_ends_the_scope_may_be_fixed() -> None:
+    assert take(Correction(range(10, 13), 1, 9, 3), [1, 2, 3], [7, 2, 7], [0.5, 0.5, 0.9]) == [10]
+    only = Correction(range(10, 11), 1, 9, 3)
+    assert take(only, [1], [7], [0.9]) == NOTHING
+    assert only.finished
+
+
+def test_positions_that_a_pass_leaves_out_keep_their_proposals() -> None:
+    correction, current = Correction(range(10, 14), 0, 9, 1), [1, 2, 3, 4]
+    assert take(correction, current, [7, 2, 3, 8], [0.6, 0.9, 0.9, 0.5]) == [10]
+    assert take(correction, current, [7, 2], [0.9, 0.9], places=[0, 1]) == [13], "proposed by the pass before"
+    current[3] = 8
+    assert take(correction, current, [3, 8], [0.9, 0.9], places=[2, 3]) == NOTHING
+    assert not correction.finished, "a part of the scope is no proof of a fixed point"
+    assert not correction.touched(2, 20).any()
+    assert take(correction, current, [7, 2, 3, 8], [0.9] * 4) == NOTHING
+    assert correction.finished
+    assert correction.steps == 4
+
+
+def test_the_last_step_ends_it_whatever_it_changes() -> None:
+    correction = Correction(range(10, 12), 0, 2, 1)
+    assert take(correction, [1, 2], [7, 7], [0.9, 0.8]) == [10]
+    assert not correction.finished
+    assert take(correction, [7, 2], [7, 7], [0.9, 0.8]) == [11]
+    assert correction.finished
+
+
+def test_touched_blocks_stand_on_the_response_grid_and_end_with_the_canvas() -> None:
+    correction = Correction(range(10, 20), 0, 9, 2)
+    take(correction, [1] * 10, [7, *[1] * 7, 7, 1], [0.9] * 10)
+    assert np.flatnonzero(correction.touched(4, 21)).tolist() == [10, 11, 12, 13, 18, 19, 20]
+
+
+def test_recorded_steps_of_the_original() -> None:
+    """Its draws are forced: what is proposed where, and with which probability, decides as there."""
+    common, compared = goldens.sampling("gidd_v1")[0], 0
+    for case, tensors in cases("gidd_v1", "correct"):
+        logits = tensors["logits"].clone()
+        logits[..., common["mask_token_id"]] = -torch.inf
+        for row, current in enumerate(tensors["z"]):
+            proposal = tensors["proposal"][row]
+            chances = (logits[row] / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0]
+            correction = Correction(range(len(current)), 0, 9, case["tokens_per_step"])
+            changed = correction.choose(
+                current.numpy(), np.arange(len(current)), proposal.numpy(), chances.float().numpy()
+            )
+            after = current.clone()
+            after[changed] = proposal[changed]
+            assert torch.equal(after, tensors["z_next"][row])
+            compared += 1
+    assert compared >= 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
+def test_proposals_are_drawn_and_weighed_at_their_temperature(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(1, 12).expand(20_000, -1) * 0.3
+    rows = NoisyRows(np.zeros(len(logits), dtype=np.int64), banned=(EOS,), banned_rows=len(logits))
+    tokens, chances = read_noisy(logits, rows, MASK, temperature, None, None, 5)
+    allowed = logits[0].clone()
+    allowed[[MASK, EOS]] = -torch.inf
+    expected = (allowed / (temperature or 1)).softmax(-1)
+    torch.testing.assert_close(chances, expected[tokens.long()])
+    if temperature == 0:
+        assert set(tokens.tolist()) == {int(allowed.argmax())}
+        return
+    counts = torch.bincount(tokens.long(), minlength=12)
+    assert not counts[[MASK, EOS]].any()
+    kept = expected > 0
+    surprise = ((counts - expected * len(logits)).square()[kept] / (expected * len(logits))[kept]).sum()
+    assert surprise < 40, "chi-square of 9 degrees of freedom exceeds that once in 100,000 draws"
+
+
+def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int | None, int]]:
+    """Steps in which every pass proposes what stands there: step of the block, block, complete tokens, finals."""
+    told = []
+    while not walk.finished:
+        positions = np.arange(walk.block.start, walk.block.stop)
+        current = walk._canvas.tokens[positions]
+        written = walk.choose(positions, current, np.ones(len(positions), dtype=np.float32))
+        assert not len(written)
+        told.append((walk.block_step, walk.block, walk.complete, len(walk.final(written))))
+        walk.advance()
+    return told
+
+
+def test_nothing_is_final_before_the_last_correction() -> None:
+    walk = decoder(block_length=4, steps_per_block=1, max_tokens=6, correction_steps=5)
+    assert (walk.corrections, walk.touched) == (0, None)
+    assert walk_to_the_end(walk) == [
+        (0, range(5, 9), 0, 0),
+        (0, range(9, 13), 4, 0),
+        (0, range(5, 11), 6, 6),
+    ], "the response alone is corrected, not what the last block holds beyond it"
+    assert (walk.step, walk.corrections) == (3, 1)
+    assert walk.sees.tolist() == [5] * 5 + [32] * 27
+
+
+def test_a_stop_begins_the_correction_of_what_stands_before_it() -> None:
+    walk = decoder(block_length=4, steps_per_block=1, max_tokens=8, correction_steps=5)
+    walk.advance()
+    assert not walk.stop(3)
+    assert (walk.complete, walk.block) == (3, range(5, 8))
+    assert not walk.stop(2), "found before the first correction step"
+    assert walk_to_the_end(walk) == [(0, range(5, 7), 2, 2)]
+    assert walk.stop(1)
+    assert decoder().stop(3), "without a correction there is nothing to be done"
+
+
+def test_a_stop_in_the_last_block_counts_as_well() -> None:
+    walk = decoder(block_length=8, steps_per_block=1, correction_steps=5)
+    walk.advance()
+    assert (walk.complete, walk.block_step) == (8, 0)
+    assert not walk.stop(6)
+    assert walk.block == range(5, 11)
+
+
+def test_none_are_taken_unless_asked_for() -> None:
+    for given in ({}, {"correction_steps": 0}):
+        walk = decoder(block_length=8, steps_per_block=1, **given)
+        assert (walk.corrections, walk.complete, len(walk.final(np.empty(0, dtype=np.int64)))) == (None, None, 8)
+        walk.advance()
+        assert walk.finished
+
+
+def test_mask_noise_is_refused() -> None:
+    with pytest.raises(ConfigError, match="correction_steps=3: this model's noise is masks alone"):
+        decoding(shift=MASKS, correction_steps=3)
+    assert decoding(shift=HYBRID, correction_steps=3).params.correction_steps == 3
+
+
+def test_proposals_take_their_own_temperature() -> None:
+    for given, expected in ((None, 0.1), (0.0, 0.0), (1e-9, 0.0), (0.7, 0.7)):
+        own = {"correction_steps": 1, "correction_temperature": given, "min_tokens": 2}
+        walk = decoder(block_length=8, steps_per_block=1, temperature=1.0, top_k=3, **own)
+        walk.advance()
+        group = walk.group(slice(0, 8), np.arange(5, 13))
+        assert (group.temperature, group.top_k, group.top_p) == (expected, None, None)
+        assert group.noisy is not None
+        assert (group.noisy.weights, group.noisy.transition, group.noisy.banned_rows) == (None, None, 2)
