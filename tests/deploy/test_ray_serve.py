@@ -2,18 +2,16 @@
 
 import importlib.util
 import json
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.routing import fleet
 
-from tests.deploy.fleets import ASKS, BUDGET, START, free_port, hit_ratio, process
+from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
 from tests.server.serving import CHATS, URL, eventually
 
 pytestmark = [
@@ -22,24 +20,7 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def fleet(home: Path, *own: str) -> Iterator[str]:
-    """`remask deploy` with these words of its own; Ray keeps its token in `home`."""
-    limits = [
-        "--store-budget-tokens",
-        str(BUDGET),
-        "--max-queue",
-        "4",
-        "--max-num-seqs",
-        "4",
-        "--max-body-bytes",
-        "50000",
-    ]
-    words = ["deploy", "bundled", "--dtype", "float32", *limits, *own]
-    command = [sys.executable, "-c", START, *words, "--num-cpus", "0.5", "--port", str(free_port())]
-    settings = {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0"}
-    with process(command, r"INFO running on (http://\S+)", **settings) as base:
-        yield base
+LIMITS = ("--max-queue", "4", "--max-num-seqs", "4", "--max-body-bytes", "50000", "--min-replicas", "2")
 
 
 def held(client: httpx.Client) -> dict[str, dict[str, object]]:
@@ -52,7 +33,7 @@ def held(client: httpx.Client) -> dict[str, dict[str, object]]:
 
 
 def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Path) -> None:
-    with fleet(tmp_path, "--min-replicas", "2") as base, httpx.Client(base_url=base, timeout=60) as client:
+    with fleet(str(tmp_path), BUDGET, *LIMITS) as base, httpx.Client(base_url=base, timeout=60) as client:
         by_prefix = hit_ratio(base)
         assert len(held(client)) == 2
         homes = [{client.post(URL, json=ask.body).headers["x-remask-replica"] for _ in range(2)} for ask in ASKS[:16]]
@@ -74,7 +55,7 @@ def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Pa
         eventually(lambda: leases(client, home) == 0, 20)
         nobody = client.get("/v1/cache", headers={"X-Remask-Replica": "nobody"})
         assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "not_found")
-    with fleet(tmp_path, "--min-replicas", "2", "--routing", "round-robin") as base:
+    with fleet(str(tmp_path), BUDGET, *LIMITS, "--routing", "round-robin") as base:
         in_turn = hit_ratio(base)
     print(f"hit ratio of {len(ASKS)} requests: by prefix {by_prefix:.3f}, round-robin {in_turn:.3f}")
     assert by_prefix > in_turn, "however the eight fall on two replicas of random names"
@@ -92,7 +73,7 @@ def test_a_second_replica_comes_up_under_queued_load(tmp_path: Path) -> None:
     scaling = ["--max-replicas", "2", "--target-ongoing-requests", "2", "--upscale-delay", "2"]
     scaling += ["--max-num-seqs", "2", "--max-queue", "32"]
     body = {"messages": CHATS[0], "max_tokens": 64, "block_length": 1, "steps": 64, "ignore_eos": True}
-    with fleet(tmp_path, *scaling) as base, httpx.Client(base_url=base, timeout=300) as client:
+    with fleet(str(tmp_path), BUDGET, *scaling) as base, httpx.Client(base_url=base, timeout=300) as client:
         started, stop = time.monotonic(), threading.Event()
         seen: dict[str, float] = {}
 
