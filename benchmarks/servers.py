@@ -1,9 +1,12 @@
 """Servers of processes of their own, and where the time of a load on them goes."""
 
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,34 +18,57 @@ import httpx
 from remask.engine.engine import EngineStats
 from remask.evals.serving.target import Target, find_target
 
-START = "import sys; from remask.cli import main; sys.exit(main())"
-START_S = 120
+REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.exit(main())")
+START_S, STOP_S = 300, 90
 _SAMPLE = re.compile(r"^(?:remask:)?(\w+?)(?:\{model_name=[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def process(words: Sequence[str], pattern: str, **environment: str) -> Iterator[str]:
+    """A process until the block ends, which stops it by SIGTERM; gives what `pattern` finds in its output, once there.
+
+    Raises `RuntimeError` where the process ends before, or with another status than that of a stop.
+    """
+    lines: list[str] = []
+    env = {**os.environ, **environment}
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    assert child.stdout is not None
+    reader = threading.Thread(target=lines.extend, args=(child.stdout,))
+    reader.start()
+    try:
+        yield _awaited(child, lines, pattern)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        status = child.wait(STOP_S)
+        reader.join()
+        child.stdout.close()
+    if status not in (0, -signal.SIGTERM):
+        raise RuntimeError(f"{words[:4]} ended with status {status}:\n{''.join(lines[-50:])}")
+
+
+def _awaited(child: "subprocess.Popen[str]", lines: list[str], pattern: str) -> str:
+    end = time.monotonic() + START_S
+    while child.poll() is None and time.monotonic() < end:
+        found = re.search(pattern, "".join(list(lines)))
+        if found is not None:
+            return found.group(1)
+        time.sleep(0.02)
+    raise RuntimeError(f"{pattern!r} was not said in {START_S} s:\n{''.join(list(lines))}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @contextmanager
 def serving(*words: str) -> Iterator[Target]:
     """`remask serve` with these words on a free port, until the block ends."""
-    with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen([sys.executable, "-c", START, "serve", "--port", "0", *words], stderr=told)
-        try:
-            yield find_target(_url(process, told))
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _url(process: "subprocess.Popen[bytes]", told: Any) -> str:
-    """Where the server listens, once it does."""
-    end = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < end:
-        told.seek(0)
-        found = re.search(r"running on (http://\S+:\d+)", told.read())
-        if found is not None:
-            return found.group(1)
-        time.sleep(0.05)
-    told.seek(0)
-    raise RuntimeError(f"the server did not start:\n{told.read()}")
+    with process([*REMASK, "serve", "--port", "0", *words], r"running on (http://\S+:\d+)") as url:
+        yield find_target(url)
 
 
 @dataclass(frozen=True, slots=True)

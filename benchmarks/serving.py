@@ -5,7 +5,7 @@
 Uses the bundled model, at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
 machine; a third contender is the engine alone in this process, with as many requests at a time and no HTTP. They take
 turns in one run, each with an empty store at the start of its turn. The engine alone computes on as many threads as the
-servers do; it has a turn on all cores too.
+servers do; it has a turn on as many as PyTorch takes by itself too, so leave OMP_NUM_THREADS unset.
 
 The server's overhead is measured twice. `closed_loop`: so many clients, each of which sends its next request when it
 has the last one's answer, so that a slot stands empty until it comes. `all_at_once`: all requests are sent at the

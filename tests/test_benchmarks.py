@@ -12,6 +12,7 @@ from benchmarks import (
     gpu,
     overhead,
     policies,
+    routing,
     selection,
     serving,
     sharing,
@@ -63,6 +64,22 @@ def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert report["accuracy"] == {"cache": 1, "none": 1}
     assert report["first_settled_block_miss_ms"] > 0
     assert report["first_settled_block_hit_ms"] > 0
+
+
+def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "routing.json"
+    size = ["--requests", "24"]
+    monkeypatch.setattr(routing, "ROUTER", None)
+    monkeypatch.setattr(sys, "argv", ["routing", *size, "--fronts", "client,vllm-router", "--json", str(target)])
+    routing.main()
+    told = read_record(target, "benchmarks routing").data
+    assert told["vllm-router"] == "not installed"
+    assert told["client"]["by_prefix"] > told["client"]["round_robin"]
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["routing", "--fronts", "nginx"])
+    with pytest.raises(SystemExit):
+        routing.main()
+    assert "choose of client, vllm-router, ray" in capsys.readouterr().err
 
 
 def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:

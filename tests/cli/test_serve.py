@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 from remask.cli import main
 from remask.cli.serve import default_threads
+from remask.server.run import bind, url_of
 from tests.server.serving import CHATS, LONG, URL, eventually
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
@@ -152,6 +154,9 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
         ("a: [", "cannot read"),
         ("config: other.yaml", "names another file"),
         ("seed: null", "switched off by leaving it out"),
+        ("prot: 8000", "Did you mean 'port'?"),
+        ("help: true", "Unknown flag in"),
+        ("3: 4", "Unknown flag in"),
         (None, "cannot read"),
     ],
 )
@@ -173,6 +178,9 @@ def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         (["--allowed-origins", "*"], "allowed_origins"),
         (["--max-queue", "-1"], "max_queue"),
         (["--threads", "0"], "threads"),
+        (["--host", "203.0.113.7", "--port", "0"], "--host 203.0.113.7 --port 0: cannot listen there"),
+        (["--host", "no.such.host.invalid"], "cannot listen there"),
+        (["--host", "x" * 70], "cannot listen there"),
         (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
         (["--profile-dir", "/proc/none"], "--profile-dir"),
         (["llada-tiny", "--load-format", "dummy"], "no tokenizer"),
@@ -183,6 +191,21 @@ def test_bad_flags_end_the_command_before_it_listens(
 ) -> None:
     assert main(["--quiet", "serve", "--dtype", "float32", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--quiet", "serve", "/no/such/model", "--port", str(port)]) == 2
+    assert f"--port {port}: cannot listen there: Address already in use" in capsys.readouterr().err
+
+
+def test_addresses_of_both_kinds() -> None:
+    with bind("127.0.0.1", 0) as one:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url_of(one))
+    if socket.has_ipv6:
+        with bind("::1", 0) as other:
+            assert re.fullmatch(r"http://\[::1\]:\d+", url_of(other))
 
 
 @pytest.mark.parametrize(("cores", "usual", "threads"), [(1, 1, 1), (2, 2, 1), (16, 16, 15), (16, 4, 4)])

@@ -2,15 +2,16 @@
 
 import importlib.util
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.routing import fleet
 
-from tests.deploy.fleets import ASKS, BUDGET, START, free_port, hit_ratio, process
+from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
 from tests.server.serving import CHATS, URL, eventually
 
 pytestmark = [
@@ -19,24 +20,7 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def fleet(home: Path, routing: str) -> Iterator[str]:
-    """`remask deploy` with two replicas; Ray keeps its token in `home`."""
-    limits = [
-        "--store-budget-tokens",
-        str(BUDGET),
-        "--max-queue",
-        "4",
-        "--max-num-seqs",
-        "4",
-        "--max-body-bytes",
-        "50000",
-    ]
-    words = ["deploy", "bundled", "--dtype", "float32", "--min-replicas", "2", "--routing", routing, *limits]
-    command = [sys.executable, "-c", START, *words, "--num-cpus", "0.5", "--port", str(free_port())]
-    settings = {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0"}
-    with process(command, r"INFO running on (http://\S+)", **settings) as base:
-        yield base
+LIMITS = ("--max-queue", "4", "--max-num-seqs", "4", "--max-body-bytes", "50000", "--min-replicas", "2")
 
 
 def held(client: httpx.Client) -> dict[str, dict[str, object]]:
@@ -49,7 +33,7 @@ def held(client: httpx.Client) -> dict[str, dict[str, object]]:
 
 
 def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Path) -> None:
-    with fleet(tmp_path, "prefix") as base, httpx.Client(base_url=base, timeout=60) as client:
+    with fleet(str(tmp_path), BUDGET, *LIMITS) as base, httpx.Client(base_url=base, timeout=60) as client:
         by_prefix = hit_ratio(base)
         assert len(held(client)) == 2
         homes = [{client.post(URL, json=ask.body).headers["x-remask-replica"] for _ in range(2)} for ask in ASKS[:16]]
@@ -71,7 +55,7 @@ def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Pa
         eventually(lambda: leases(client, home) == 0, 20)
         nobody = client.get("/v1/cache", headers={"X-Remask-Replica": "nobody"})
         assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "not_found")
-    with fleet(tmp_path, "round-robin") as base:
+    with fleet(str(tmp_path), BUDGET, *LIMITS, "--routing", "round-robin") as base:
         in_turn = hit_ratio(base)
     print(f"hit ratio of {len(ASKS)} requests: by prefix {by_prefix:.3f}, round-robin {in_turn:.3f}")
     assert by_prefix > in_turn, "however the eight fall on two replicas of random names"
@@ -82,3 +66,34 @@ def leases(client: httpx.Client, replica: str) -> int:
     response = client.get("/v1/cache", headers={"X-Remask-Replica": replica})
     assert response.headers["x-remask-replica"] == replica
     return sum(entry["leases"] for entry in response.json()["entries"])
+
+
+def test_a_second_replica_comes_up_under_queued_load(tmp_path: Path) -> None:
+    """Twelve requests are kept open where a replica is to have two; the second replica then answers some of them."""
+    scaling = ["--max-replicas", "2", "--target-ongoing-requests", "2", "--upscale-delay", "2"]
+    scaling += ["--max-num-seqs", "2", "--max-queue", "32"]
+    body = {"messages": CHATS[0], "max_tokens": 64, "block_length": 1, "steps": 64, "ignore_eos": True}
+    with fleet(str(tmp_path), BUDGET, *scaling) as base, httpx.Client(base_url=base, timeout=300) as client:
+        started, stop = time.monotonic(), threading.Event()
+        seen: dict[str, float] = {}
+
+        def ask(number: int) -> None:
+            salt = 0
+            while not stop.is_set():
+                # Prefixes of their own, so that not all belong to one replica.
+                response = client.post(URL, json={**body, "cache_salt": f"{number} {salt}"})
+                assert response.status_code == 200, response.text
+                seen.setdefault(response.headers["x-remask-replica"], time.monotonic() - started)
+                salt += 1
+
+        with ThreadPoolExecutor(12) as pool:
+            asking = [pool.submit(ask, number) for number in range(12)]
+            try:
+                eventually(lambda: len(seen) == 2 or any(each.done() for each in asking), 400)
+            finally:
+                stop.set()
+            for each in asking:
+                each.result()
+    assert len(seen) == 2
+    first, second = sorted(seen.values())
+    print(f"autoscaling: under queued load the second replica answered {second - first:.0f} s after the first")

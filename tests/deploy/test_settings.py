@@ -17,7 +17,13 @@ def test_what_replicas_are_made_of() -> None:
     assert told.server_config.sampling["block_length"] == 2
     assert list(told.server_config.model_names) == ["bundled"]
     assert told.scaling == {
-        "autoscaling_config": {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 4.0}
+        "autoscaling_config": {
+            "min_replicas": 1,
+            "max_replicas": 3,
+            "target_ongoing_requests": 4.0,
+            "upscale_delay_s": 30.0,
+            "downscale_delay_s": 600.0,
+        }
     }
     assert FleetSettings(min_replicas=2, max_replicas=2).scaling == {"num_replicas": 2}
     assert (
@@ -43,6 +49,8 @@ def test_what_replicas_are_made_of() -> None:
         ({"routing": "random"}, "Available: prefix, round-robin"),
         ({"balance": 1.0}, "balance"),
         ({"target_ongoing_requests": 0}, "target_ongoing_requests"),
+        ({"upscale_delay_s": -1}, "upscale_delay_s"),
+        ({"downscale_delay_s": float("inf")}, "downscale_delay_s"),
         ({"num_gpus": -1}, "num_gpus"),
     ],
 )

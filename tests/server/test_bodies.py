@@ -96,12 +96,35 @@ def test_bad_text_completions(server: Running, fields: dict[str, Any], text: str
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"5", b"\xff", b'{"messages": ' + b"[" * 5000, b'{"temperature": NaN}']
+    ("content", "text"),
+    [
+        (b"", "must be an object"),
+        (b"null", "must be an object"),
+        (b"[]", "must be an object"),
+        (b"5", "must be an object"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON that can be read"),
+        (b'{"messages": ' + b"[" * 50_000, "is not JSON that can be read"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "is not JSON that can be read"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+            "temperature: Input should be a finite",
+        ),
+    ],
 )
-def test_bodies_that_are_no_objects(server: Running, content: bytes) -> None:
+def test_bodies_that_are_no_objects(server: Running, content: bytes, text: str) -> None:
     response = server.client.post(URL, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+    assert text in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_does_not_say_it_is_json(server: Running, kind: str | None) -> None:
+    content = json.dumps({"messages": [USER]}).encode()
+    response = server.client.post(URL, content=content, headers={} if kind is None else {"Content-Type": kind})
+    assert response.status_code == 400
+    assert "'Content-Type: application/json'" in response.json()["error"]["message"]
 
 
 def test_neutral_values_of_unsupported_fields_are_let_through(server: Running) -> None:

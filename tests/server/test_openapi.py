@@ -47,13 +47,15 @@ CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
 CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(POSTED)]
 
 
-@pytest.mark.parametrize(("path", "mode"), CASES)
-def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
+def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: int) -> None:
+    """So many requests for every method of `path`, none of which may be answered with a 5xx."""
     schema = schemathesis.openapi.from_dict(server.client.get("/openapi.json").json())
     for method in schema[path]:
         operation = schema[path][method]
 
-        @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=examples, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             response = case.call(base_url=server.base)
@@ -62,3 +64,14 @@ def test_random_requests_are_no_5xx(server: Running, path: str, mode: Generation
                 assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
         ask()
+
+
+@pytest.mark.parametrize(("path", "mode"), CASES)
+def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
+    ask_at_random(server, path, mode, EXAMPLES)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("path", "mode"), CASES)
+def test_many_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
+    ask_at_random(server, path, mode, 10 * EXAMPLES)

@@ -1,26 +1,27 @@
 """`--config FILE`: flags of a command from a YAML or JSON file, which the command line's own override."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from remask.errors import ConfigError
+from remask.errors import ConfigError, UnknownNameError
 
 FLAG = "--config"
 
 
-def expand(argv: Sequence[str]) -> list[str]:
+def expand(argv: Sequence[str], known: Collection[str]) -> list[str]:
     """`argv` of a command with the flags of its `--config` file put before its own, so that those win.
 
-    Raises `ConfigError` on a file that cannot be read or holds no object of flags.
+    `known` are the command's flags, dashes included. Raises `ConfigError` on a file that cannot be read, or that holds
+    anything but an object of some of them.
     """
     path = _named(argv)
     if path is None:
         return list(argv)
     # A flag that takes several values would take a word that stands after it, too.
     own = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
-    return [*argv[:own], *_flags(path, _load(path)), *argv[own:]]
+    return [*argv[:own], *_flags(path, _load(path), known), *argv[own:]]
 
 
 def _named(argv: Sequence[str]) -> str | None:
@@ -47,11 +48,13 @@ def _load(path: str) -> dict[str, Any]:
     return value
 
 
-def _flags(path: str, values: dict[str, Any]) -> Iterator[str]:
+def _flags(path: str, values: dict[str, Any], known: Collection[str]) -> Iterator[str]:
     for key, value in values.items():
         name = "--" + str(key).replace("_", "-")
         if name == FLAG:
             raise ConfigError(f"{FLAG}: {path!r} names another file of flags; one is enough")
+        if name not in known:
+            raise UnknownNameError(f"flag in {path!r}", str(key), (flag.removeprefix("--") for flag in known))
         if value is None or value is False:
             raise ConfigError(f"{FLAG}: {key!r} is {value!r} in {path!r}; a flag is switched off by leaving it out")
         yield name

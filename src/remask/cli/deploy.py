@@ -35,6 +35,10 @@ def add_parser(commands: Any) -> None:
     fleet.add_argument(
         "--target-ongoing-requests", type=float, metavar="N", help="per replica, for scaling (default --max-num-seqs)"
     )
+    fleet.add_argument(
+        "--upscale-delay", type=float, default=30.0, metavar="S", help="of such load before a replica is added"
+    )
+    fleet.add_argument("--downscale-delay", type=float, default=600.0, metavar="S", help="before one is removed")
     fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
     fleet.add_argument(
         "--balance", type=float, default=1.25, help="of the mean load, from which prefixes spill over (default 1.25)"
@@ -69,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         min_replicas=args.min_replicas,
         max_replicas=args.min_replicas if args.max_replicas is None else args.max_replicas,
         target_ongoing_requests=args.target_ongoing_requests,
+        upscale_delay_s=args.upscale_delay,
+        downscale_delay_s=args.downscale_delay,
         routing=args.routing,
         balance=args.balance,
         num_cpus=args.num_cpus,

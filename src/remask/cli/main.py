@@ -63,7 +63,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
-    return parser.parse_args(_with_config_file(_joined(list(argv), commands.choices)))
+    words = _joined(list(argv), commands.choices)
+    return parser.parse_args(_with_config_file(words, commands.choices["serve"]))
 
 
 def _place(words: list[str]) -> int:
@@ -78,9 +79,10 @@ def _joined(words: list[str], known: Container[str]) -> list[str]:
     return [*words[:place], name, *words[place + 2 :]] if name in known else words
 
 
-def _with_config_file(words: list[str]) -> list[str]:
+def _with_config_file(words: list[str], serve_parser: argparse.ArgumentParser) -> list[str]:
     """`words` with the flags of the file that `remask serve --config` names."""
     place = _place(words)
     if words[place : place + 1] != ["serve"]:
         return words
-    return [*words[: place + 1], *config_file.expand(words[place + 1 :])]
+    flags = [flag for flag in serve_parser._option_string_actions if flag.startswith("--") and flag != "--help"]
+    return [*words[: place + 1], *config_file.expand(words[place + 1 :], flags)]

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     check_extra(*_NEEDED)
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
-    from remask.server.run import Server
+    from remask.server.run import Server, bind, url_of
     from remask.server.trace import StepTrace
 
     args.model = args.served or args.model
@@ -92,12 +92,15 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads or default_threads())
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = read_template(args.chat_template)
-    llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
-    if template is not None and llm.tokenizer is not None:
-        llm.tokenizer.use_chat_template(template)
-    app = create_app(llm, config, trace)
-    _announce(args, llm, config, trace is not None)
-    Server(app, args.host, args.port).run()
+    cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
+    # Loading a model may take minutes: a port that is taken is told before.
+    with bind(args.host, args.port) as listener:
+        llm = open_llm(args, args.cache or AUTO, cache_config, limits)
+        if template is not None and llm.tokenizer is not None:
+            llm.tokenizer.use_chat_template(template)
+        app = create_app(llm, config, trace)
+        _announce(args, url_of(listener), llm, config, trace is not None)
+        Server(app, listener).run()
     return 0
 
 
@@ -146,10 +149,10 @@ def read_template(path: str | None) -> str | None:
         raise ConfigError(f"--chat-template: cannot read {path!r}: {error}") from error
 
 
-def _announce(args: argparse.Namespace, llm: LLM, config: Any, traced: bool) -> None:
+def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced: bool) -> None:
     """One line with every choice, what `auto` came to included."""
     told = {
-        "url": f"http://{args.host}:{args.port}",
+        "url": url,
         "model": args.model,
         "names": list(config.model_names),
         "device": str(llm.model.device),

@@ -30,6 +30,7 @@ class FleetSettings:
         chat_template: Jinja text in place of the model's own.
         min_replicas, max_replicas: how many there are; between the two, load decides.
         target_ongoing_requests: open requests per replica that autoscaling aims at; by default `max_num_seqs`.
+        upscale_delay_s, downscale_delay_s: seconds for which the load must ask for more, or fewer, replicas.
         routing: `prefix` sends a prefix to the replica that holds it; `round-robin` to one after the other.
         balance: open requests that a replica may have before prefixes spill over, as a multiple of the mean.
         num_cpus, num_gpus: what Ray sets aside for a replica.
@@ -46,6 +47,8 @@ class FleetSettings:
     min_replicas: int = 1
     max_replicas: int = 1
     target_ongoing_requests: float | None = None
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
     routing: str = "prefix"
     balance: float = 1.25
     num_cpus: float = 1.0
@@ -62,6 +65,8 @@ class FleetSettings:
                 f"max_replicas must be at least min_replicas ({self.min_replicas}), got {self.max_replicas}"
             )
         real("target_ongoing_requests", self.target_ongoing_requests, low=0.0, above=True, optional=True)
+        real("upscale_delay_s", self.upscale_delay_s, low=0.0)
+        real("downscale_delay_s", self.downscale_delay_s, low=0.0)
         if self.routing not in ROUTINGS:
             raise UnknownNameError("routing", self.routing, ROUTINGS)
         real("num_cpus", self.num_cpus, low=0.0)
@@ -109,6 +114,8 @@ class FleetSettings:
                 "min_replicas": self.min_replicas,
                 "max_replicas": self.max_replicas,
                 "target_ongoing_requests": target,
+                "upscale_delay_s": self.upscale_delay_s,
+                "downscale_delay_s": self.downscale_delay_s,
             }
         }
 

@@ -75,13 +75,22 @@ def add_handlers(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def _validation(_request: Request, error: Exception) -> Response:
+    async def _validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(invalid_body(error.errors()))
+        problems = error.errors()
+        # What is sent as anything else is not read, and what would be said of its bytes helps nobody.
+        if _field(problems[0]) is None and "json" not in request.headers.get("content-type", ""):
+            return error_response(
+                ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
+            )
+        return error_response(invalid_body(problems))
 
     @app.exception_handler(HTTPException)
     async def _http(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        cause = error.__cause__
+        if isinstance(cause, ValueError | RecursionError):
+            return error_response(ApiError(400, f"the body is not JSON that can be read: {cause}"))
         return error_response(ApiError(error.status_code, str(error.detail)))
 
 
@@ -94,6 +103,8 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RemaskError):
         return as_api_error(cause)
+    if field is None and first["type"] in ("missing", "model_attributes_type"):
+        return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     # A field of several types has one problem for each of them.
     messages = dict.fromkeys(str(p["msg"]) for p in problems if _field(p) == field)
     text = "; or ".join(list(messages)[:3])

@@ -8,11 +8,43 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from remask.errors import ConfigError
 from remask.server.service import Service
 
 log = logging.getLogger(__name__)
 
 LAST_BYTES_S = 5  # how long finished answers may take to reach their clients at the end
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of that address, on which nobody listens yet; port 0 takes a free one.
+
+    Raises `ConfigError` where the address is none of this machine's or is in use.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen there: {cause}; take another port (0 takes a free "
+            "one), or an address of this machine"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find what listens on a socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -21,12 +53,10 @@ class Server(uvicorn.Server):
     While it drains it still answers: new requests with 503.
     """
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                host=host,
-                port=port,
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=LAST_BYTES_S,
@@ -34,14 +64,21 @@ class Server(uvicorn.Server):
             )
         )
         self._service: Service = app.state.service
+        self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._asked = False
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on the listener, until told to stop."""
+        super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; the event loop is known from here on."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self.started:
+            log.info("running on %s", url_of(self._listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal handlers' signature
         """A signal asks the server to stop."""

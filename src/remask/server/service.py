@@ -21,6 +21,8 @@ from remask.server.protocol import GenerationBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, unless_gone
 from remask.server.shapes import Names
 
+LOGGED = 256  # characters of what a client says of itself that the access log repeats
+
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class Service:
         """Run what `make` makes of the body, and word the outcome in `shape`."""
         name, note = request.state.request_id, request.state.note
         if body.user is not None:
-            note["user"] = body.user
+            note["user"] = body.user[:LOGGED]
         work = await self.off_loop(self._checked, make, body, name)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text

@@ -1,0 +1,89 @@
+"""Characters that span tokens, several choices of them at a time, and clients that leave during a prefix-only pass."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.engine.config import EngineConfig
+from remask.llm import LLM
+from tests.server.serving import CHATS, LONG, URL, Running, eventually, make_llm, serving
+from tests.test_detokenize import bytewise
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def bytes_server() -> Iterator[Running]:
+    """A random model whose tokens are bytes, so that most of what it says is no whole character."""
+    llm = LLM("llada-tiny", load_format="dummy", dtype="float32", device="cpu", engine=EngineConfig(max_model_len=256))
+    llm.loaded = replace(llm.loaded, tokenizer=bytewise())
+    # Ids beyond the tokenizer's have no text.
+    with serving(llm, sampling={"max_tokens": 48, "steps": 24, "block_length": 16}) as running:
+        yield running
+
+
+def texts(chunks: list[dict[str, Any]], index: int = 0) -> list[str]:
+    """What the chunks say of one choice."""
+    return [each["text"] for chunk in chunks for each in chunk["choices"] if each["index"] == index]
+
+
+@pytest.mark.parametrize("prompt", ["é", "日本語", "a\u200d👩\u200d🚀", "\x00", "\ufffd"])
+def test_characters_are_streamed_whole(bytes_server: Running, prompt: str) -> None:
+    """Whatever bytes come: the pieces join to the answer in one, and each is told once it is certain."""
+    body = {"prompt": prompt, "temperature": 1.5, "seed": len(prompt), "ignore_eos": True}
+    whole = bytes_server.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    said = texts(bytes_server.stream(body, COMPLETIONS))
+    assert "".join(said) == whole
+    assert len([piece for piece in said if piece]) > 2
+
+
+def test_choices_do_not_share_their_held_back_bytes(bytes_server: Running) -> None:
+    body = {"prompt": "日本", "n": 3, "temperature": 1.5, "seed": 5, "ignore_eos": True}
+    whole = bytes_server.client.post(COMPLETIONS, json=body).json()["choices"]
+    chunks = bytes_server.stream(body, COMPLETIONS)
+    assert ["".join(texts(chunks, index)) for index in range(3)] == [choice["text"] for choice in whole]
+    assert len({choice["text"] for choice in whole}) == 3
+    ends = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"] is not None]
+    assert ends == ["length"] * 3
+
+
+def test_logprobs_of_bytes_that_are_no_characters(bytes_server: Running) -> None:
+    body = {"prompt": "é", "seed": 1, "temperature": 1.5, "ignore_eos": True, "logprobs": 0}
+    told = bytes_server.client.post(COMPLETIONS, json=body).json()["choices"][0]["logprobs"]
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["text_offset"]) == 48
+    assert told["text_offset"] == sorted(told["text_offset"])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_during_a_prefix_pass(stream: bool) -> None:
+    """The pass, a layer a step, runs to its end for others; whoever left holds nothing."""
+    with serving(make_llm(max_row_layers=1, max_num_seqs=2)) as running:
+        engine = running.service.llm.engine
+        body = {"messages": CHATS[0], **LONG, "stream": stream}
+
+        def leave() -> None:
+            with pytest.raises(httpx.TimeoutException):
+                httpx.post(f"{running.base}{URL}", json=body, timeout=0.5)
+
+        slow, inner = threading.Event(), engine.step
+
+        def step() -> Any:
+            slow.wait(0.2)  # so that the client goes before the ten layers have run
+            return inner()
+
+        vars(engine)["step"] = step
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        leaving.join()
+        eventually(lambda: running.service.engine.running + running.service.engine.waiting == 0)
+        (entry,) = running.cache()["entries"]
+        assert (entry["ready"], entry["leases"]) == (False, 0)
+        slow.set()
+        running.settle()
+        answer = running.ask()
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert engine.stats.prefix_passes == 1
