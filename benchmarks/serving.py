@@ -1,46 +1,55 @@
 """What serving costs over the engine alone, and what `bicache` gains over `none` in served tokens a second.
 
-    python -m benchmarks.serving [--clients 8] [--requests 64] [--rounds 5] [--json FILE]
+    python -m benchmarks.serving [--clients 8] [--requests 64] [--rounds 5] [--threads N] [--json FILE]
 
 Uses the bundled model, at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
 machine; a third contender is the engine alone in this process, with as many requests at a time and no HTTP. They take
-turns in one run, each with an empty store at the start of its turn. The clients are in this process and share the
-machine with the servers, so the overhead has their part in it. Last, single requests are sent whose prefix the store
-does not hold, and then holds.
+turns in one run, each with an empty store at the start of its turn. The engine alone computes on as many threads as the
+servers do; it has a turn on all cores too.
+
+The server's overhead is measured twice. `closed_loop`: so many clients, each of which sends its next request when it
+has the last one's answer, so that a slot stands empty until it comes. `all_at_once`: all requests are sent at the
+start, so that the next one always waits, as it does for the engine alone. Each is told in parts (`benchmarks.servers`).
+The clients are in this process and share the machine with the servers, so the overhead has their part in it. Last,
+single requests are sent whose prefix the store does not hold, and then holds.
 """
 
 import argparse
 import asyncio
 import json
-import re
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import httpx
+import torch
 
+from benchmarks.servers import Clocks, overhead, per_request, serving
 from remask import LLM, EngineConfig, SamplingParams
+from remask.cli.serve import default_threads
 from remask.core.request import Request
-from remask.evals.machine import commit, machine
+from remask.engine.engine import Engine
+from remask.evals.record import Record, about, write_record
 from remask.evals.serving.load import Load, Run, put
 from remask.evals.serving.mix import CHAT, Ask
-from remask.evals.serving.target import Target, find_target
+from remask.evals.serving.target import Target
 from remask.evals.workload import BUNDLED_SAMPLING
-from remask.llm import Work
 from remask.tasks.transit import TransitRequest, make_workload
 
-START = "import sys; from remask.cli import main; sys.exit(main())"
-START_S = 120
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A turn of each contender."""
+
+    alone: Clocks
+    all_cores: Clocks
+    closed_loop: tuple[Run, Clocks]
+    all_at_once: tuple[Run, Clocks]
+    none: tuple[Run, Clocks]
 
 
 def main() -> None:
-    """Measure, print one JSON object, and write it where asked."""
+    """Measure, print one JSON object, and write it with what it was measured on where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", default="bicache", help="the policy that is set against none")
     parser.add_argument("--clients", type=int, default=8)
@@ -48,99 +57,118 @@ def main() -> None:
     parser.add_argument("--prefixes", type=int, default=4)
     parser.add_argument("--rows", type=int, default=68, help="of the table in the shared prefix; more raise the ratio")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="that the model computes on (default: those of remask serve)")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     args = parser.parse_args()
-    limits = EngineConfig(max_num_seqs=args.clients)
-    llm = LLM("bundled", cache=args.cache, dtype=args.dtype, device=args.device, engine=limits)
+    cores, threads = torch.get_num_threads(), args.threads or default_threads()
+    torch.set_num_threads(threads)
+    llm = LLM(
+        "bundled",
+        cache=args.cache,
+        dtype=args.dtype,
+        device=args.device,
+        engine=EngineConfig(max_num_seqs=args.clients),
+    )
+    words = ["bundled", "--dtype", args.dtype, "--device", args.device, "--threads", str(threads)]
+    words += ["--max-num-seqs", str(args.clients), "--max-queue", str(args.requests), "--cache"]
     items = make_workload(args.requests, args.prefixes, 21, args.rows)
-    fresh = make_workload(12, 12, 22, args.rows)
-    with serving(args, args.cache) as ours, serving(args, "none") as none:
+    engine = llm.new_engine()
+    with serving(*words, args.cache) as ours, serving(*words, "none") as none:
         for target in (ours, none):
             served(target, items[: args.clients], args.clients)
-        alone(llm, items[: args.clients])
-        turns = [
-            (alone(llm, items), served(ours, items, args.clients), served(none, items, args.clients))
+        alone(llm, engine, items[: args.clients], threads)
+        rounds = [
+            Round(
+                alone(llm, engine, items, threads),
+                alone(llm, engine, items, cores),
+                served(ours, items, args.clients),
+                served(ours, items, None),
+                served(none, items, args.clients),
+            )
             for _ in range(args.rounds)
         ]
-        misses, hits = first_settled(ours, fresh)
-    gains = [rate(ours) / rate(none) for _, ours, none in turns]
-    overheads = [1 - rate(ours) / engine for engine, ours, _ in turns]
+        misses, hits = first_settled(ours, make_workload(12, 12, 22, args.rows))
     result = {
-        "machine": machine(llm),
-        "commit": commit(),
-        "cache": args.cache,
-        "clients": args.clients,
-        "requests": args.requests,
-        "rounds": args.rounds,
         "prefix_ratio": prefix_ratio(llm, items),
-        "served_gain_over_none": statistics.median(gains),
-        "served_gain_range": [min(gains), max(gains)],
-        "server_overhead": statistics.median(overheads),
-        "server_overhead_range": [min(overheads), max(overheads)],
-        "engine_tok_s": statistics.median(engine for engine, _, _ in turns),
-        "served_tok_s": statistics.median(rate(ours) for _, ours, _ in turns),
-        "served_none_tok_s": statistics.median(rate(none) for _, _, none in turns),
-        "accuracy": {"cache": accuracy(turns[-1][1]), "none": accuracy(turns[-1][2])},
+        "threads": threads,
+        **gains(rounds),
+        "server_overhead": {
+            "closed_loop": parts([(each.alone, each.closed_loop[1]) for each in rounds]),
+            "all_at_once": parts([(each.alone, each.all_at_once[1]) for each in rounds]),
+        },
+        "per_request": {
+            "engine_alone": per_request([each.alone for each in rounds], args.requests),
+            "closed_loop": per_request([each.closed_loop[1] for each in rounds], args.requests),
+            "all_at_once": per_request([each.all_at_once[1] for each in rounds], args.requests),
+        },
         "first_settled_block_miss_ms": 1e3 * statistics.median(misses),
         "first_settled_block_hit_ms": 1e3 * statistics.median(hits),
     }
     if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        settings = {name: value for name, value in vars(args).items() if name != "json"}
+        write_record(args.json, Record("benchmarks serving", about(llm, seed=21, settings=settings), result))
     print(json.dumps(result, indent=2))
 
 
-@contextmanager
-def serving(args: argparse.Namespace, cache: str) -> Iterator[Target]:
-    """A server of its own process, until the block ends."""
-    words = ["serve", "bundled", "--port", "0", "--cache", cache, "--max-num-seqs", str(args.clients)]
-    words += ["--dtype", args.dtype, "--device", args.device]
-    with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen([sys.executable, "-c", START, *words], stderr=told)
-        try:
-            yield find_target(_url(process, told))
-        finally:
-            process.terminate()
-            process.wait(60)
+def gains(rounds: Sequence[Round]) -> dict[str, object]:
+    """Tokens a second of the contenders, medians over rounds, and whether the policies' answers are right."""
+    ratios = [rate(each.closed_loop) / rate(each.none) for each in rounds]
+    tokens = sum(outcome.output_tokens for outcome in rounds[0].closed_loop[0].outcomes)
+    return {
+        "served_gain_over_none": statistics.median(ratios),
+        "served_gain_range": [min(ratios), max(ratios)],
+        "engine_tok_s": statistics.median(tokens / each.alone.wall for each in rounds),
+        "engine_tok_s_on_all_cores": statistics.median(tokens / each.all_cores.wall for each in rounds),
+        "served_tok_s": statistics.median(rate(each.closed_loop) for each in rounds),
+        "served_tok_s_all_at_once": statistics.median(rate(each.all_at_once) for each in rounds),
+        "served_none_tok_s": statistics.median(rate(each.none) for each in rounds),
+        "accuracy": {"cache": accuracy(rounds[-1].closed_loop[0]), "none": accuracy(rounds[-1].none[0])},
+    }
 
 
-def _url(process: "subprocess.Popen[bytes]", told: Any) -> str:
-    """Where the server listens, once it does."""
-    end = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < end:
-        told.seek(0)
-        found = re.search(r"running on (http://\S+:\d+)", told.read())
-        if found is not None:
-            return found.group(1)
-        time.sleep(0.05)
-    told.seek(0)
-    raise RuntimeError(f"the server did not start:\n{told.read()}")
+def parts(pairs: Iterable[tuple[Clocks, Clocks]]) -> dict[str, object]:
+    """The overhead and its parts, medians over rounds, and the range of the whole."""
+    turns = [overhead(alone, served) for alone, served in pairs]
+    totals = [turn["total"] for turn in turns]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    return {**medians, "range": [min(totals), max(totals)]}
 
 
-def alone(llm: LLM, items: Sequence[TransitRequest]) -> float:
-    """Response tokens a second of an engine with an empty store, without a server."""
+def alone(llm: LLM, engine: Engine, items: Sequence[TransitRequest], threads: int) -> Clocks:
+    """What the engine takes for all requests with an empty store, without a server, on so many threads."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
     policy = llm.policy(llm.cache, llm.cache_config)
-    engine = llm.new_engine()
-    work = [Work(request, policy) for request in requests(llm, items)]
-    start = time.perf_counter()
-    tokens = sum(output.usage.completion_tokens for output in llm.run(work, engine=engine, progress=False))
-    return tokens / (time.perf_counter() - start)
+    work = requests(llm, items)
+    engine.store.drop()
+    before = Clocks.of_engine(engine.stats)
+    for request in work:
+        engine.add(request, policy)
+    while engine.busy:
+        engine.step()
+    spent = Clocks.of_engine(engine.stats).since(before)
+    torch.set_num_threads(usual)
+    return spent
 
 
-def served(target: Target, items: Sequence[TransitRequest], clients: int) -> Run:
-    """The same requests over HTTP, streamed, with an empty store at the start."""
+def served(target: Target, items: Sequence[TransitRequest], clients: int | None) -> tuple[Run, Clocks]:
+    """The same requests over HTTP, streamed, with an empty store at the start; None sends all at once."""
     httpx.delete(f"{target.base_url}/v1/cache").raise_for_status()
     asks = [Ask(CHAT, {"messages": item.messages}, item.answer) for item in items]
+    before = Clocks.of_server(target)
     run = asyncio.run(put(target, asks, Load(max_concurrency=clients)))
+    spent = Clocks.of_server(target).since(before)
     failed = [outcome.message for outcome in run.outcomes if outcome.error is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
-    return run
+    return run, replace(spent, wall=run.seconds)
 
 
-def rate(run: Run) -> float:
+def rate(turn: tuple[Run, Clocks]) -> float:
     """Served response tokens a second."""
+    run, _ = turn
     return sum(outcome.output_tokens for outcome in run.outcomes) / run.seconds
 
 

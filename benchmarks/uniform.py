@@ -9,20 +9,15 @@ and of a cached step say what keeps the one from the other.
 """
 
 import argparse
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import torch.nn.functional as F
 
 from benchmarks.uniform_blocks import BlockShape, BlockTime, block_engine, time_block
 from remask import LLM, EngineConfig
 from remask.engine.engine import Engine
 from remask.evals.record import Record, about, write_record
+from remask.profiling.timed import OPERATIONS, timed
 
 CACHES: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -31,7 +26,6 @@ CACHES: dict[str, tuple[str, dict[str, Any]]] = {
     "uniform-cache r=1": ("uniform-cache", {"refresh_next": 1}),
     "uniform-cache r=4": ("uniform-cache", {"refresh_next": 4}),
 }
-OPERATIONS = ("attention", "projections", "mlp", "head", "norms", "rest")
 
 
 def main() -> None:
@@ -56,7 +50,7 @@ def main() -> None:
     for kind, name in (("full", "none"), ("cached", "uniform-cache r=0")):
         engine = block_engine(llm, block, caches[name])
         engine.step()
-        operations[kind] = _operations(llm, engine)
+        operations[kind] = _operations(engine)
     results = [_result(name, times[name], times["none"]) for name in CACHES]
     if args.json:
         settings = {name: getattr(args, name) for name in ("canvas", "prompt", "block_length", "steps", "full_steps")}
@@ -76,55 +70,13 @@ def _result(name: str, own: BlockTime, none: BlockTime) -> dict[str, Any]:
     }
 
 
-def _operations(llm: LLM, engine: Engine) -> dict[str, float]:
+def _operations(engine: Engine) -> dict[str, float]:
     """Milliseconds that one step spends in each operation, without what it calls in others."""
-    clock = Exclusive()
-    model = llm.model
-    with (
-        mock.patch.object(model, "attention", clock.timed("attention", model.attention)),
-        mock.patch.object(model, "_attend", clock.timed("projections", model._attend)),
-        mock.patch.object(model, "_feed", clock.timed("mlp", model._feed)),
-        mock.patch.object(model, "head", clock.timed("head", model.head)),
-        mock.patch.object(F, "rms_norm", clock.timed("norms", F.rms_norm)),
-        clock.running("rest"),
-    ):
-        engine.step()
-    return {name: 1e3 * clock.seconds[name] for name in OPERATIONS}
-
-
-class Exclusive:
-    """Times nested calls, each without the calls inside it."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._stack: list[str] = []
-        self._since = 0.0
-
-    @contextmanager
-    def running(self, name: str) -> Iterator[None]:
-        """Time passes for `name`, until another one runs inside."""
-        self._turn()
-        self._stack.append(name)
-        try:
-            yield
-        finally:
-            self._turn()
-            self._stack.pop()
-
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, timed under `name`."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.running(name):
-                return call(*args, **kwargs)
-
-        return run
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        if self._stack:
-            self.seconds[self._stack[-1]] += now - self._since
-        self._since = now
+    clock = timed(engine)
+    clock.start()
+    engine.step()
+    spent = clock.stop()
+    return {name: 1e3 * spent[name] for name in OPERATIONS if name in spent}
 
 
 def table(results: list[dict[str, Any]], operations: dict[str, dict[str, float]]) -> str:
@@ -138,9 +90,10 @@ def table(results: list[dict[str, Any]], operations: dict[str, dict[str, float]]
         f"{row['bound_by_rows']:.2f}x |"
         for row in results
     ]
-    lines += ["", f"| ms of a step | {' | '.join(OPERATIONS)} |", "|---" * (len(OPERATIONS) + 1) + "|"]
+    names = list(dict.fromkeys(name for spent in operations.values() for name in spent))
+    lines += ["", f"| ms of a step | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     lines += [
-        f"| {kind} | {' | '.join(f'{spent[name]:.1f}' for name in OPERATIONS)} |" for kind, spent in operations.items()
+        f"| {kind} | {' | '.join(f'{spent[name]:.1f}' for name in names)} |" for kind, spent in operations.items()
     ]
     return "\n".join(lines)
 

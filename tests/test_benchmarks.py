@@ -48,9 +48,17 @@ def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["serving", *size, "--json", str(target)])
     serving.main()
-    report = json.loads(target.read_text(encoding="utf-8"))
+    report = read_record(target, "benchmarks serving").data
     assert report["served_gain_over_none"] > 0
-    assert report["server_overhead"] < 1
+    for told in report["server_overhead"].values():
+        assert told["range"][0] <= told["total"] <= told["range"][1] < 1
+        parts = told["computing_slower"] + told["waiting_in_steps"] + told["between_steps"]
+        assert parts == pytest.approx(told["total"]), "one round, so no medians of different rounds are added"
+    alone, at_once = (report["per_request"][name] for name in ("engine_alone", "all_at_once"))
+    assert alone["engine_ms"] <= alone["in_steps_ms"] <= alone["wall_ms"]
+    assert alone["server_ms"] == 0 < at_once["server_ms"]
+    assert at_once["client_ms"] > 0
+    assert alone["steps"] > 0
     assert report["prefix_ratio"] == pytest.approx(0.9, abs=0.01)
     assert report["accuracy"] == {"cache": 1, "none": 1}
     assert report["first_settled_block_miss_ms"] > 0

@@ -32,17 +32,24 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that is certain once `tokens` have settled after all earlier ones."""
-        text = ""
-        for token in tokens:
-            # `decode` leaves them out; a window of nothing else would lose the space before the next word.
-            if token not in self._tokenizer.special_ids:
-                self._tokens.append(token)
-                text += self._read(final=False)
-        return self._certain(text, final=False)
+        # `decode` leaves special tokens out; a window of nothing else would lose the space before the next word.
+        shown = [token for token in tokens if token not in self._tokenizer.special_ids]
+        return self._certain(self._take(shown), final=False)
 
     def finish(self) -> str:
         """What was held back: there are no more tokens."""
         return self._certain(self._read(final=True), final=True)
+
+    def _take(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, all read at once where they end with a whole character, else one after the other."""
+        if not tokens:
+            return ""
+        self._tokens += tokens
+        text = self._read(final=False)
+        if text or len(tokens) == 1:
+            return text
+        del self._tokens[-len(tokens) :]
+        return "".join(self._take([token]) for token in tokens)
 
     def _read(self, *, final: bool) -> str:
         before = self._tokenizer.decode(self._tokens[self._window : self._said])

@@ -29,4 +29,5 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[list[int], int]
     if isinstance(prompt, str):
         return tokenizer.encode(prompt), 0
     messages: list[Any] = list(prompt)
-    return tokenizer.apply_chat(messages), tokenizer.shared_prefix(messages)
+    tokens = tokenizer.apply_chat(messages)
+    return tokens, tokenizer.shared_prefix(messages, tokens)

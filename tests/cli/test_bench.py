@@ -216,6 +216,16 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     none = rows["none"]
     assert (none["cache_ratio"], none["staleness"], none["extra_memory_bytes"]) == (0, 0, 0)
     assert rows["none steps=4"]["row_layers"] * 2 <= none["row_layers"] + 6 * 34 * report.about["layers"]
+    assert (none["flops_saved"], none["efficiency_kept"]) == (1, 1)
+    for row in rows.values():
+        assert row["ratio_to_none"] == pytest.approx(row["flops_saved"] * row["efficiency_kept"])
+        assert sum(row["flops_by_operation"].values()) == row["flops"] <= row["executed_flops"]
+        assert row["bytes"] > 0
+    keys = 32 if model == "dream-tiny" else 64
+    layer = 34 * (2 * 64 * (2 * 64 + 2 * keys + 3 * 160) + 4 * 64 * 34)
+    head = none["flops_by_operation"]["head"]
+    assert none["flops"] - head == none["forwards"] * layer * report.about["layers"], "34 rows in every pass"
+    assert head % (2 * 64 * 256) == 0
     assert rows["dkv-prefill"]["cache_ratio"] == pytest.approx(7 / 8 * 25 / 34), "25 of 34 rows, in all steps but one"
     assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
     assert rows["dllm-cache"]["extra_memory_bytes"] > 0

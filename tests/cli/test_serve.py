@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from remask.cli import main
+from remask.cli.serve import default_threads
 from tests.server.serving import CHATS, LONG, URL, eventually
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
@@ -74,9 +75,10 @@ def served(*words: str, **environment: str) -> Iterator[Process]:
 
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     """16 at a time, half of them waiting; what is accepted is answered in full, what comes later gets a 503."""
-    words = ["bundled", "--max-num-seqs", "4", "--profile-dir", str(tmp_path / "trace"), "--profile-steps", "4"]
+    words = ["bundled", "--max-num-seqs", "4", "--drain-timeout", "120"]
+    words += ["--profile-dir", str(tmp_path / "trace"), "--profile-steps", "4"]
     with served(*words) as process, ThreadPoolExecutor(17) as pool:
-        with httpx.Client(base_url=process.base, timeout=60, limits=httpx.Limits(max_connections=40)) as client:
+        with httpx.Client(base_url=process.base, timeout=120, limits=httpx.Limits(max_connections=40)) as client:
             bodies = [{"messages": CHATS[i], **LONG, "seed": i, "stream": i % 2 == 0} for i in range(16)]
             answers = [pool.submit(client.post, URL, json=body) for body in bodies]
 
@@ -98,7 +100,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
                     assert '"finish_reason":"length"' in response.text
                 else:
                     assert response.json()["usage"]["completion_tokens"] == 48
-        assert process.process.wait(30) == 0
+        assert process.process.wait(60) == 0
     assert any("draining: 16 requests" in line for line in process.lines)
     trace = json.loads((tmp_path / "trace" / "steps.trace.json").read_text(encoding="utf-8"))
     assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
@@ -109,13 +111,14 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     template.write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
     config = tmp_path / "serve.yaml"
     config.write_text(
-        f"model: bundled\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\n"
+        f"model: bundled\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\nthreads: 2\n"
         f"chat_template: {template}\nsampling: {{max_tokens: 8, block_length: 2}}\n",
         encoding="utf-8",
     )
     with served("--config", str(config), "--max-queue", "9", REMASK_API_KEY="from-the-environment") as process:
         told = process.announced()
         assert told["names"] == ["one", "two"]
+        assert told["threads"] == 2
         assert (told["max_queue"], told["cache"], told["seed"], told["api_keys"]) == (9, "none", 3, 1)
         assert told["sampling"] == {"max_tokens": 8, "block_length": 2}
         assert told["chat_template"] == str(template)
@@ -169,6 +172,7 @@ def test_bad_files_of_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
         (["--chat-template", "/nowhere.jinja"], "--chat-template"),
         (["--allowed-origins", "*"], "allowed_origins"),
         (["--max-queue", "-1"], "max_queue"),
+        (["--threads", "0"], "threads"),
         (["--profile-dir", "/proc/none", "--profile-steps", "0"], "profile_steps"),
         (["--profile-dir", "/proc/none"], "--profile-dir"),
         (["llada-tiny", "--load-format", "dummy"], "no tokenizer"),
@@ -179,6 +183,13 @@ def test_bad_flags_end_the_command_before_it_listens(
 ) -> None:
     assert main(["--quiet", "serve", "--dtype", "float32", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "usual", "threads"), [(1, 1, 1), (2, 2, 1), (16, 16, 15), (16, 4, 4)])
+def test_a_core_is_left_to_http(monkeypatch: pytest.MonkeyPatch, cores: int, usual: int, threads: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("torch.get_num_threads", lambda: usual)
+    assert default_threads() == threads
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

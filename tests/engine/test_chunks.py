@@ -9,6 +9,7 @@ import torch
 
 from remask.engine.engine import Engine
 from remask.policies import BiCache, Dense, Reuse
+from remask.policies.block import BlockDual
 from tests.engine.support import (
     LAYERS,
     VOCAB,
@@ -181,6 +182,16 @@ def test_passes_that_are_all_alike_do_not_wait() -> None:
         forwards.append([job.usage.forwards for job in sorted(engine._jobs(), key=lambda job: job.request.id)])
     assert forwards == [[1, 2, 1, 2], [2, 3, 2, 3], [3, 4, 3, 4]]
     run(engine, [])
+
+
+def test_refreshes_that_cost_what_every_pass_does_wait_once() -> None:
+    """One step a block: each pass of `block-dual` is full, so nothing would be gained by putting it off."""
+    engine = make_engine(max_num_seqs=3, max_refreshes=1)
+    work = [Work(request(f"r{i}", 8, block_length=1), BlockDual()) for i in range(3)]
+    results = run(engine, work)
+    assert engine.stats.refreshes == 3 * 8
+    assert engine.stats.steps == 8 + 2
+    assert {result.usage.row_layers for result in results.values()} == {8 * 16 * LAYERS}
 
 
 def test_nothing_is_remembered_of_requests_that_ended() -> None:

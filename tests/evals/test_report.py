@@ -25,6 +25,9 @@ def result(name: str, **values: Any) -> dict[str, Any]:
         "peak_memory_bytes": 2_000_000,
         "extra_memory_bytes": 0,
         "alone": dict(COMPARED),
+        "flops": 2.5e11,
+        "flops_saved": 4.0,
+        "efficiency_kept": 0.75,
         "cache_ratio": 0.25,
         "staleness": 1.5,
         "staleness_is_upper_bound": False,
@@ -55,6 +58,7 @@ def test_a_detailed_row() -> None:
     assert shown["settings"] == "refresh_interval=null, ratio=0.5"
     assert shown["accuracy (95 % interval)"] == "50.0 % (25.0 to 75.0)"
     assert (shown["forwards"], shown["row-layers"], shown["cache ratio"]) == ("8", "1.234 M", "25.0 %")
+    assert (shown["TFLOPs"], shown["FLOPs saved"], shown["efficiency kept"]) == ("0.25", "4.00x", "75 %")
     assert (shown["staleness"], shown["extra memory"]) == ("1.50", "-0.5 MB")
 
 

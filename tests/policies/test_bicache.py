@@ -60,7 +60,6 @@ def test_the_defaults_are_the_papers() -> None:
     assert policy.refresh_interval == 16
     assert policy.boundary_state == "stored"
     assert policy.traits.idle_passes == "all"
-    assert policy.traits.refreshes
 
 
 @given(views(prefix=True), INTERVALS)

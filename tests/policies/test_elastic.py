@@ -85,7 +85,6 @@ def test_defaults_are_the_papers() -> None:
 def test_traits() -> None:
     traits = ElasticCache().traits
     assert traits.watches
-    assert not traits.refreshes
     assert traits.idle_passes == "within_block"
     assert traits.kinds == ("masked",)
 

@@ -1,5 +1,7 @@
 """A choice as it grows from events that are made by hand."""
 
+import pytest
+
 from remask.core.request import Draft, Request, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
 from remask.engine.engine import Event
@@ -13,10 +15,10 @@ A, B, C, D = TOKENIZER.encode("abbey acorn alder arch")
 PROMPT = [A, B]
 
 
-def answer(*, rewrites: bool = False, **sampling: object) -> Answer:
+def answer(*, rewrites: bool = False, scored: bool = True, **sampling: object) -> Answer:
     params = SamplingParams.from_mapping({"max_tokens": 4, **sampling})
     assert TOKENIZER is not None
-    return Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites)
+    return Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, rewrites=rewrites, scored=scored)
 
 
 def wrote(step: int, tokens: dict[int, int], settled: tuple[int, ...] = ()) -> Event:
@@ -52,10 +54,19 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
     assert [item.logprob for item in second.scored][1] == NO_CHANCE
 
 
-def test_a_stop_ends_it_before_tokens_that_settled_with_it() -> None:
-    choice = answer(stop_token_ids=[B])
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_stop_ends_it_before_tokens_that_settled_with_it(scored: bool) -> None:
+    told = 2 if scored else 0
+    choice = answer(scored=scored, stop_token_ids=[B])
     delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
-    assert (delta.text, len(delta.scored)) == ("abbey acorn", 2)
-    choice = answer(stop=["acorn"])
+    assert (delta.text, len(delta.scored)) == ("abbey acorn", told)
+    choice = answer(scored=scored, stop=["acorn"])
     delta = choice.take([wrote(0, {0: A, 1: B, 2: C}, (A, B, C)), ended(A, B)])
-    assert (delta.text, len(delta.scored)) == ("abbey ", 2)
+    assert (delta.text, len(delta.scored)) == ("abbey ", told)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_nothing_is_said_after_a_stop_token(scored: bool) -> None:
+    choice = answer(scored=scored, stop_token_ids=[B])
+    assert choice.take([wrote(0, {0: A, 1: B}, (A, B))]).text == "abbey acorn"
+    assert choice.take([wrote(1, {2: C, 3: D}, (C, D)), ended(A, B)]).text == ""

@@ -4,8 +4,11 @@ import asyncio
 import random
 import resource
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from remask.evals.serving.load import Load, put
 from remask.evals.serving.mix import Mix
 from remask.evals.serving.target import find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
+
+SOAK = 10_000
 
 
 def content(response: httpx.Response) -> str:
@@ -183,50 +188,82 @@ def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> N
         asks = Mix(num_prompts=240, prefixes=4).draw(target)
         full = asyncio.run(put(target, asks[:80], Load(max_concurrency=4)))
         assert all(outcome.error is None for outcome in full.outcomes), "so many are always accepted"
-        over = asyncio.run(put(target, asks, Load(request_rate=4 * len(full.outcomes) / full.seconds)))
+        rate = len(full.outcomes) / full.seconds
+        over = asyncio.run(put(target, asks, Load(request_rate=4 * rate)))
         assert {outcome.error for outcome in over.outcomes} == {None, "429"}
         accepted = [outcome.elapsed_s for outcome in over.outcomes if outcome.error is None]
-        usual = [outcome.elapsed_s for outcome in full.outcomes]
+        usual, slow = (np.percentile(times, 99) for times in ([each.elapsed_s for each in full.outcomes], accepted))
+        print(
+            f"overload: capacity {rate:.1f}/s, offered {4 * rate:.1f}/s; {len(accepted)} of {len(asks)} accepted; "
+            f"p99 {slow:.2f} s, at capacity {usual:.2f} s"
+        )
         assert len(accepted) > 20
-        assert np.percentile(accepted, 99) < 3 * np.percentile(usual, 99), "refused requests cost the others little"
+        assert slow < 3 * usual, "refused requests cost the others little"
         running.settle()
         running.client.delete("/v1/cache")
-        assert running.cache()["pages_used"] == 0
+        assert running.cache()["pages"]["used"] == 0
+
+
+@dataclass
+class Tally:
+    """What the clients of a soak have seen between them."""
+
+    left: int
+    early: int = 0  # bytes of memory after the first tenth
+    statuses: Counter[int] = field(default_factory=Counter)
+    cancelled: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> bool:
+        """Whether there is one more request to send."""
+        with self.lock:
+            self.left -= 1
+            if self.left == 9 * SOAK // 10:
+                self.early = resident()
+            return self.left >= 0
+
+    def note(self, status: int, cancelled: bool) -> None:
+        """A request has been answered, or left."""
+        with self.lock:
+            self.statuses[status] += 1
+            self.cancelled += cancelled and status == 200
+
+
+def soak(running: Running, tally: Tally, seed: int) -> None:
+    """One client: short requests of all kinds, every fifth one left at a random step."""
+    own = random.Random(seed)
+    with httpx.Client(base_url=running.base, timeout=60) as client:
+        while tally.take():
+            body = {**mixed(own.randrange(96)), "max_tokens": 4, "block_length": 2, "steps": 2}
+            leaves = own.random() < 0.2
+            if leaves:
+                with client.stream("POST", URL, json={**body, **SLOW, "stream": True}) as response:
+                    lines = response.iter_lines()
+                    for _ in range(own.randrange(1, 8)):
+                        next(lines, "")
+                    tally.note(response.status_code, leaves)
+            else:
+                tally.note(client.post(URL, json=body).status_code, leaves)
 
 
 @pytest.mark.soak
 def test_ten_thousand_short_requests_leave_nothing_behind() -> None:
     """With cancels at random steps; memory stays where it was after the first thousand."""
+    tally, started = Tally(SOAK), time.monotonic()
     with serving(make_llm(max_num_seqs=8, store_budget_tokens=600), max_queue=64) as running:
-        rng = random.Random(0)
-        lock = threading.Lock()
-        left = 10_000
-        early = 0
-
-        def worker(seed: int) -> None:
-            nonlocal left, early
-            own = random.Random(seed)
-            with httpx.Client(base_url=running.base, timeout=60) as client:
-                while True:
-                    with lock:
-                        left -= 1
-                        if left < 0:
-                            return
-                        if left == 9_000:
-                            early = resident()
-                    body = {**mixed(own.randrange(96)), "max_tokens": 4, "block_length": 2, "steps": 2}
-                    if own.random() < 0.2:
-                        with client.stream("POST", URL, json={**body, **SLOW, "stream": True}) as response:
-                            lines = response.iter_lines()
-                            for _ in range(own.randrange(1, 8)):
-                                next(lines, "")
-                    else:
-                        assert client.post(URL, json=body).status_code in (200, 429)
-
         with ThreadPoolExecutor(12) as pool:
-            for future in [pool.submit(worker, rng.randrange(1 << 30)) for _ in range(12)]:
+            for future in [pool.submit(soak, running, tally, seed) for seed in range(12)]:
                 future.result()
         running.settle()
-        assert resident() - early < 48 << 20
+        late = resident()
+        print(
+            f"soak: {SOAK} requests in {time.monotonic() - started:.0f} s, {dict(tally.statuses)}, {tally.cancelled} "
+            f"left at a random step; resident {tally.early >> 20} MiB after {SOAK // 10}, {late >> 20} MiB at the end"
+        )
+        assert set(tally.statuses) == {200}
+        assert sum(tally.statuses.values()) == SOAK
+        assert tally.cancelled > SOAK // 10
+        assert late - tally.early < 48 << 20
+        assert not running.service.engine._tickets
         running.client.delete("/v1/cache")
         assert running.cache()["pages"]["used"] == 0

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,13 +16,13 @@ DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
 
 
 def scrape(running: Running) -> dict[str, float]:
-    """Samples by name; those of a reason by `name/reason`; buckets left out."""
+    """Samples by name; those of a reason by `name/reason`; buckets and the process' own left out."""
     response = running.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
-            if sample.name.endswith("_bucket"):
+            if sample.name.endswith("_bucket") or sample.name.startswith("process_"):
                 continue
             assert sample.labels["model_name"] == "bundled"
             reason = sample.labels.get("finished_reason")
@@ -50,17 +51,47 @@ def test_every_number_is_what_it_says() -> None:
     assert now["request_success_total/timeout"] == 1
     assert now["prefix_passes_total"] == 1
     assert now["prefix_refreshes_total"] == 2, "the first step of each of both requests that lease"
+    assert now["refreshes_total"] == 2
     computed = sum(each["row_layers"] for each in work)
     assert now["row_layers_computed_total"] == computed + now["prefix_row_layers_total"]
     canvases = [usage["prompt_tokens"] + length for usage, length in zip(usages, (16, 16, 4), strict=True)]
     whole = sum(each["forwards"] * canvas * 10 for each, canvas in zip(work, canvases, strict=True))
     assert now["row_layers_saved_total"] == whole - computed > 0
     assert now["engine_steps_total"] == sum(each["forwards"] for each in work) + 1
+    assert 0 < now["engine_step_cpu_seconds_total"] < now["engine_step_seconds_total"] < 30
     for name in ("e2e_request_latency_seconds", "time_to_first_settled_token_seconds", "request_queue_time_seconds"):
         assert now[f"{name}_count"] == 3
         assert 0 <= now[f"{name}_sum"] < 30
     assert now["request_denoising_steps_sum"] == sum(each["steps"] for each in work)
     assert now["kv_cache_usage_perc"] > 0, "a prefix is stored"
+
+
+def test_work_and_refreshes_of_every_policy(server: Running) -> None:
+    """Eight steps in two blocks, of requests without a stored prefix; `bicache` alone reads the one that it brings."""
+    fields: dict[str, Any] = {"max_tokens": 8, "block_length": 4, "steps": 8, "ignore_eos": True}
+    depth = {"depth": 4, "refresh_interval": 4}
+    expected = {"none": 0, "reuse": 0, "bicache": 2, "block-prefix": 2, "block-dual": 2, "dkv-decode": 4, "dkv-pd": 4}
+    expected |= {"dkv-prefill": 1, "dkv-greedy": 2, "dllm-cache": 1, "bicache+dkv-prefill": 2}
+    server.client.delete("/v1/cache")
+    for number, (cache, refreshes) in enumerate(expected.items()):
+        own: dict[str, Any] = {"cache_config": depth} if "bicache" in cache else {}
+        own |= {"remasking": "random"} if cache == "dkv-greedy" else {}
+        before = scrape(server)
+        told = server.ask(0, cache=cache, cache_salt=str(number), **fields, **own).json()
+        server.settle()
+        now = {name: value - before[name] for name, value in scrape(server).items()}
+        assert now["refreshes_total"] == refreshes, cache
+        computed, canvas = told["remask"]["row_layers"], told["usage"]["prompt_tokens"] + 8
+        assert now["row_layers_computed_total"] == computed + now["prefix_row_layers_total"]
+        assert now["row_layers_saved_total"] == told["remask"]["forwards"] * canvas * 10 - computed
+        assert (now["row_layers_saved_total"] > 0) is (cache != "none")
+
+
+def test_the_process_tells_of_itself(server: Running) -> None:
+    text = server.client.get("/metrics").text
+    found = dict(re.findall(r"^(process_\w+) (\S+)$", text, re.MULTILINE))
+    assert float(found["process_cpu_seconds_total"]) > 0
+    assert float(found["process_resident_memory_bytes"]) > 1 << 20
 
 
 def test_each_server_counts_for_itself() -> None:

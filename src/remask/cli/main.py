@@ -19,11 +19,12 @@ from remask.cli import (
     generate,
     inspect,
     profile,
+    profile_ops,
     serve,
 )
 from remask.errors import RemaskError
 
-COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, analyze, evaluate, inspect)
+COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, profile_ops, analyze, evaluate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

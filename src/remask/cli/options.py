@@ -9,6 +9,7 @@ from remask.core.checks import json_object
 from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
+from remask.evals.perplexity import Policy
 from remask.evals.workload import TASK_SAMPLING
 from remask.llm import LLM
 from remask.store.eviction import EVICTIONS
@@ -112,6 +113,18 @@ def check_folder(option: str, path: str | None) -> None:
 def object_option(option: str, text: str | None) -> dict[str, Any]:
     """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
     return {} if text is None else json_object(option, text)
+
+
+def compared_policies(args: argparse.Namespace) -> list[Policy]:
+    """`--caches` with their `--cache-config`, each once. Raises `ConfigError` on settings of another policy."""
+    settings = object_option("--cache-config", args.cache_config)
+    names = list(dict.fromkeys(name.strip() for name in args.caches.split(",")))
+    for name, own in settings.items():
+        if name not in names:
+            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
+        if not isinstance(own, dict):
+            raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
+    return [Policy(name, settings.get(name, {})) for name in names]
 
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
@@ -16,6 +18,7 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
+from remask.core.checks import whole
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
@@ -36,6 +39,9 @@ def add_parser(commands: Any) -> None:
     add_engine_options(parser)
     add_answer_options(parser)
     server = add_server_options(parser)
+    server.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads that the model computes on (default: all cores but one)"
+    )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
     parser.set_defaults(run=run)
@@ -82,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
+    whole("threads", args.threads, low=1, optional=True)
+    torch.set_num_threads(args.threads or default_threads())
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = read_template(args.chat_template)
     llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
@@ -91,6 +99,16 @@ def run(args: argparse.Namespace) -> int:
     _announce(args, llm, config, trace is not None)
     Server(app, args.host, args.port).run()
     return 0
+
+
+def default_threads() -> int:
+    """Threads for a server's model: one a core, but for one core, which is left to HTTP.
+
+    Threads of the model that wait for each other spin, and hold up whoever shares their cores. A lower number that
+    PyTorch was told of, as by OMP_NUM_THREADS, is kept.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(torch.get_num_threads(), max(1, cores - 1))
 
 
 def check_extra(*needed: str) -> None:
@@ -136,6 +154,7 @@ def _announce(args: argparse.Namespace, llm: LLM, config: Any, traced: bool) -> 
         "names": list(config.model_names),
         "device": str(llm.model.device),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
         "cache": llm.cache,
         "cache_config": llm.cache_config,
         "sampling": dict(config.sampling),

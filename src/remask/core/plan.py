@@ -86,6 +86,8 @@ class Plan:
 
     `watch` makes the plan the one that may change while it runs, from what attention is like. Then it has a span for
     each layer, and the hidden states of all rows are kept, by this plan or by those before it.
+
+    `refreshes` says that the policy fills or renews its caches in this pass, beside what it computes in every pass.
     """
 
     spans: tuple[Span, ...]
@@ -93,6 +95,7 @@ class Plan:
     commit: Mask | None = None
     sees: Reach | None = None
     watch: Watch | None = None
+    refreshes: bool = False
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -169,7 +172,7 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        return self.cut(at).map(whole)
+        return replace(self.cut(at).map(whole), refreshes=True)
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""

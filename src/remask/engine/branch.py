@@ -11,6 +11,7 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
+from remask.core.pass_cost import Passed
 from remask.core.plan import Plan, PrefixHit, Span
 from remask.engine.tracker import Tracker
 from remask.errors import PlanError
@@ -61,6 +62,10 @@ class Branch:
         """Bytes that it holds beside its pages."""
         states = 0 if self.states is None else self.states.nbytes
         return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
+
+    def passed(self, plan: Plan) -> Passed:
+        """Its part in the pass of `plan`, which its ledger has entered last, for what that costs."""
+        return Passed(plan, self.prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from remask.core.meter import CacheMeter
+from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
 from remask.engine.branch import prefix_branch
 from remask.engine.chunks import PrefixPass
@@ -17,10 +18,9 @@ from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
 from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
-from remask.engine.read import read_rows
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
-from remask.engine.runner import run_pass
+from remask.engine.runner import Runner
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
@@ -58,10 +58,13 @@ class EngineStats:
     """Counters since the engine was made."""
 
     steps: int = 0
+    step_seconds: float = 0.0  # within `step`
+    step_cpu_seconds: float = 0.0  # of them, what the thread that calls it computed; helper threads are not counted
     row_layers: int = 0
     row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
+    refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
 
@@ -87,8 +90,10 @@ class Engine:
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        self.runner = Runner(model, self.memory.pool)  # another one may be put here, which looks on
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
+        self.costs: CostMeter | None = None  # where one is put here, it notes what every pass costs
         self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
         self._waiting: list[Job] = []  # in the order in which they begin
         self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
@@ -148,16 +153,19 @@ class Engine:
 
         Requests past their deadlines end first.
         """
+        start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
         batch = self._next()
         if batch.jobs or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
             items += [item for job in batch.jobs for item in job.items()]
-            hidden, items = run_pass(self.model, self.memory.pool, items, batch.passes)
+            hidden, items = self.runner.run(items, batch.passes)
+            if self.costs is not None:
+                self.costs.note([branch.passed(plan) for branch, plan in items])
             if self.probe is not None:
                 self.probe(batch.jobs, hidden)
-            scores = read_rows(self.model, hidden, batch.jobs)
+            scores = self.runner.read(hidden, batch.jobs)
             ran = iter(items[len(batch.passes) :])
             for job in batch.jobs:
                 job.ran([next(ran) for _ in job.items()])
@@ -165,6 +173,8 @@ class Engine:
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()
+        self.stats.step_seconds += time.perf_counter() - start
+        self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
 
     def memory_report(self) -> MemoryReport:
@@ -261,7 +271,8 @@ class Engine:
                     self.meter.note(branch.ledger, plan)
             tokens, confidence = scores[:, at : at + job.predicted]
             at += job.predicted
-            self.stats.prefix_refreshes += job.refreshes
+            self.stats.refreshes += job.refreshes
+            self.stats.prefix_refreshes += job.refreshes_prefix
             self.stats.row_layers_saved += job.saved
             self._refreshes.ran(job)
             if job.closing:
@@ -294,7 +305,7 @@ class Engine:
         self.memory.free(job)
 
     def _refreshing(self, item: Job | PrefixPass) -> bool:
-        return isinstance(item, Job) and self._refreshes.refreshes(item)
+        return isinstance(item, Job) and self._refreshes.heavy(item)
 
 
 def _ready(item: Job | PrefixPass) -> bool:

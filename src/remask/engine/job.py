@@ -111,6 +111,11 @@ class Job:
 
     @property
     def refreshes(self) -> bool:
+        """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
+        return any(plan.refreshes for _, plan in self.items())
+
+    @property
+    def refreshes_prefix(self) -> bool:
         """Whether the next pass computes rows of the leased prefix, above the boundary."""
         if self.lease is None:
             return False

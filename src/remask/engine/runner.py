@@ -1,52 +1,75 @@
-"""Running a pass. Where its plans watch attention, layer by layer: what drifted is refreshed from the next layer on."""
+"""Running passes. Where plans watch attention, layer by layer: what drifted is refreshed from the next layer on."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan
 from remask.engine.branch import Branch
 from remask.engine.chunks import PrefixPass, keep_leaving_states
+from remask.engine.job import Job
 from remask.engine.pack import pack
+from remask.engine.read import read_rows
 from remask.engine.watching import Eye, look
 from remask.models.pool import Pool
+from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 
 Items = list[tuple[Branch, Plan]]
 
 
-@torch.inference_mode()
-def run_pass(model: Transformer, pool: Pool, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
-    """One forward pass over `items`, of which `passes` are the first. Nothing given is changed but canvases' memory.
+class Runner:
+    """What an engine has done on the device: passes of one model over one pool, and the reading of their logits."""
 
-    Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-    their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads two numbers a
-    watched canvas after every layer but the last.
-    """
-    batch = keep_leaving_states(pack(items, model.device), passes)
-    if all(plan.watch is None for _, plan in items):
-        return model.forward(batch, pool), items
-    items, stages = list(items), batch.stages
-    eyes = [
-        Eye(number, branch, plan.watch, model.device)
-        for number, (branch, plan) in enumerate(items)
-        if plan.watch is not None
-    ]
-    h = model.embed(batch.tokens)
-    while stages:
-        stage, stages = stages[0], stages[1:]
-        h = model.run(stage, h, pool)
-        # A stage without layers has still to keep what leaves this one.
-        if not stages or not len(stages[0].layers):
-            continue
-        done = stage.layers.stop
-        drifted = look(model, pool, eyes, done - 1)
-        for eye in drifted:
-            plan = items[eye.number][1].refreshed(done)
-            eye.branch.ledger.revise(plan)
-            items[eye.number] = eye.branch, plan
-        if drifted:
-            batch = keep_leaving_states(pack(items, model.device, first=done), passes)
-            stages = batch.stages
-    return model.leave(h[batch.predict]), items
+    def __init__(self, model: Transformer, pool: Pool) -> None:
+        self.model, self.pool = model, pool
+
+    @torch.inference_mode()
+    def run(self, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+        """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
+
+        Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
+        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads two numbers a
+        watched canvas after every layer but the last.
+        """
+        model, batch = self.model, self.pack(items, passes)
+        if all(plan.watch is None for _, plan in items):
+            return model.forward(batch, self.pool), items
+        items, stages = list(items), batch.stages
+        eyes = [
+            Eye(number, branch, plan.watch, model.device)
+            for number, (branch, plan) in enumerate(items)
+            if plan.watch is not None
+        ]
+        h = model.embed(batch.tokens)
+        while stages:
+            stage, stages = stages[0], stages[1:]
+            h = model.run(stage, h, self.pool)
+            # A stage without layers has still to keep what leaves this one.
+            if not stages or not len(stages[0].layers):
+                continue
+            done = stage.layers.stop
+            drifted = self.look(eyes, done - 1)
+            for eye in drifted:
+                plan = items[eye.number][1].refreshed(done)
+                eye.branch.ledger.revise(plan)
+                items[eye.number] = eye.branch, plan
+            if drifted:
+                batch = self.pack(items, passes, first=done)
+                stages = batch.stages
+        return model.leave(h[batch.predict]), items
+
+    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
+        """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
+        return keep_leaving_states(pack(items, self.model.device, first), passes)
+
+    def look(self, eyes: list[Eye], layer: int) -> list[Eye]:
+        """The eyes that see attention drift in `layer`, which has just run."""
+        return look(self.model, self.pool, eyes, layer)
+
+    def read(self, hidden: Tensor, jobs: Sequence[Job]) -> NDArray[np.float32]:
+        """Token and confidence of every predicted position, float32 [2, rows], job after job."""
+        return read_rows(self.model, hidden, jobs)

@@ -16,6 +16,7 @@ from remask.evals.interval import wilson
 from remask.evals.record import Record, about
 from remask.evals.workload import Task, Workload, token_agreement
 from remask.llm import LLM, Output, Work
+from remask.profiling.flops import Executed
 
 
 @dataclass(slots=True)
@@ -42,13 +43,17 @@ class Round:
 
 @dataclass(slots=True)
 class Row:
-    """A contender's rounds over the tasks that it was given; `alone` with one request at a time."""
+    """A contender's rounds over the tasks that it was given; `alone` with one request at a time.
+
+    `meter` and `executed` tell of the warm-up turn, where details are wanted.
+    """
 
     contender: Contender
     tasks: tuple[Task, ...]
     rounds: list[Round] = field(default_factory=list)
     alone: list[Round] = field(default_factory=list)
     meter: CacheMeter = field(default_factory=CacheMeter)
+    executed: Executed | None = None
 
 
 def run_bench(
@@ -64,9 +69,9 @@ def run_bench(
     """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
 
     Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
-    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V, and to each
-    round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the record
-    that `remask bench` writes; its settings are the workload's shape.
+    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V and FLOPs, and to
+    each round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the
+    record that `remask bench` writes; its settings are the workload's shape.
     """
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
@@ -75,7 +80,7 @@ def run_bench(
     turns = (1 + rounds * (2 if singly else 1)) * len(rows)
     with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
         for row in rows:
-            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, row.meter if detail else None)
+            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, metered=detail)
             bar.update()
         for _ in range(rounds):
             for row in rows:
@@ -90,9 +95,10 @@ def run_bench(
     return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
 
 
-def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, meter: CacheMeter | None = None) -> Round:
+def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> Round:
     engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
-    engine.meter = meter
+    if metered:
+        engine.meter, row.executed = row.meter, Executed(engine)
     work = [Work(task.request, row.contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
@@ -162,7 +168,24 @@ def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
         result["cache_ratio"] = row.meter.cache_ratio
         result["staleness"] = row.meter.staleness
         result["staleness_is_upper_bound"] = row.meter.upper_bound
+        result |= _flops(row, baseline, result["ratio_to_none"])
     return result
+
+
+def _flops(row: Row, baseline: Row, speed: float) -> dict[str, Any]:
+    """FLOPs and bytes of all passes. Speed is what they save, times the FLOPs a second that are kept in doing less."""
+    assert row.executed is not None
+    assert baseline.executed is not None
+    cost, reference = row.executed.meter.total, baseline.executed.meter.total
+    saved = reference.total.flops / cost.total.flops
+    return {
+        "flops": cost.total.flops,
+        "flops_by_operation": {name: each.flops for name, each in cost.operations.items()},
+        "executed_flops": row.executed.flops,
+        "bytes": cost.total.bytes,
+        "flops_saved": saved,
+        "efficiency_kept": speed / saved,
+    }
 
 
 def _compared(rounds: Sequence[Round], baseline: Sequence[Round]) -> dict[str, Any]:

@@ -20,12 +20,15 @@ def table(record: Record, *, detail: bool = False) -> str:
     slower is marked.
     """
     columns = DETAILED if detail else SHORT
-    header = [name for name, _ in columns]
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
+    return "\n\n".join([markdown([name for name, _ in columns], rows), *_notes(record, detail)])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its columns aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [_line(header, widths), "|" + "|".join("-" * (width + 2) for width in widths) + "|"]
-    lines += [_line(row, widths) for row in rows]
-    return "\n\n".join(["\n".join(lines), *_notes(record, detail)])
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([_line(header, widths), rule, *(_line(row, widths) for row in rows)])
 
 
 def _accuracy(result: Result) -> str:
@@ -66,6 +69,9 @@ DETAILED: tuple[Column, ...] = (
     ("speed alone", lambda result: _speed(result["alone"])),
     ("forwards", lambda result: str(result["forwards"])),
     ("row-layers", lambda result: f"{result['row_layers'] / 1e6:.3f} M"),
+    ("TFLOPs", lambda result: f"{result['flops'] / 1e12:.3g}"),
+    ("FLOPs saved", lambda result: f"{result['flops_saved']:.2f}x"),
+    ("efficiency kept", lambda result: f"{100 * result['efficiency_kept']:.0f} %"),
     ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
     ("staleness", _staleness),
     ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
@@ -101,7 +107,8 @@ def _notes(record: Record, detail: bool) -> list[str]:
         notes.append(
             f"Speed alone: the first {work['alone_requests']} requests, one at a time. Cache ratio: share of the K/V "
             "that a pass does not compute. Staleness: passes since the K/V attended to were written; <= where rows are "
-            "chosen on the device. Extra memory: at the peak, beyond the baseline's."
+            "chosen on the device. Speed is FLOPs saved times efficiency kept. Extra memory: at the peak, beyond the "
+            "baseline's."
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from remask.core.cost import Widths
 from remask.core.kinds import ModelKind
 from remask.core.noise import Noise
 
@@ -68,3 +69,17 @@ class ModelConfig:
     def up_rows(self) -> int:
         """Rows of the matrix that leads into the MLP: gate and up, or up alone."""
         return self.intermediate * (2 if self.mlp == "swiglu" else 1)
+
+    def widths(self, item: int) -> Widths:
+        """What decides the cost of a pass, with numbers of `item` bytes."""
+        return Widths(
+            layers=self.layers,
+            hidden=self.hidden,
+            queries=self.heads * self.head_dim,
+            keys=self.kv_heads * self.head_dim,
+            up=self.up_rows,
+            intermediate=self.intermediate,
+            vocab=self.vocab,
+            sink=self.sink,
+            item=item,
+        )

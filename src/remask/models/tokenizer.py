@@ -1,7 +1,7 @@
 """Text to token ids and back, chat templates, and the prefix that a conversation shares with its like."""
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,20 @@ class Tokenizer:
         """Whether `apply_chat` can render messages."""
         return bool(self._backend.chat_template)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; names of special tokens in it become those tokens.
+
+        `add_special_tokens` puts those around it that the tokenizer puts around a text.
 
         Raises:
             ConfigError: the text holds lone surrogates, which no tokenizer can read.
         """
-        return self._encode(text, add_special_tokens=True)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, with its spaces as they are."""
@@ -55,7 +62,12 @@ class Tokenizer:
         return text
 
     def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation rendered by the checkpoint's chat template.
+        """Token ids of `render_chat`'s text. Raises as it does."""
+        # The template writes out the special tokens itself.
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """The text of a conversation, by the checkpoint's chat template, special tokens written out.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
         `add_generation_prompt` opens the assistant's turn at the end.
@@ -70,25 +82,24 @@ class Tokenizer:
                 "token ids, or put a template into the model's folder as chat_template.jinja."
             )
         try:
-            text = self._backend.apply_chat_template(
+            text: str = self._backend.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise ConfigError(f"The model's chat template refuses these messages: {error}") from error
-        # The template writes out the special tokens itself.
-        return self._encode(text, add_special_tokens=False)
+        return text
 
-    def shared_prefix(self, messages: Messages) -> int:
+    def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
         """How many leading tokens of `apply_chat(messages)` come from what stands before the last user turn.
 
         That is the longest token prefix common to the whole conversation and to its messages before that turn. It is
         0 where nothing stands before it, where there is no user turn, and where the template refuses a conversation
-        that ends there.
+        that ends there. `tokens` are those of `apply_chat(messages)`, where the caller has them.
 
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
         """
-        whole = self.apply_chat(messages)
+        whole = self.apply_chat(messages) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
             return 0
@@ -97,13 +108,15 @@ class Tokenizer:
         except ConfigError:
             return 0
 
-    def prefix_through(self, messages: Messages, last: int) -> int:
+    def prefix_through(self, messages: Messages, last: int, tokens: Sequence[int] | None = None) -> int:
         """How many leading tokens of `apply_chat(messages)` come from `messages[0]` to `messages[last]`.
+
+        `tokens` are those of `apply_chat(messages)`, where the caller has them.
 
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation and for one that ends there.
         """
-        return self._common(self.apply_chat(messages), messages[: last + 1])
+        return self._common(self.apply_chat(messages) if tokens is None else tokens, messages[: last + 1])
 
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja) from now on, whatever the checkpoint brought."""
@@ -112,15 +125,10 @@ class Tokenizer:
     def _common(self, whole: Sequence[int], messages: Messages) -> int:
         """Length of the longest token prefix common to `whole` and to `messages`."""
         before = self.apply_chat(messages, add_generation_prompt=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False)))
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
-        return ids
+        # One comparison in C: a prefix may be thousands of tokens, and most often all of it is common.
+        if list(whole[: len(before)]) == before:
+            return len(before)
+        return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:

@@ -57,17 +57,21 @@ class Transformer:
 
     def leave(self, h: Tensor) -> Tensor:
         """The final norm of what leaves the last layer."""
-        return F.rms_norm(h, (self.config.hidden,), self.weights.norm, self.config.norm_eps)
+        return self.norm(h, self.weights.norm)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm of the last dimension of `x`."""
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
         """Queries after RoPE, [N, heads, Dh], of rows at `positions` whose input to `layer` is `h` [N, D]."""
         c, w = self.config, self.weights.layers[layer]
         width = c.heads * c.head_dim
-        x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
+        x = self.norm(h, w.attn_norm)
         q = F.linear(x, w.qkv[:width], None if w.qkv_bias is None else w.qkv_bias[:width])
         q = q.view(len(x), c.heads, c.head_dim)
         if w.q_norm is not None:
-            _norm(q, w.q_norm, c.norm_eps, whole=c.qk_norm == "whole")
+            self._norm_heads(q, w.q_norm)
         return _rotate(q, self.cos[positions], self.sin[positions])
 
     @torch.inference_mode()
@@ -112,7 +116,7 @@ class Transformer:
         """
         c = self.config
         places = slots[pick.rows]
-        x = F.rms_norm(h[pick.rows], (c.hidden,), w.attn_norm, c.norm_eps)
+        x = self.norm(h[pick.rows], w.attn_norm)
         kept = pool.k[layer] if pick.keys else pool.v[layer]
         # In the fused projection K's rows follow Q's, and V's follow K's.
         first = (c.heads if pick.keys else c.heads + c.kv_heads) * c.head_dim
@@ -121,7 +125,7 @@ class Transformer:
         new = new.view(len(new), c.kv_heads, c.head_dim)
         if pick.keys:
             if w.k_norm is not None:
-                _norm(new, w.k_norm, c.norm_eps, whole=c.qk_norm == "whole")
+                self._norm_heads(new, w.k_norm)
             new = _rotate(new, cos[pick.rows], sin[pick.rows])
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)
@@ -135,12 +139,11 @@ class Transformer:
     ) -> Tensor:
         """Attention output of the rows `h`, whose K/V go to `slots`."""
         c = self.config
-        x = F.rms_norm(h, (c.hidden,), w.attn_norm, c.norm_eps)
+        x = self.norm(h, w.attn_norm)
         heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         if w.q_norm is not None and w.k_norm is not None:
-            whole = c.qk_norm == "whole"
-            _norm(heads[:, : c.heads], w.q_norm, c.norm_eps, whole=whole)
-            _norm(heads[:, c.heads : c.heads + c.kv_heads], w.k_norm, c.norm_eps, whole=whole)
+            self._norm_heads(heads[:, : c.heads], w.q_norm)
+            self._norm_heads(heads[:, c.heads : c.heads + c.kv_heads], w.k_norm)
         rotated = _rotate(heads[:, : c.heads + c.kv_heads], cos, sin)
         q, k, v = rotated[:, : c.heads], rotated[:, c.heads :], heads[:, c.heads + c.kv_heads :]
         if stage.written is not None:
@@ -152,12 +155,16 @@ class Transformer:
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
         """FFN output of the rows `h`."""
-        c = self.config
-        if c.mlp == "relu2":
-            x = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up, w.up_bias)
-            return F.linear(x.relu_().square_(), w.down, w.down_bias)
-        gate, up = F.linear(F.rms_norm(h, (c.hidden,), w.ffn_norm, c.norm_eps), w.gate_up).chunk(2, dim=-1)
+        x = self.norm(h, w.ffn_norm)
+        if self.config.mlp == "relu2":
+            return F.linear(F.linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
+        gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
         return F.linear(F.silu(gate, inplace=True).mul_(up), w.down)
+
+    def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
+        """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all of them together."""
+        x = heads.flatten(1) if self.config.qk_norm == "whole" else heads
+        heads.copy_(self.norm(x, weight).view_as(heads))
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:
@@ -187,12 +194,6 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
         return kept[slots]
     kept.index_copy_(0, slots[rows[written]], new[written])
     return kept[slots].index_copy_(0, rows, new)
-
-
-def _norm(heads: Tensor, weight: Tensor, eps: float, *, whole: bool) -> None:
-    """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of the `whole` of them together."""
-    x = heads.flatten(1) if whole else heads
-    heads.copy_(F.rms_norm(x, weight.shape, weight, eps).view_as(heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ class Traits:
             a block that still has noisy positions ("within_block"), or all, because later passes read what they write.
         blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
         needs_outputs: attention and FFN outputs are cached, beside K and V.
-        refreshes: some passes compute more rows than others, on schedule.
         own_clocks: the two canvases of a guided request count their steps and forwards apart.
         kinds: kinds of models that the policy is defined for.
         watches: plans may watch attention: the hidden states of all rows are kept, beside K and V. Such a policy reads
@@ -41,7 +40,6 @@ class Traits:
     idle_passes: IdlePasses = "all"
     blockwise: bool = False
     needs_outputs: bool = False
-    refreshes: bool = True
     own_clocks: bool = False
     kinds: tuple[ModelKind, ...] = ("masked",)
     watches: bool = False

@@ -54,7 +54,7 @@ class BiCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """The inner policy's; but a pass that transfers nothing may be a refresh."""
-        return replace(self.inner.traits, idle_passes="all", kinds=("masked",), refreshes=True)
+        return replace(self.inner.traits, idle_passes="all", kinds=("masked",))
 
     @property
     def without_prefix(self) -> CachePolicy:
@@ -99,4 +99,5 @@ class BiCache(CachePolicy):
                 return replace(span, rows=span.rows | prefix, frozen=prefix)
             return replace(span, rows=span.rows & ~prefix)
 
-        return plan.cut(boundary).map(place)
+        renewed = plan.refreshes or (refresh and boundary < view.layers)
+        return replace(plan.cut(boundary).map(place), refreshes=renewed)

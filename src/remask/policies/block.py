@@ -33,12 +33,15 @@ class Blockwise(CachePolicy):
         layers = range(view.layers)
         if view.block_step > 0:
             rows = self._rows(view)
-            return Plan((Span(layers, rows),), predict=view.candidates & rows)
+            return Plan((Span(layers, rows),), predict=view.candidates & rows, refreshes=self._renews(view))
         first = _positions(view, range(view.block.start, view.block.start + 1))
         commit = first if view.shift else None
-        return Plan(
-            (Span(layers, view.everything),), predict=view.candidates if commit is None else first, commit=commit
-        )
+        predict = view.candidates if commit is None else first
+        return Plan((Span(layers, view.everything),), predict, commit, refreshes=True)
+
+    def _renews(self, view: View) -> bool:  # noqa: ARG002
+        """Whether a cached pass computes rows that it reads from the cache at other times."""
+        return False
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked",)
@@ -94,7 +97,7 @@ class BlockDual(Blockwise):
             return Blockwise.plan(self, view)
         if view.pass_index == 0:
             nothing = _positions(view, range(0))
-            return Plan((Span(range(view.layers), view.everything),), predict=nothing, commit=nothing)
+            return Plan((Span(range(view.layers), view.everything),), nothing, commit=nothing, refreshes=True)
         return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
 
     def _rows(self, view: View) -> Mask:
@@ -120,10 +123,15 @@ class UniformCache(Blockwise):
     def _rows(self, view: View) -> Mask:
         if view.touched is not None:
             return view.touched if view.touched.any() else view.everything
+        more = len(view.block) if self._renews(view) else 0
+        return _positions(view, range(view.block.start, view.block.stop + more))
+
+    def _renews(self, view: View) -> bool:
+        if view.touched is not None:
+            return not view.touched.any()
         end = view.length if view.response is None else view.response
         due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
-        stop = view.block.stop + len(view.block) if due and view.block.stop < end else view.block.stop
-        return _positions(view, range(view.block.start, stop))
+        return due and view.block.stop < end
 
 
 def _positions(view: View, positions: range) -> Mask:

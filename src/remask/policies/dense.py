@@ -14,8 +14,8 @@ class Dense(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Nothing is kept between passes, so one that transfers nothing can be skipped, and none refreshes."""
-        return Traits(idle_passes="skipped", kinds=("masked", "uniform", "block_causal"), refreshes=False)
+        """Nothing is kept between passes, so one that transfers nothing can be skipped."""
+        return Traits(idle_passes="skipped", kinds=("masked", "uniform", "block_causal"))
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""

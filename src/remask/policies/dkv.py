@@ -21,11 +21,15 @@ class _Delayed(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """One span over the rows that are not cached."""
-        return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
+        return Plan((Span(range(view.layers), self._rows(view)),), view.candidates, refreshes=self._renews(view))
+
+    @abstractmethod
+    def _renews(self, view: View) -> bool:
+        """Whether rows are computed that are read from the cache at other times."""
 
     @abstractmethod
     def _rows(self, view: View) -> Mask:
-        """Rows that are not cached."""
+        """Rows that are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,12 @@ class DkvDecode(_Delayed):
             raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
 
     def _rows(self, view: View) -> Mask:
-        clock = view.step if view.shift else view.block_step
-        if self._refreshes(clock) or (clock == 1 and not view.shift):
-            return view.everything
-        return self._uncached(view)
+        return view.everything if self._renews(view) else self._uncached(view)
 
-    def _refreshes(self, clock: int) -> bool:
-        return clock == 0 if self.refresh_interval is None else clock % self.refresh_interval == 0
+    def _renews(self, view: View) -> bool:
+        clock = view.step if view.shift else view.block_step
+        due = clock == 0 if self.refresh_interval is None else clock % self.refresh_interval == 0
+        return due or (clock == 1 and not view.shift)
 
     def _uncached(self, view: View) -> Mask:
         settled = _shifted(view, self.shift or "un") if view.shift else view.settled
@@ -76,7 +79,10 @@ class DkvPrefill(_Delayed):
     """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
 
     def _rows(self, view: View) -> Mask:
-        return view.everything if view.step == 0 else _after_prefill(view)
+        return view.everything if self._renews(view) else _after_prefill(view)
+
+    def _renews(self, view: View) -> bool:
+        return view.step == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +132,14 @@ class DkvGreedy(_Delayed):
         assert view.order is not None
         predict = np.zeros(view.length, dtype=np.bool_)
         predict[view.order] = True
-        return Plan((Span(range(view.layers), self._rows(view)),), predict=predict)
+        return Plan((Span(range(view.layers), self._rows(view)),), predict, refreshes=self._renews(view))
+
+    def _renews(self, view: View) -> bool:
+        interval = self.refresh_interval
+        return view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
 
     def _rows(self, view: View) -> Mask:
-        interval = self.refresh_interval
-        if view.block_step == 0 or (interval is not None and view.block_step % interval == 0):
+        if self._renews(view):
             return view.everything
         assert view.order is not None
         rows = np.zeros(view.length, dtype=np.bool_)

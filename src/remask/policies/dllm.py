@@ -73,7 +73,7 @@ class DllmCache(CachePolicy):
         deep = self._deep(view, rows, held, response, count) if view.layers > 1 else ()
         # A residual of the guidance that is kept must serve positions of later blocks too.
         predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
-        return Plan((Span(range(1), rows), *deep), predict=predict)
+        return Plan((Span(range(1), rows), *deep), predict, refreshes=refresh_prompt or refresh_response)
 
     def _deep(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
         """All layers but the first. Of the `response` only `count` rows are computed, where `count` is above 0."""

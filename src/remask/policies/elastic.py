@@ -32,8 +32,8 @@ class ElasticCache(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Attention is watched. Which passes will refresh is not known beforehand, so none can be put off."""
-        return Traits(idle_passes="within_block", watches=True, refreshes=False)
+        """Attention is watched."""
+        return Traits(idle_passes="within_block", watches=True)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses a window beyond the response, and a decoding order that could leave the window."""
@@ -55,7 +55,8 @@ class ElasticCache(CachePolicy):
         window[np.flatnonzero(view.noisy)[: self.window]] = True
         rows = self._rows(view, window)
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
-        return Plan(tuple(spans), predict=window & view.candidates, watch=Watch(window, ~view.noisy, self.threshold))
+        watch = Watch(window, ~view.noisy, self.threshold)
+        return Plan(tuple(spans), window & view.candidates, watch=watch, refreshes=view.step == 0)
 
     def _rows(self, view: View, window: Mask) -> Mask:
         if view.step == 0:

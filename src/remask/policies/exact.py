@@ -33,7 +33,7 @@ class Exact(CachePolicy):
     @property
     def traits(self) -> Traits:
         """Of block-causal models alone. What is cached is final, so nothing is refreshed."""
-        return Traits(kinds=("block_causal",), pages=True, refreshes=False)
+        return Traits(kinds=("block_causal",), pages=True)
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""

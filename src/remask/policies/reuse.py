@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Plan, Span, View
-from remask.policies.base import CachePolicy, Traits
+from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 
 
@@ -15,11 +15,6 @@ class Reuse(CachePolicy):
 
     Exact for causal attention; for bidirectional attention the prefix's K/V lack the influence of all that follows.
     """
-
-    @property
-    def traits(self) -> Traits:
-        """The prefix is never computed again, and everything else in every pass."""
-        return Traits(refreshes=False)
 
     @property
     def without_prefix(self) -> CachePolicy:

@@ -37,7 +37,8 @@ class Answer:
     """The response of one request, left to right. Its text is final: nothing of it is taken back.
 
     `shown` names a token for drafts; `stop_ids` are the model's own end tokens. `rewrites` says that tokens may change
-    after they were written, as those of uniform models do until their block, or their correction, is done.
+    after they were written, as those of uniform models do until their block, or their correction, is done. Tokens are
+    told one by one where `scored`, else their text alone.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Answer:
         shown: Callable[[int], str] | None = None,
         *,
         rewrites: bool = False,
+        scored: bool = False,
     ) -> None:
         params = request.params
         self.index, self.request = index, request
@@ -58,7 +60,7 @@ class Answer:
         self._logprobs = [0.0] * params.max_tokens
         self._final: list[int] = []  # tokens that are final without a gap
         self._lead = 0  # of those, how many have been read
-        self._rewrites = rewrites
+        self._rewrites, self._scored = rewrites, scored
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
         self._text = Detokenizer(tokenizer, params.stop)
@@ -113,12 +115,16 @@ class Answer:
         if result is not None:
             # A stop text may end the response before tokens that settled together with it.
             end = max(self._lead, min(end, len(result.token_ids)))
-        while self._lead < end and not self._ended:
-            token = self._final[self._lead]
-            delta.scored.append(Scored(token, self._logprobs[self._lead], self._text.length))
-            delta.text += self._text.push([token])
-            self._lead += 1
-            self._ended = token in self._stops
+        new = [] if self._ended else self._final[self._lead : end]
+        stop = next((place for place, token in enumerate(new) if token in self._stops), None)
+        if stop is not None:
+            self._ended = True
+            del new[stop + 1 :]
+        for tokens in ([token] for token in new) if self._scored else (new,):
+            if self._scored:
+                delta.scored.append(Scored(tokens[0], self._logprobs[self._lead], self._text.length))
+            delta.text += self._text.push(tokens)
+            self._lead += len(tokens)
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
 

@@ -67,26 +67,25 @@ class Generation:
         return {**self.shape.response(choices), "usage": self._usage(), "remask": work(self.ordered)}
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Server-sent events. What fails before the first one is raised, as `RemaskError`; later it is an event."""
+        """Server-sent events, those of one engine step together: each piece that is sent has its price.
+
+        What fails before the first one is raised, as `RemaskError`; later it is an event.
+        """
         opened = False
         try:
             async for deltas in self._steps():
-                if not opened:
-                    opened = True
-                    for chunk in self._opening():
-                        yield chunk
+                chunks = [] if opened else self._opening()
+                opened = True
                 for delta in deltas:
-                    for chunk in self._chunks(delta):
-                        yield chunk
+                    chunks += self._chunks(delta)
+                if len(self.results) == len(self.answers):
+                    chunks += self._closing()
+                if chunks:
+                    yield b"".join(chunks)
         except RemaskError as error:
             if not opened:
                 raise
-            yield _event(error_object(error))
-        else:
-            if self._counts:
-                last = {**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}
-                yield _event(last)
-        yield DONE
+            yield _event(error_object(error)) + DONE
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
         async for events in self.ticket:
@@ -116,6 +115,11 @@ class Generation:
             prompts = [answer.prompt for answer in self.answers]
             chunks.append({**self.shape.chunk([]), "remask": {"prompts": prompts}})
         return [self._chunk(chunk) for chunk in chunks]
+
+    def _closing(self) -> list[bytes]:
+        if not self._counts:
+            return [DONE]
+        return [_event({**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}), DONE]
 
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []

@@ -63,7 +63,7 @@ class Intake:
         if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
             raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
         tokens = self.conversation(body.messages)
-        return self._work(body, [(tokens, self._shared(body))], request_id)
+        return self._work(body, [(tokens, self._shared(body, tokens))], request_id)
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Work]:
         """One request for each of `n` choices of each prompt."""
@@ -74,7 +74,7 @@ class Intake:
         tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompt]
         return self._work(body, [(each, 0) for each in tokens], request_id)
 
-    def _shared(self, body: ChatBody) -> int:
+    def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
         marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
         if body.prefix_length is not None:
@@ -83,8 +83,8 @@ class Intake:
             return body.prefix_length
         messages = [message.rendered for message in body.messages]
         if marked:
-            return self.tokenizer.prefix_through(messages, marked[-1])
-        return self.tokenizer.shared_prefix(messages)
+            return self.tokenizer.prefix_through(messages, marked[-1], tokens)
+        return self.tokenizer.shared_prefix(messages, tokens)
 
     def _work(self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str) -> list[Work]:
         choices = 1 if body.n is None else body.n

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,7 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._model = model
         self._totals: dict[str, int] = {"prompt": 0, "generation": 0, "queried": 0, "hit": 0}
         self._ended = dict.fromkeys(REASONS, 0)
@@ -77,7 +78,7 @@ class Metrics:
             "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
             "kv_cache_usage_perc": ("Share of K/V pages in use; 1 is all.", pages.used / pages.references.size),
         }
-        counters = {
+        counters: dict[str, tuple[str, float]] = {
             "prompt_tokens": ("Prompt tokens of answered requests.", self._totals["prompt"]),
             "generation_tokens": ("Response tokens of answered requests.", self._totals["generation"]),
             "prefix_cache_queries": ("Prompt tokens of answered requests.", self._totals["queried"]),
@@ -87,10 +88,16 @@ class Metrics:
             "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
             "prefix_store_refused": ("Requests whose prefix exceeds the store's budget.", store.refused),
             "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),
+            "engine_step_seconds": ("Time that the engine's thread spent in steps.", stats.step_seconds),
+            "engine_step_cpu_seconds": (
+                "Of that, what the thread itself computed; the rest it waited.",
+                stats.step_cpu_seconds,
+            ),
             "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
             "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),
             "prefix_row_layers": ("Rows times layers computed in prefix-only passes.", stats.prefix_row_layers),
+            "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }
         for name, (text, value) in gauges.items():

@@ -61,10 +61,8 @@ class Service:
         ticket = self.engine.submit(work)
         shown = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
-        rewrites = self.llm.loaded.config.kind == "uniform"
-        answers = [
-            Answer(i, each, self.intake.tokenizer, stops, shown, rewrites=rewrites) for i, (each, _) in enumerate(work)
-        ]
+        kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
+        answers = [Answer(i, each, self.intake.tokenizer, stops, shown, **kind) for i, (each, _) in enumerate(work)]
         generation = Generation(ticket, answers, shape(names), body)
 
         def finish() -> None:

@@ -57,7 +57,12 @@ def _system(examples: list[tuple[Message, Message]]) -> Message:
     return {"role": "system", "content": "\n\n".join([RULES, *shown])}
 
 
+def final_number(worked: str) -> str:
+    """The number after the last `####` of a worked answer, without its thousands separators: "1,080" is "1080"."""
+    return worked.rpartition("####")[2].strip().replace(",", "")
+
+
 def _split(worked: Message) -> tuple[str, str]:
     """A worked answer's steps, ending in the separator, and its final number."""
-    steps, _, number = worked["content"].rpartition("####")
-    return f"{steps.strip()}\n{SEPARATOR}", number.strip()
+    steps = worked["content"].rpartition("####")[0]
+    return f"{steps.strip()}\n{SEPARATOR}", final_number(worked["content"])

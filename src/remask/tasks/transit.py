@@ -155,13 +155,18 @@ def reference_response(prompt: TransitPrompt, question: TransitQuestion) -> str:
     return f"{' > '.join(stops)} {SEPARATOR} {stops[-1]}"
 
 
+def final_answer(text: str) -> str | None:
+    """What follows the last ``##`` of `text`, white space at both ends aside; None where there is no ``##``."""
+    _, separator, tail = text.rpartition(SEPARATOR)
+    return tail.strip() if separator else None
+
+
 def is_correct(text: str, answer: str) -> bool:
     """Tells whether what follows the last ``##`` of `text` is exactly `answer`, white space at both ends aside.
 
     The match is strict: other case, further words or punctuation, or no ``##`` at all make a response wrong.
     """
-    _, separator, tail = text.rpartition(SEPARATOR)
-    return bool(separator) and tail.strip() == answer
+    return final_answer(text) == answer
 
 
 def make_workload(requests: int, prompts: int, seed: int, rows: int = DEFAULT_ROWS) -> list[TransitRequest]:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from remask.cli.evaluate import gen_ppl
+from remask.cli.evaluate import gen_ppl, likelihood, tasks
 
-SUBJECTS = (gen_ppl,)
+SUBJECTS = (tasks, likelihood, gen_ppl)
 
 
 def add_parser(commands: Any) -> None:
     """Register the command and its subjects."""
-    parser = commands.add_parser("eval", help="measure the quality of what a model generates")
+    parser = commands.add_parser("eval", help="measure how good a model is")
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for subject in SUBJECTS:
         subject.add_parser(subjects)

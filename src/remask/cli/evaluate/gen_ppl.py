@@ -11,15 +11,15 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
+    compared_policies,
     engine_config,
-    object_option,
     open_llm,
     sampling_option,
 )
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask.evals.judge import Judge
-from remask.evals.perplexity import RESAMPLES, Perplexity, Policy, cut_prompts, measure, read_texts
+from remask.evals.perplexity import RESAMPLES, Perplexity, cut_prompts, measure, read_texts
 from remask.evals.record import Record, about, write_record
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams.from_mapping(sampling_option(args))
     if params.seed is not None:
         raise ConfigError(f"sampling: seed={params.seed} would be every request's; use --seed, from which they count")
-    policies = _policies(args)
+    policies = compared_policies(args)
     if args.quiet:
         bars: Any = transformers_logging  # it has no types
         bars.disable_progress_bar()
@@ -80,17 +80,6 @@ def run(args: argparse.Namespace) -> int:
         write_record(args.output, Record("eval gen-ppl", about(llm, seed=args.seed, settings=settings), {"rows": rows}))
         print(f"\nSaved as {args.output}")
     return 0
-
-
-def _policies(args: argparse.Namespace) -> list[Policy]:
-    settings = object_option("--cache-config", args.cache_config)
-    names = list(dict.fromkeys(name.strip() for name in args.caches.split(",")))
-    for name, own in settings.items():
-        if name not in names:
-            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
-        if not isinstance(own, dict):
-            raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
-    return [Policy(name, settings.get(name, {})) for name in names]
 
 
 def text(judge: str, rows: Sequence[Perplexity]) -> str:

@@ -1,0 +1,105 @@
+"""What passes cost: FLOPs and bytes of every operation.
+
+FLOPs are those of matrix products, a multiplication and an addition each, as profilers count them: 2 m n k for [m, k]
+times [k, n]. Attention of a row to a key is two such products, of the query with the key and of its weight with the
+value. Elementwise work (norms, RoPE, softmax, activations, residuals, sampling) is no product and is not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
+
+Operation: TypeAlias = Literal["projections", "attention", "mlp", "head", "selection", "watch"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What of a model decides what its passes cost.
+
+    Attributes:
+        layers: number of layers.
+        hidden: D.
+        queries: Q, all query heads together.
+        keys: K, all K/V heads together.
+        up: rows of the matrix that leads into the MLP: gate and up, or up alone.
+        intermediate: F.
+        vocab: V, rows of the head.
+        sink: every layer has a learned key and value that all rows attend to.
+        item: bytes of a number, in weights, K/V and activations.
+    """
+
+    layers: int
+    hidden: int
+    queries: int
+    keys: int
+    up: int
+    intermediate: int
+    vocab: int
+    sink: bool
+    item: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCost:
+    """FLOPs and bytes of one operation.
+
+    Attributes:
+        flops: of its matrix products.
+        weights: bytes of its matrices, once a pass and layer in which any row needs them. Biases, norms and embeddings
+            are left out.
+        kv_read: bytes of the K and V that any row of a canvas attends to, once a canvas and layer. Canvases that read
+            one shared prefix in place read it once together.
+        kv_written: bytes of the K and V that are written.
+        states: bytes of cached attention and FFN outputs and of hidden states, read and written.
+        activations: bytes of what goes into and comes out of each product beside these. Scores are not among them:
+            fused attention keeps them on the chip.
+    """
+
+    flops: int = 0
+    weights: int = 0
+    kv_read: int = 0
+    kv_written: int = 0
+    states: int = 0
+    activations: int = 0
+
+    def __add__(self, other: "OperationCost") -> "OperationCost":
+        return OperationCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def bytes(self) -> int:
+        """All bytes."""
+        return self.weights + self.kv_read + self.kv_written + self.states + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """What one or more passes cost.
+
+    Attributes:
+        operations: what the plans ask for. "projections" are those of Q, K, V and the attention output, "selection" is
+            the projection of what rows are chosen by (dLLM-Cache), "watch" is looking at attention (Elastic-Cache).
+        repeated: FLOPs of projections that the transformer runs beyond that, as its product is one: K and V of frozen
+            rows, and once more what was compared to choose rows.
+    """
+
+    operations: Mapping[Operation, OperationCost]
+    repeated: int = 0
+
+    def __add__(self, other: "PassCost") -> "PassCost":
+        both = {name: self.operations[name] + other.operations[name] for name in OPERATIONS}
+        return PassCost(both, self.repeated + other.repeated)
+
+    @property
+    def total(self) -> OperationCost:
+        """All operations together."""
+        return sum(self.operations.values(), OperationCost())
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte; 0 where nothing is computed."""
+        total = self.total
+        return total.flops / total.bytes if total.bytes else 0.0
+
+
+NOTHING = PassCost(dict.fromkeys(OPERATIONS, OperationCost()))

@@ -1,0 +1,172 @@
+"""The cost of a pass, from its plans alone."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
+from remask.core.plan import Mask, Plan, PrefixHit, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A canvas' part in a pass.
+
+    Attributes:
+        plan: the one that ran.
+        prefix: what others computed of the canvas.
+        sharing: equal for canvases that read the same such prefix.
+        outputs: attention and FFN outputs of computed rows are kept.
+        tracked: its attention was watched before, so that there is a token to look at in every layer.
+    """
+
+    plan: Plan
+    prefix: PrefixHit | None = None
+    sharing: Hashable = None
+    outputs: bool = False
+    tracked: bool = False
+
+
+def pass_cost(widths: Widths, canvases: Sequence[Passed]) -> PassCost:
+    """What one pass over `canvases` costs."""
+    total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
+    keys = [_keys(each.plan) for each in canvases]
+    active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
+    spans = [span for each in canvases for span in each.plan.spans]
+    choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
+    watching = max((each.plan.layers - 1 for each in canvases if each.plan.watch is not None), default=0)
+    predicts = any(each.plan.predict.any() for each in canvases)
+    w, w_read = widths, widths.item * widths.hidden
+    weights: dict[Operation, int] = {
+        "projections": w_read * active * 2 * (w.queries + w.keys),
+        "attention": w.item * active * 2 * w.keys * w.sink,
+        "mlp": w_read * active * (w.up + w.intermediate),
+        "head": w_read * predicts * w.vocab,
+        "selection": w_read * choosing * w.keys,
+        "watch": w_read * watching * w.queries,
+    }
+    reads = dict.fromkeys(OPERATIONS, 0) | {"attention": w.item * 2 * w.keys * _keys_read(canvases, keys)}
+    both = {name: OperationCost(weights=weights[name], kv_read=reads[name]) for name in OPERATIONS}
+    return total + PassCost(both)
+
+
+def _canvas_cost(w: Widths, each: Passed) -> PassCost:
+    """What one canvas adds to a pass: all but weights, and K and V that attention reads."""
+    plan, length = each.plan, len(each.plan.predict)
+    projections = attention = mlp = selection = OperationCost()
+    repeated = 0
+    live: Mask = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
+    for span in plan.spans:
+        fixed, pairs = _attended(plan, span)
+        looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
+        frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
+        rows, layers = fixed + chosen, len(span.layers)
+        # K or V of the chosen rows is there already.
+        sides = 2 * (fixed - frozen) + chosen
+        restored = int((span.rows & ~live).sum()) + (0 if span.save is None else int(span.save.sum()))
+        # A row that is not computed adds its cached outputs, and one that is leaves them.
+        kept = 2 * int(span.rows.sum()) * each.outputs
+        projections += OperationCost(
+            flops=layers * 2 * w.hidden * (2 * rows * w.queries + sides * w.keys),
+            kv_written=layers * w.item * sides * w.keys,
+            states=w.item * w.hidden * (restored + layers * kept),
+            activations=layers * w.item * 2 * rows * (w.hidden + w.queries),
+        )
+        repeated += layers * 2 * w.hidden * w.keys * (2 * frozen + chosen)
+        selection += OperationCost(
+            flops=layers * 2 * looked * w.hidden * w.keys,
+            kv_read=layers * w.item * looked * w.keys,
+            kv_written=layers * w.item * looked * w.keys,
+            activations=layers * w.item * looked * w.hidden,
+        )
+        # The sink's value is added elementwise.
+        attention += OperationCost(
+            flops=layers * 2 * w.queries * (2 * pairs + rows * w.sink),
+            activations=layers * w.item * 2 * rows * w.queries,
+        )
+        mlp += OperationCost(
+            flops=layers * 2 * rows * w.hidden * (w.up + w.intermediate),
+            activations=layers * w.item * rows * (2 * w.hidden + w.up + w.intermediate),
+        )
+        live = span.rows
+    predicted = int(plan.predict.sum())
+    head = OperationCost(
+        flops=2 * predicted * w.hidden * w.vocab, activations=w.item * predicted * (w.hidden + w.vocab)
+    )
+    operations: dict[Operation, OperationCost] = {
+        "projections": projections,
+        "attention": attention,
+        "mlp": mlp,
+        "head": head,
+        "selection": selection,
+        "watch": _watch(w, each),
+    }
+    return PassCost(operations, repeated)
+
+
+def _attended(plan: Plan, span: Span) -> tuple[int, int]:
+    """Rows that are computed in any case, and pairs of a row and a key that it attends to, chosen rows included."""
+    computed = span.computed
+    rows, chosen = int(computed.sum()), 0 if span.pick is None else span.pick.count
+    if plan.sees is None:
+        return rows, (rows + chosen) * len(computed)
+    return rows, int(plan.sees[computed].sum()) + chosen * len(computed)
+
+
+def _keys(plan: Plan) -> NDArray[np.int64]:
+    """How many leading positions any row attends to in each layer, [layers]."""
+    reach = [plan.reach(span.computed) if span.cost else 0 for span in plan.spans]
+    return np.repeat(np.array(reach, dtype=np.int64), [len(span.layers) for span in plan.spans])
+
+
+def _keys_read(canvases: Sequence[Passed], keys: Sequence[NDArray[np.int64]]) -> int:
+    """Keys that all canvases read in all layers; what is shared in place is read once."""
+    own, groups = 0, dict[Hashable, NDArray[np.int64]]()
+    for each, reach in zip(canvases, keys, strict=True):
+        shared = np.zeros_like(reach)
+        if each.prefix is not None:
+            shared[: each.prefix.boundary] = np.minimum(reach[: each.prefix.boundary], each.prefix.length)
+            groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
+        own += int((reach - shared).sum())
+    return own + sum(int(read.sum()) for read in groups.values())
+
+
+def _watch(w: Widths, each: Passed) -> OperationCost:
+    """After all layers but the last, attention of the window and of the tracked token, then of the next one to track.
+
+    Queries are projected again, from the rows' inputs; their scores are products, what they weigh is not looked at.
+    """
+    if each.plan.watch is None:
+        return OperationCost()
+    length, layers = len(each.plan.predict), each.plan.layers - 1
+    rows = int(each.plan.watch.window.sum()) + each.tracked + 1
+    return OperationCost(
+        flops=layers * 2 * rows * w.queries * (w.hidden + length),
+        kv_read=layers * w.item * 2 * length * w.keys,
+        activations=layers * w.item * rows * (w.hidden + w.queries),
+    )
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """Costs of the passes of an engine, summed up.
+
+    Attributes:
+        widths: of its model.
+        total: of all passes noted.
+        last: of the last one.
+        passes: how many were noted.
+    """
+
+    widths: Widths
+    total: PassCost = NOTHING
+    last: PassCost = NOTHING
+    passes: int = 0
+
+    def note(self, canvases: Sequence[Passed]) -> None:
+        """Take in a pass."""
+        self.last = pass_cost(self.widths, canvases)
+        self.total += self.last
+        self.passes += 1

@@ -1,0 +1,53 @@
+"""A benchmark on local data, without lm-eval and without a network."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remask.errors import ConfigError
+from remask.evals.harness.benchmark import Benchmark
+from remask.evals.harness.docs import Doc
+from remask.evals.harness.generation import Ask, generate, params_for
+from remask.evals.harness.score import score, shares
+from remask.llm import LLM
+from remask.policies import CachePolicy
+
+
+def run_local(
+    llm: LLM,
+    own: Benchmark,
+    docs: Sequence[Doc],
+    role: str,
+    policy: CachePolicy,
+    sampling: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Ask all of `docs` under the shared system prompt, and judge the answers: one row of results.
+
+    With `own.scoring` "code" this runs what the model wrote. Raises `ConfigError`, before anything runs, where the
+    model has no chat template, or a question does not fit.
+    """
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{own.task} is asked as a chat under a system prompt, and this model folder has no chat template; put one "
+            "into it as chat_template.jinja"
+        )
+    params = params_for(sampling, own.max_tokens)
+    asks = []
+    for doc in docs:
+        messages = own.messages(role, doc)
+        asks.append(Ask(llm.tokenizer.apply_chat(messages), llm.tokenizer.shared_prefix(messages), params))
+    generation = generate(llm, asks, policy, seed, llm.progress)
+    samples = []
+    for doc, output in zip(docs, generation.outputs, strict=True):
+        found = score(own.scoring, output.text or "", doc.right, doc.before)
+        samples.append(
+            {
+                "text": output.text,
+                "token_ids": list(output.token_ids),
+                "right": doc.right,
+                "answer": found.answer,
+                "failure": found.failure,
+                **found.metrics,
+            }
+        )
+    return {**generation.costs(), "metrics": shares(samples), "samples": samples}

@@ -1,0 +1,84 @@
+"""Local data: JSONL files whose lines are checked field by field."""
+
+import gzip
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remask.core.checks import json_object
+from remask.errors import ConfigError, UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One object of a data file. `names` says where it differs what the file calls a field."""
+
+    where: str
+    record: Mapping[str, Any]
+    names: Mapping[str, str]
+
+    def has(self, field: str) -> bool:
+        """Whether there is such a field."""
+        return self.names.get(field, field) in self.record
+
+    def get(self, field: str) -> Any:
+        """A field that must be there. Raises `ConfigError` naming the line and the field."""
+        name = self.names.get(field, field)
+        if name not in self.record:
+            held = ", ".join(self.record) or "none"
+            raise self.error(f"has no field {name!r}; its fields: {held}. --fields {field}=NAME says what it is called")
+        return self.record[name]
+
+    def text(self, field: str) -> str:
+        """A field that is text and not empty. Raises as `get`."""
+        value = self.get(field)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f"field {self.names.get(field, field)!r} must be a text that is not empty, got {value!r}")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """A field that is a list of texts. Raises as `get`."""
+        value = self.get(field)
+        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+            raise self.error(f"field {self.names.get(field, field)!r} must be a list of texts, got {value!r}")
+        return value
+
+    def error(self, what: str) -> ConfigError:
+        """An error about this line."""
+        return ConfigError(f"{self.where} {what}")
+
+
+def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Line]:
+    """The objects of a `.jsonl` or `.jsonl.gz` file, at most `limit`; blank lines are passed over.
+
+    Raises `ConfigError` where the file cannot be read, holds nothing, or a line is no JSON object.
+    """
+    try:
+        data = Path(path).read_bytes()
+        content = (gzip.decompress(data) if Path(path).suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the data {str(path)!r} cannot be read: {error}") from error
+    count = 0
+    for number, text in enumerate(content.splitlines(), start=1):
+        if not text.strip():
+            continue
+        if limit is not None and count == limit:
+            return
+        count += 1
+        yield Line(f"{path}, line {number}:", json_object(f"{path}, line {number}", text), names or {})
+    if not count:
+        raise ConfigError(f"the data {str(path)!r} holds no lines")
+
+
+def field_names(option: str, text: str | None, known: Collection[str]) -> dict[str, str]:
+    """What a file calls the `known` fields, from "field=name,field=name". Raises `ConfigError` on anything else."""
+    names = {}
+    for part in text.split(",") if text else ():
+        field, separator, name = (piece.strip() for piece in part.partition("="))
+        if not separator or not name:
+            raise ConfigError(f"{option} takes FIELD=NAME,FIELD=NAME, got {part.strip()!r}")
+        if field not in known:
+            raise UnknownNameError("field", field, known)
+        names[field] = name
+    return names

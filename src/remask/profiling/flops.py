@@ -1,0 +1,90 @@
+"""What passes compute, as PyTorch counts it, and what attention computes beyond what plans ask for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from remask.core.pass_cost import CostMeter
+from remask.engine.engine import Engine
+from remask.engine.runner import Runner
+from remask.models.attention import Attention, Sink
+from remask.models.stage import Direct, Segments
+from remask.models.transformer import Transformer
+
+
+@dataclass(slots=True)
+class Counted:
+    """FLOPs of matrix products, as PyTorch's profiler counts them."""
+
+    flops: int = 0
+
+
+@contextmanager
+def counted_flops() -> Iterator[Counted]:
+    """Counts the FLOPs of the block; the number is there once it is left. The block runs many times slower."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    found = Counted()
+    with FlopCounterMode(display=False, custom_mapping={fused: _fused}) as counter:
+        yield found
+    found.flops = counter.get_total_flops()
+
+
+def _fused(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Fused attention on CPUs, which PyTorch's counter does not know, from its inputs' shapes."""
+    batch, heads, rows, width = query
+    return 2 * batch * heads * rows * key[2] * (width + value[3])
+
+
+class PairCount:
+    """An attention that counts the pairs of a row and a key that it computes, and otherwise is the one that it wraps.
+
+    Attributes:
+        pairs: those computed so far. Rows that see different keys may be masked together, and canvases that share a run
+            are padded to the largest, so these can be more than plans ask for.
+        rows: rows that attended, once a layer, padding among them.
+    """
+
+    def __init__(self, inner: Attention) -> None:
+        self.inner = inner
+        self.pairs = self.rows = 0
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+        """See `Attention`."""
+        for segment in segments:
+            rows = len(range(*segment.rows.indices(len(q))))
+            if isinstance(segment, Direct):
+                keys = segment.keys
+                width = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
+            else:
+                rows = rows if segment.queries is None else segment.queries.numel()
+                width = sum(run.stop - run.start for run in segment.common) + segment.own.shape[1]
+            self.pairs += rows * width
+            self.rows += rows
+        return self.inner(q, k, v, segments, sink)
+
+
+class Executed:
+    """What the passes of an engine cost, and what the machine computed for them. It is watched from then on.
+
+    Attributes:
+        meter: what plans ask for.
+        pairs: what attention computes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        model = engine.model
+        self.meter = engine.costs = CostMeter(model.config.widths(model.dtype.itemsize))
+        self.pairs = PairCount(model.attention)
+        engine.runner = Runner(Transformer(model.config, model.weights, self.pairs), engine.pool)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all passes as they were run, padding and repeated projections included."""
+        widths, cost = self.meter.widths, self.meter.total
+        attention = 2 * widths.queries * (2 * self.pairs.pairs + self.pairs.rows * widths.sink)
+        return cost.total.flops - cost.operations["attention"].flops + attention + cost.repeated

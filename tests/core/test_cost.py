@@ -1,0 +1,178 @@
+"""FLOPs and bytes of plans, against counts made by hand and against a count row by row."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.core.cost import NOTHING, OPERATIONS, OperationCost, Widths
+from remask.core.pass_cost import CostMeter, Passed, pass_cost
+from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
+from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
+from remask.policies.block import BlockDual
+from remask.policies.dllm import DllmCache
+from tests.policies.views import Walk
+
+D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
+WIDTHS = Widths(layers=2, hidden=D, queries=Q, keys=K, up=UP, intermediate=F, vocab=V, sink=False, item=ITEM)
+T = 6
+ALL = np.ones(T, dtype=np.bool_)
+
+
+def rows(*positions: int) -> Mask:
+    out = np.zeros(T, dtype=np.bool_)
+    out[list(positions)] = True
+    return out
+
+
+def plan_of(*spans: Span, predict: Mask | None = None) -> Plan:
+    return Plan(spans, predict=rows() if predict is None else predict)
+
+
+def test_a_full_pass() -> None:
+    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL), predict=rows(3, 4)))])
+    assert cost.repeated == 0
+    assert cost.operations == {
+        "projections": OperationCost(
+            flops=2 * 2 * T * D * (2 * Q + 2 * K),
+            weights=ITEM * 2 * D * (2 * Q + 2 * K),
+            kv_written=ITEM * 2 * T * 2 * K,
+            activations=ITEM * 2 * T * (2 * D + 2 * Q),
+        ),
+        "attention": OperationCost(
+            flops=2 * 4 * T * T * Q, kv_read=ITEM * 2 * T * 2 * K, activations=ITEM * 2 * T * 2 * Q
+        ),
+        "mlp": OperationCost(
+            flops=2 * 2 * T * D * (UP + F), weights=ITEM * 2 * D * (UP + F), activations=ITEM * 2 * T * (2 * D + UP + F)
+        ),
+        "head": OperationCost(flops=2 * 2 * D * V, weights=ITEM * D * V, activations=ITEM * 2 * (D + V)),
+        "selection": OperationCost(),
+        "watch": OperationCost(),
+    }
+    total = cost.total
+    assert total.flops == sum(cost.operations[name].flops for name in OPERATIONS)
+    assert total.bytes == sum(cost.operations[name].bytes for name in OPERATIONS)
+    assert cost.intensity == total.flops / total.bytes
+
+
+def test_weights_are_read_once_however_many_canvases_pass() -> None:
+    one = Passed(plan_of(Span(range(2), rows(5)), predict=rows(5)))
+    alone, both = pass_cost(WIDTHS, [one]), pass_cost(WIDTHS, [one, one])
+    assert both.total == replace(alone.total + alone.total, weights=alone.total.weights)
+
+
+def test_without_rows_there_is_no_cost() -> None:
+    empty = plan_of(Span(range(1), rows()), Span(range(1, 2), rows()))
+    assert pass_cost(WIDTHS, [Passed(empty)]) == pass_cost(WIDTHS, []) == NOTHING
+    assert NOTHING.intensity == 0
+
+
+def test_a_layer_without_rows_reads_no_weights() -> None:
+    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(1), ALL), Span(range(1, 2), rows())))])
+    assert cost.total.weights == ITEM * D * (2 * Q + 2 * K + UP + F)
+
+
+def test_rows_that_see_a_part_attend_to_that_part() -> None:
+    sees = np.array([2, 2, 4, 4, 6, 6])
+    plan = replace(plan_of(Span(range(2), rows(1, 2))), sees=sees)
+    cost = pass_cost(WIDTHS, [Passed(plan)]).operations["attention"]
+    assert cost.flops == 2 * 4 * (2 + 4) * Q
+    assert cost.kv_read == ITEM * 2 * 4 * 2 * K
+
+
+def test_a_sink_is_a_key_whose_value_is_added() -> None:
+    passed = Passed(plan_of(Span(range(2), rows(0, 1, 2))))
+    plain, sunk = (pass_cost(replace(WIDTHS, sink=sink), [passed]).operations["attention"] for sink in (False, True))
+    assert sunk.flops - plain.flops == 2 * 2 * 3 * Q
+    assert sunk.weights - plain.weights == ITEM * 2 * 2 * K
+
+
+def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
+    live = rows(2, 3, 4, 5)
+    span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
+    cost = pass_cost(replace(WIDTHS, layers=1), [Passed(plan_of(span), outputs=True)])
+    projections, selection = cost.operations["projections"], cost.operations["selection"]
+    assert selection == OperationCost(
+        flops=2 * D * 3 * K,
+        weights=ITEM * D * K,
+        kv_read=ITEM * 3 * K,
+        kv_written=ITEM * 3 * K,
+        activations=ITEM * 3 * D,
+    ), "V of three rows"
+    assert projections.flops == 2 * D * (2 * Q + K), "Q, K and output of one"
+    assert cost.repeated == 2 * D * K, "V of the chosen row again"
+    assert projections.kv_written == ITEM * K
+    assert projections.states == ITEM * D * 2 * 4, "one row leaves its outputs, three add theirs"
+    assert cost.operations["attention"].flops == 4 * T * Q
+
+
+def test_frozen_rows_need_no_keys() -> None:
+    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL, frozen=rows(0, 1))))])
+    full = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL)))])
+    assert cost.repeated == full.total.flops - cost.total.flops == 2 * 2 * 2 * D * 2 * K
+    assert cost.operations["projections"].kv_written == ITEM * 2 * (T - 2) * 2 * K
+
+
+def test_states_that_are_kept_and_restored_move_once() -> None:
+    deep = Span(range(1, 2), ALL, save=rows(4, 5))
+    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(1), rows(3, 4, 5)), deep))])
+    assert cost.total.states == ITEM * D * (3 + 2), "three rows rejoin, two are kept"
+
+
+def test_a_shared_prefix_is_read_once_below_the_boundary() -> None:
+    plan, hit = plan_of(Span(range(2), rows(4, 5))), PrefixHit(3, 1)
+    together = [Passed(plan, hit, sharing=7)] * 3
+    apart = [Passed(plan, hit, sharing=number) for number in range(3)]
+    reads = [pass_cost(WIDTHS, canvases).operations["attention"].kv_read for canvases in (together, apart)]
+    assert reads == [ITEM * 2 * K * (3 + 3 * 3 + 3 * T), ITEM * 2 * K * (3 * T + 3 * T)]
+    assert pass_cost(WIDTHS, together).total.flops == pass_cost(WIDTHS, apart).total.flops
+
+
+def test_watching_projects_queries_and_scores_again() -> None:
+    spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
+    plan = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9))
+    widths = replace(WIDTHS, layers=3)
+    first, later = (pass_cost(widths, [Passed(plan, tracked=tracked)]).operations["watch"] for tracked in (False, True))
+    assert first.flops == 2 * 2 * (2 + 1) * Q * (D + T), "two layers; the window and the token to track"
+    assert later.flops == 2 * 2 * (2 + 1 + 1) * Q * (D + T), "and the token that was tracked"
+    assert first.weights == ITEM * 2 * D * Q
+
+
+POLICIES: list[CachePolicy] = [
+    Dense(),
+    BlockDual(),
+    DkvDecode(3),
+    DllmCache(2, 3, 0.5, select="random"),
+    DllmCache(3, 4, 0.5),
+    DllmCache(100, 4, 0.0),
+    BiCache(DkvDecode(2), 1),
+    Reuse(),
+]
+
+
+@given(st.sampled_from(POLICIES), st.integers(1, 3), st.integers(0, 9))
+def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, seed: int) -> None:
+    walk = Walk(layers=layers, prompt=3, block_length=4, seed=seed)
+    widths, meter = replace(WIDTHS, layers=layers), CostMeter(replace(WIDTHS, layers=layers))
+    flops = dict.fromkeys(OPERATIONS, 0)
+    for view in walk.views():
+        plan = policy.plan(view)
+        meter.note([Passed(plan)])
+        assert meter.last == pass_cost(widths, [Passed(plan)])
+        for layer in range(layers):
+            span = next(span for span in plan.spans if layer in span.layers)
+            chosen = 0 if span.pick is None else span.pick.count
+            for position in range(walk.length):
+                looked = span.pick is not None and span.pick.among[position]
+                full = span.rows[position] and not looked and not (span.held is not None and span.held[position])
+                flops["selection"] += 2 * D * K * bool(looked)
+                flops["projections"] += 2 * D * (2 * Q + 2 * K) * full
+                flops["attention"] += 4 * Q * walk.length * full
+                flops["mlp"] += 2 * D * (UP + F) * full
+            flops["projections"] += 2 * D * (2 * Q + K) * chosen
+            flops["attention"] += 4 * Q * walk.length * chosen
+            flops["mlp"] += 2 * D * (UP + F) * chosen
+        flops["head"] += 2 * D * V * int(plan.predict.sum())
+    assert {name: meter.total.operations[name].flops for name in OPERATIONS} == flops
+    assert meter.passes == len(walk.moved)

@@ -1,0 +1,63 @@
+"""A record of every benchmark in its data set's own shape, with what is right. All but GSM8K's were made up here."""
+
+from typing import Any
+
+RECORDS: dict[str, tuple[dict[str, Any], str]] = {
+    "gsm8k": ({"question": "What is 9 times 2?", "answer": "9 * 2 = <<9*2=18>>18\n#### 1,018"}, "1018"),
+    "math500": ({"problem": "Halve $1$.", "solution": "...", "answer": "\\frac{1}{2}", "level": 1}, "\\frac{1}{2}"),
+    "arc_challenge": (
+        {
+            "id": "a",
+            "question": "Which is a metal?",
+            "choices": {"text": ["wood", "iron", "glass"], "label": ["1", "2", "3"]},
+            "answerKey": "2",
+        },
+        "B",
+    ),
+    "gpqa": (
+        {
+            "Question": "Which one is even?",
+            "Correct Answer": "2\n",
+            "Incorrect Answer 1": "3",
+            "Incorrect Answer 2": "5",
+            "Incorrect Answer 3": "7",
+        },
+        "B",
+    ),
+    "mmlu": ({"question": "1 + 1?", "choices": ["1", "2", "3", "4"], "answer": 1, "subject": "algebra"}, "B"),
+    "mmlu_pro": (
+        {"question": "1 + 1?", "options": ["9", "8", "7", "6", "5", "4", "3", "2", "1", "0"], "answer": "H"},
+        "H",
+    ),
+    "bbh": ({"input": "not True is", "target": "False"}, "False"),
+    "humaneval": (
+        {
+            "task_id": "x/0",
+            "prompt": 'from math import sqrt\n\n\ndef root(x):\n    """The square root."""\n',
+            "entry_point": "root",
+            "canonical_solution": "    return sqrt(x)\n",
+            "test": "def check(candidate):\n    assert candidate(9) == 3",
+        },
+        "def check(candidate):\n    assert candidate(9) == 3\ncheck(root)",
+    ),
+    "mbpp": (
+        {
+            "task_id": 1,
+            "text": "Write a function that doubles a number.",
+            "code": "def twice(x):\n    return 2 * x",
+            "test_list": ["assert twice(2) == 4", "assert twice(BIG) == 2 * BIG"],
+            "test_setup_code": "BIG = 10 ** 9",
+        },
+        "assert twice(2) == 4\nassert twice(BIG) == 2 * BIG",
+    ),
+}
+
+CODE = {
+    "humaneval": "```python\nfrom math import sqrt\n\ndef root(x):\n    return sqrt(x)\n```",
+    "mbpp": "```python\ndef twice(x):\n    return 2 * x\n```",
+}
+
+
+def perfect(name: str) -> str:
+    """A response that is right, as the rules ask for it."""
+    return CODE.get(name, f"Some thoughts.\n## {RECORDS[name][1]}")
