@@ -18,7 +18,7 @@ CANVAS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of a table: lengths in tokens, `per_step` None for the ancestral sampler at temperature 1."""
+    """One row of a table: lengths in tokens, `per_step` None for the ancestral sampler."""
 
     label: str
     prompt: int = 128
@@ -28,6 +28,7 @@ class Setting:
     per_step: int | None = 3
     refresh: int = 4
     batch: int = 8
+    temperature: float = 0.0
     corrections: int = 0
 
     @property
@@ -58,6 +59,13 @@ class Table:
 
 
 _SMALL: Final = Setting("s16/b16", prompt=12, response=32, block=16, steps=16)
+
+
+_POOR: Final[Mapping[str, dict[str, Any]]] = {
+    "half of the steps": {"steps": 8, "per_step": 1},
+    "ancestral, temperature 3": {"steps": 4, "per_step": None, "temperature": 3.0},
+}
+"""How samples with errors are made on a model that makes none in its usual setting."""
 
 
 def _row(label: str, published: tuple[str, ...], changed: Mapping[str, Any], small: Mapping[str, Any]) -> Row:
@@ -153,12 +161,12 @@ TABLES: Final[Mapping[str, Table]] = {
         ),
     ),
     "correction": Table(
-        "the thesis's future work (section 7.3): ancestral samples, then correction steps",
+        "the thesis's future work (section 7.3): poor samples, then correction steps",
         (NONE, CACHED),
         tuple(
-            Row(None, {}, replace(_SMALL, label=f"s{steps}, +{more}", steps=steps, per_step=None, corrections=more))
-            for steps in (4, 16)
-            for more in (0, 8, 32)
+            Row(None, {}, replace(_SMALL, label=f"{kind}, +{more}", corrections=more, **changed))
+            for kind, changed in _POOR.items()
+            for more in (0, 8, 16, 32)
         ),
     ),
 }

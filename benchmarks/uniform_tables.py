@@ -13,7 +13,7 @@ steps of each kind standing for all of them (`--full-steps`, `--cached-steps`).
 All caches take turns in one run. With `--json` every row is kept as soon as it is known, and a second call goes on
 where the first one stopped.
 
-`--table correction` is ours alone: what correction steps make of samples that were drawn in few or many steps.
+`--table correction` is ours alone: what correction steps make of poor samples.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def result(llm: LLM, args: argparse.Namespace, setting: Setting, quality: Qualit
         steps_per_block=setting.steps,
         tokens_per_step=setting.per_step,
         sampler="adaptive" if setting.per_step else "ancestral",
-        temperature=0.0 if setting.per_step else 1.0,
+        temperature=setting.temperature,
         correction_steps=setting.corrections,
         canvas_length=min(CANVAS // args.divide, llm.loaded.config.max_length),
         ignore_eos=True,

@@ -213,3 +213,13 @@ def test_the_longest_stored_prefix_is_read_where_asked_for(tmp_path: Path) -> No
         for options in ([], asked, [*asked, "--prefix-cover", "0.9"])
     ]
     assert cached == [[0, 0], [0, 8], [0, 0]]
+
+
+def test_a_bundled_model_answers_a_prompt_as_it_was_trained_to(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "bus every 4 minutes from 44 : 44 48 52 56"
+    options = ["--quiet", "generate", "--model", "bundled-uniform", "--prompt", text]
+    assert main(options) == 0
+    departures = capsys.readouterr().out.split()
+    assert 24 <= len(departures) <= 32
+    assert main([*options, "--sampling", '{"max_tokens": 128}']) == 2
+    assert "max_model_len is 128, all that the model takes; shorten one of them" in capsys.readouterr().err

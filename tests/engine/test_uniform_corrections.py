@@ -52,22 +52,16 @@ def test_a_correction_that_finds_nothing_is_over() -> None:
     assert result.usage.steps - 1 not in changed, "its last step changed nothing"
 
 
-def test_a_stop_text_that_a_correction_takes_away_still_ends_the_response() -> None:
-    drawn: dict[str, Any] = {"sampler": "ancestral", "temperature": 1.0, "steps_per_block": 2, "seed": 4}
-    _, plain = answer(**drawn)
-    text = f"<{plain.token_ids[2]}><{plain.token_ids[3]}>"
-    _, stopped = answer(stop=[text], **drawn)
-    assert (stopped.finish_reason, stopped.token_ids) == ("stop", plain.token_ids[:4])
-    _, result = answer(stop=[text], **{**drawn, **CORRECTED})
-    assert result.token_ids[2] != plain.token_ids[2], "the text is gone"
-    assert result.token_ids[3] == plain.token_ids[3], "the token that completed it stays"
-    assert (result.finish_reason, len(result.token_ids)) == ("stop", 4)
-
-
-def test_a_new_stop_token_before_the_end_cuts_the_response_there() -> None:
+def test_stops_count_when_the_correction_is_over() -> None:
+    """One that it writes cuts the response; one that it takes away is as if it had never been."""
+    _, plain = answer(seed=4)
     _, whole = answer(**CORRECTED)
-    stop = next(token for place, token in enumerate(whole.token_ids[:-1]) if token not in answer(seed=4)[1].token_ids)
-    _, cut = answer(**CORRECTED, stop_token_ids=[stop])
-    first = whole.token_ids.index(stop)
+    fresh = next(token for token in whole.token_ids[:-1] if token not in plain.token_ids)
+    gone = next(token for token in plain.token_ids if token not in whole.token_ids)
+    _, cut = answer(**CORRECTED, stop_token_ids=[fresh])
+    first = whole.token_ids.index(fresh)
     assert (cut.finish_reason, cut.token_ids) == ("stop", whole.token_ids[: first + 1])
-    assert cut.usage.steps == whole.usage.steps
+    assert cut.usage.steps == whole.usage.steps, "no stop ends it before"
+    _, kept = answer(**CORRECTED, stop_token_ids=[gone])
+    assert (kept.finish_reason, kept.token_ids) == ("length", whole.token_ids)
+    assert answer(seed=4, stop_token_ids=[gone])[1].finish_reason == "stop"

@@ -38,8 +38,8 @@ def draw(rng: random.Random, model: str, corrected: bool) -> Line:
     if corrected:
         sampling |= {"correction_steps": rng.randint(1, 9), "correction_temperature": rng.choice([0.0, 0.1, 1.0])}
         sampling["correction_tokens"] = rng.choice([1, 1, 2, 20])
-        if rng.random() < 0.4:
-            sampling["stop_token_ids"] = rng.sample(range(kinds.MASK), 6)
+    if rng.random() < 0.4:
+        sampling["stop_token_ids"] = rng.sample(range(kinds.MASK), 6)
     return line
 
 

@@ -83,11 +83,10 @@ class Correction:
     positions keep what they were last proposed.
     """
 
-    def __init__(self, model: GiddModel, blocks: Blocks, cache: str, length: int, decided: Decided) -> None:
-        """Of the response the first `length` positions are corrected."""
+    def __init__(self, model: GiddModel, blocks: Blocks, cache: str, decided: Decided) -> None:
         self.model, self.blocks, self.cache, self.decided = model, blocks, cache, decided
         self.positions = torch.arange(blocks.canvas)
-        self.scope = (self.positions >= blocks.prompt) & (self.positions < blocks.prompt + length)
+        self.scope = (self.positions >= blocks.prompt) & (self.positions < blocks.prompt + blocks.response)
         self.changed: list[int] | None = None
         self.out: GiddPass | None = None
         self.proposed = torch.zeros(blocks.canvas, dtype=torch.long)
@@ -105,8 +104,8 @@ class Correction:
         block = (self.positions - self.blocks.prompt).div(self.blocks.length, rounding_mode="floor")
         return torch.isin(block, block[self.changed])
 
-    def run(self, tokens: Tensor, fixed: int, sampling: Mapping[str, Any], step: int) -> bool:
-        """Takes one step on `tokens`, in place; False where nothing is left. The scope's last `fixed` stay."""
+    def run(self, tokens: Tensor, sampling: Mapping[str, Any], step: int) -> bool:
+        """Takes one step on `tokens`, in place; False where nothing is left."""
         rows = self.rows()
         seen = structured(self.positions >= self.blocks.prompt)
         self.out = self.model.forward(tokens, rows, None if self.out is None else self.out.kv, seen)
@@ -122,7 +121,6 @@ class Correction:
             self.proposed[at] = race(chances, sampling["seed"], step, self.decided)
         self.chance[at] = chances.gather(-1, self.proposed[at][:, None])[:, 0]
         open_to_change = self.scope & (self.proposed != tokens)
-        open_to_change[self.scope.nonzero()[int(self.scope.sum()) - fixed :, 0]] = False
         ranked = self.chance.where(open_to_change, 0).sort(descending=True)
         count = min(sampling.get("correction_tokens", 1), int(open_to_change.sum()))
         if count and ranked.values[count] > 0:
@@ -135,7 +133,7 @@ class Correction:
 def decode(model: GiddModel, line: Mapping[str, Any], decided: Decided) -> Decode:
     """Decodes a request line as it says, `initial_canvas` and `seed` given; then corrects the response where asked to.
 
-    Stop tokens in `stop_token_ids` end the generation with their block; they and what follows are not corrected.
+    Stop tokens in `stop_token_ids` cut the response when all is done; without a correction, with their block.
     """
     sampling = line["sampling"]
     prompt, block = list(line["prompt_token_ids"]), sampling["block_length"]
@@ -154,32 +152,31 @@ def decode(model: GiddModel, line: Mapping[str, Any], decided: Decided) -> Decod
         if len(changed):
             transfers.append((len(rows) - 1, changed.tolist(), tokens[changed].tolist()))
 
-    before, stop = tokens.clone(), None
+    before = tokens.clone()
+    correcting = sampling.get("correction_steps", 0)
     for step in generate(model, tokens, blocks, how, grid, sampling.get("min_tokens", 0), pick):
         rows.append(step.out.rows)
         note(before)
         before = tokens.clone()
-        stop = _stop(tokens, blocks, min(step.stop, len(prompt) + blocks.response), sampling)
-        if step.number == steps and stop is not None:
+        complete = min(step.stop - len(prompt), blocks.response)
+        if not correcting and step.number == steps and _stop(tokens, blocks, complete, sampling) is not None:
             break
+    correction = Correction(model, blocks, line["cache"], decided)
+    for _ in range(correcting):
+        going_on = correction.run(tokens, sampling, len(rows))
+        assert correction.out is not None
+        rows.append(correction.out.rows)
+        note(before)
+        before = tokens.clone()
+        if not going_on:
+            break
+    stop = _stop(tokens, blocks, complete, sampling)
     length = blocks.response if stop is None else stop
-    if sampling.get("correction_steps"):
-        correction = Correction(model, blocks, line["cache"], length, decided)
-        for _ in range(sampling["correction_steps"]):
-            going_on = correction.run(tokens, int(stop is not None), sampling, len(rows))
-            assert correction.out is not None
-            rows.append(correction.out.rows)
-            note(before)
-            before = tokens.clone()
-            if not going_on:
-                break
-    stop = _stop(tokens, blocks, len(prompt) + length, sampling)
-    length = length if stop is None else stop
     return Decode(tokens[blocks.prompt : blocks.prompt + length].tolist(), transfers, rows)
 
 
-def _stop(tokens: Tensor, blocks: Blocks, end: int, sampling: Mapping[str, Any]) -> int | None:
-    """Length of the response up to the first stop token before position `end`, that token included."""
+def _stop(tokens: Tensor, blocks: Blocks, complete: int, sampling: Mapping[str, Any]) -> int | None:
+    """Length of the response up to the first stop token among its `complete` ones, that token included."""
     stops = torch.tensor(sampling.get("stop_token_ids", []), dtype=torch.long)
-    found = torch.isin(tokens[blocks.prompt : end], stops).nonzero()[:, 0]
+    found = torch.isin(tokens[blocks.prompt : blocks.prompt + complete], stops).nonzero()[:, 0]
     return int(found[0]) + 1 if len(found) else None

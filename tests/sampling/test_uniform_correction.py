@@ -35,24 +35,17 @@ def take(
 
 
 def test_the_most_probable_of_the_proposals_that_differ_are_taken() -> None:
-    correction = Correction(range(10, 15), 0, 9, 2)
+    correction = Correction(range(10, 15), 9, 2)
     assert take(correction, [1, 2, 3, 4, 5], [1, 7, 7, 7, 5], [0.9, 0.3, 0.8, 0.5, 0.95]) == [12, 13]
     assert not correction.finished
 
 
 def test_of_equal_ones_the_leftmost_are_taken() -> None:
-    assert take(Correction(range(10, 14), 0, 9, 1), [1, 2, 3, 4], [7, 7, 7, 7], [0.5] * 4) == [10]
-
-
-def test_what_ends_the_scope_may_be_fixed() -> None:
-    assert take(Correction(range(10, 13), 1, 9, 3), [1, 2, 3], [7, 2, 7], [0.5, 0.5, 0.9]) == [10]
-    only = Correction(range(10, 11), 1, 9, 3)
-    assert take(only, [1], [7], [0.9]) == NOTHING
-    assert only.finished
+    assert take(Correction(range(10, 14), 9, 1), [1, 2, 3, 4], [7, 7, 7, 7], [0.5] * 4) == [10]
 
 
 def test_positions_that_a_pass_leaves_out_keep_their_proposals() -> None:
-    correction, current = Correction(range(10, 14), 0, 9, 1), [1, 2, 3, 4]
+    correction, current = Correction(range(10, 14), 9, 1), [1, 2, 3, 4]
     assert take(correction, current, [7, 2, 3, 8], [0.6, 0.9, 0.9, 0.5]) == [10]
     assert take(correction, current, [7, 2], [0.9, 0.9], places=[0, 1]) == [13], "proposed by the pass before"
     current[3] = 8
@@ -65,7 +58,7 @@ def test_positions_that_a_pass_leaves_out_keep_their_proposals() -> None:
 
 
 def test_the_last_step_ends_it_whatever_it_changes() -> None:
-    correction = Correction(range(10, 12), 0, 2, 1)
+    correction = Correction(range(10, 12), 2, 1)
     assert take(correction, [1, 2], [7, 7], [0.9, 0.8]) == [10]
     assert not correction.finished
     assert take(correction, [7, 2], [7, 7], [0.9, 0.8]) == [11]
@@ -73,7 +66,7 @@ def test_the_last_step_ends_it_whatever_it_changes() -> None:
 
 
 def test_touched_blocks_stand_on_the_response_grid_and_end_with_the_canvas() -> None:
-    correction = Correction(range(10, 20), 0, 9, 2)
+    correction = Correction(range(10, 20), 9, 2)
     take(correction, [1] * 10, [7, *[1] * 7, 7, 1], [0.9] * 10)
     assert np.flatnonzero(correction.touched(4, 21)).tolist() == [10, 11, 12, 13, 18, 19, 20]
 
@@ -87,7 +80,7 @@ def test_recorded_steps_of_the_original() -> None:
         for row, current in enumerate(tensors["z"]):
             proposal = tensors["proposal"][row]
             chances = (logits[row] / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0]
-            correction = Correction(range(len(current)), 0, 9, case["tokens_per_step"])
+            correction = Correction(range(len(current)), 9, case["tokens_per_step"])
             changed = correction.choose(
                 current.numpy(), np.arange(len(current)), proposal.numpy(), chances.float().numpy()
             )
@@ -118,15 +111,15 @@ def test_proposals_are_drawn_and_weighed_at_their_temperature(temperature: float
     assert surprise < 40, "chi-square of 9 degrees of freedom exceeds that once in 100,000 draws"
 
 
-def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int | None, int]]:
-    """Steps in which every pass proposes what stands there: step of the block, block, complete tokens, finals."""
+def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int]]:
+    """Steps in which every pass proposes what stands there: step of the block, block, how many become final."""
     told = []
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
         current = walk._canvas.tokens[positions]
         written = walk.choose(positions, current, np.ones(len(positions), dtype=np.float32))
         assert not len(written)
-        told.append((walk.block_step, walk.block, walk.complete, len(walk.final(written))))
+        told.append((walk.block_step, walk.block, len(walk.final(written))))
         walk.advance()
     return told
 
@@ -135,37 +128,18 @@ def test_nothing_is_final_before_the_last_correction() -> None:
     walk = decoder(block_length=4, steps_per_block=1, max_tokens=6, correction_steps=5)
     assert (walk.corrections, walk.touched) == (0, None)
     assert walk_to_the_end(walk) == [
-        (0, range(5, 9), 0, 0),
-        (0, range(9, 13), 4, 0),
-        (0, range(5, 11), 6, 6),
+        (0, range(5, 9), 0),
+        (0, range(9, 13), 0),
+        (0, range(5, 11), 6),
     ], "the response alone is corrected, not what the last block holds beyond it"
     assert (walk.step, walk.corrections) == (3, 1)
     assert walk.sees.tolist() == [5] * 5 + [32] * 27
 
 
-def test_a_stop_begins_the_correction_of_what_stands_before_it() -> None:
-    walk = decoder(block_length=4, steps_per_block=1, max_tokens=8, correction_steps=5)
-    walk.advance()
-    assert not walk.stop(3)
-    assert (walk.complete, walk.block) == (3, range(5, 8))
-    assert not walk.stop(2), "found before the first correction step"
-    assert walk_to_the_end(walk) == [(0, range(5, 7), 2, 2)]
-    assert walk.stop(1)
-    assert decoder().stop(3), "without a correction there is nothing to be done"
-
-
-def test_a_stop_in_the_last_block_counts_as_well() -> None:
-    walk = decoder(block_length=8, steps_per_block=1, correction_steps=5)
-    walk.advance()
-    assert (walk.complete, walk.block_step) == (8, 0)
-    assert not walk.stop(6)
-    assert walk.block == range(5, 11)
-
-
 def test_none_are_taken_unless_asked_for() -> None:
     for given in ({}, {"correction_steps": 0}):
         walk = decoder(block_length=8, steps_per_block=1, **given)
-        assert (walk.corrections, walk.complete, len(walk.final(np.empty(0, dtype=np.int64)))) == (None, None, 8)
+        assert (walk.corrections, len(walk.final(np.empty(0, dtype=np.int64)))) == (None, 8)
         walk.advance()
         assert walk.finished
 

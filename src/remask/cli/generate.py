@@ -6,11 +6,11 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from remask.cli.lines import Defaults, add_default_options, as_work, defaults_of, open_text
-from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
+from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm, sampling_option
 from remask.core.checks import json_object
 from remask.core.sampling import SamplingParams
 from remask.errors import RemaskError
@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     SamplingParams.from_mapping(defaults.sampling)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     if args.prompt is not None:
+        defaults = replace(defaults, sampling=sampling_option(args))
         line = {"id": "0", "messages": [{"role": "user", "content": args.prompt}]}
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             line = {"id": "0", "prompt": args.prompt}

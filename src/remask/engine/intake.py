@@ -26,18 +26,21 @@ def make_job(
     _check_prompt(request, shape)
     if params.stop and decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
+    whole = max_model_len >= shape.max_length
+    limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
+    more = "" if whole else " or raise max_model_len"
     needed = len(request.prompt_token_ids) + params.max_tokens
     if needed > max_model_len:
         raise ConfigError(
             f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
-            f"{needed}, but max_model_len is {max_model_len}; shorten one of them or raise max_model_len"
+            f"{needed}, but {limit}; shorten one of them{more}"
         )
     decoding = _decoding(request, policy, shape, max_model_len)
     if decoding.length > max_model_len:
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"
         raise ConfigError(
-            f"{cause} make a canvas of {decoding.length}, but max_model_len is {max_model_len}; lower that, shorten "
-            "the prompt or the response, or raise max_model_len"
+            f"{cause} make a canvas of {decoding.length}, but {limit}; lower that, shorten the prompt or the "
+            f"response{more}"
         )
     if shape.kind not in policy.traits.kinds:
         kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))

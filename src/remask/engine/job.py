@@ -215,18 +215,13 @@ class Job:
         return transfer
 
     def ending(self) -> FinishReason | None:
-        """Why the response is over, or None. A stop among complete tokens can end it, once these are corrected."""
+        """Why the response is complete, or None. Settled tokens never change, so a settled stop can end it."""
         assert self.decoder is not None
         finished = self.decoder.finished
         inside = self.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
-        stop = None if inside else self._stop_at()
-        if stop is not None and self.decoder.stop(stop):
+        if not inside and self._stop_at() is not None:
             return "stop"
-        if not finished:
-            return None
-        # A stop ended the response before its correction, which may have taken the stop text away.
-        complete = self.decoder.complete
-        return "length" if complete is None or complete == self.request.params.max_tokens else "stop"
+        return "length" if finished else None
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page that other requests may read; it comes next."""
@@ -245,10 +240,7 @@ class Job:
         """What the request came to. A cancelled or failed one has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length"):
-            assert self.decoder is not None
             end = self._stop_at()
-            if end is None:
-                end = self.decoder.complete
             tokens = tuple(self.branches[0].canvas.response[:end].tolist())
         self.usage.completion_tokens = len(tokens)
         first = None if self.first_settled is None else self.first_settled - self.arrived
@@ -305,14 +297,12 @@ class Job:
         )
 
     def _stop_at(self) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where none is in what is complete."""
-        assert self.decoder is not None
+        """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
         canvas = self.branches[0].canvas
-        complete = canvas.settled_lead if self.decoder.complete is None else self.decoder.complete
-        tokens = canvas.response[:complete].tolist()
-        end = next((index + 1 for index, token in enumerate(tokens) if token in self.stops), None)
+        settled = canvas.response[: canvas.settled_lead].tolist()
+        end = next((index + 1 for index, token in enumerate(settled) if token in self.stops), None)
         if self.decode is not None and self.request.params.stop:
-            lead = tokens[:end]
+            lead = settled[:end]
             if self._stopped(lead):
                 # The shortest lead that contains a stop text; texts of leads grow with them.
                 low, high = 1, len(lead)

@@ -87,11 +87,17 @@ def _canvas(work: Mapping[str, Any]) -> str:
     return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
 
 
+def _shared(work: Mapping[str, Any]) -> str:
+    """What the requests share, if anything."""
+    count = work["prefixes"]
+    return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
+
+
 def _notes(record: Record, detail: bool) -> list[str]:
     about, results = record.about, record.data["results"]
     work, machine = about["settings"], about["machine"]
     notes = [
-        f"{work['requests']} requests over {work['prefixes']} shared prefixes, prefix ratio {work['prefix_ratio']}, "
+        f"{work['requests']} requests{_shared(work)}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
         f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, medians of {work['rounds']} rounds; "
         f"{about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "

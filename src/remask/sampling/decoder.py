@@ -47,11 +47,6 @@ class Decoder(Protocol):
         ...
 
     @property
-    def complete(self) -> int | None:
-        """Response tokens from the first that only a correction may still change. None: those that are settled."""
-        ...
-
-    @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where none were asked for."""
         ...
@@ -75,21 +70,12 @@ class Decoder(Protocol):
         """The step is over and what it wrote is on the canvas."""
         ...
 
-    def stop(self, length: int) -> bool:
-        """The response ends after `length` complete tokens. Whether nothing is left to be done for it."""
-        ...
-
 
 class Uncorrected:
     """What decoders answer whose complete tokens are final."""
 
     touched: None = None
-    complete: None = None
     corrections: None = None
-
-    def stop(self, length: int) -> bool:  # noqa: ARG002
-        """What is settled is over."""
-        return True
 
 
 class Decoding(Protocol):

@@ -169,15 +169,6 @@ class UniformDecoder:
         return self._correction.touched(self._decoding.block, len(self._canvas))
 
     @property
-    def complete(self) -> int | None:
-        """Response tokens whose block is done, where they are to be corrected."""
-        if self._correction is not None:
-            return len(self._correction.scope)
-        if not self._decoding.params.correction_steps:
-            return None
-        return min(self._index * self._decoding.block, self._decoding.params.max_tokens)
-
-    @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where none were asked for."""
         if not self._decoding.params.correction_steps:
@@ -240,22 +231,10 @@ class UniformDecoder:
         if self._correction is None and self.block_step == self._decoding.steps:
             self._index += 1
             self.block_step = 0
-            if self._index == self._blocks and self._decoding.params.correction_steps:
-                self._correct(self._decoding.params.max_tokens, fixed=0)
-
-    def stop(self, length: int) -> bool:
-        """Goes over to the correction of what stands before the token that ends the response, if any is wanted."""
-        if not self._decoding.params.correction_steps:
-            return True
-        if self._correction is None or not self._correction.steps:
-            self._correct(length, fixed=1)
-        return self.finished
-
-    def _correct(self, length: int, fixed: int) -> None:
-        params, start = self._decoding.params, self._canvas.prompt
-        assert params.correction_steps is not None
-        scope, per_step = range(start, start + length), params.correction_tokens or 1
-        self._correction = Correction(scope, fixed, params.correction_steps, per_step)
+            params, canvas = self._decoding.params, self._canvas
+            if self._index == self._blocks and params.correction_steps:
+                scope = range(canvas.prompt, canvas.end)
+                self._correction = Correction(scope, params.correction_steps, params.correction_tokens or 1)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params

@@ -19,11 +19,11 @@ class Correction:
     nothing either, the correction is over: a fixed point.
     """
 
-    def __init__(self, scope: range, fixed: int, limit: int, per_step: int) -> None:
-        """At most `limit` steps of up to `per_step` changes. The last `fixed` positions of `scope` never change."""
+    def __init__(self, scope: range, limit: int, per_step: int) -> None:
+        """At most `limit` steps of up to `per_step` changes."""
         self.scope, self.steps, self.finished = scope, 0, False
         self.changed: Positions = np.empty(0, dtype=np.int64)
-        self._fixed, self._limit, self._per_step = fixed, limit, per_step
+        self._limit, self._per_step = limit, per_step
         self._tokens: Tokens = np.zeros(len(scope), dtype=np.int64)
         self._scores: NDArray[np.float32] = np.zeros(len(scope), dtype=np.float32)
 
@@ -35,7 +35,6 @@ class Correction:
         at = positions - self.scope.start
         self._tokens[at], self._scores[at] = tokens, scores
         gains = np.where(self._tokens != current, self._scores, np.float32(0))
-        gains[len(gains) - self._fixed :] = 0
         chosen = select.top(gains, self._per_step)
         self.changed = self.scope.start + chosen[gains[chosen] > 0]
         self.steps += 1
