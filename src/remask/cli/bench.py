@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from remask.cli.options import COMPARED_CACHES, add_model_options, check_folder, object_option, open_llm
-from remask.cli.workload import add_workload_options
+from remask.cli.workload import add_workload_options, asked_sampling, asked_workload
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -21,8 +21,6 @@ from remask.evals.workload import (
     bundled_workload,
     conversation_workload,
     is_bundled,
-    is_bundled_uniform,
-    usual_workload,
 )
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
@@ -91,28 +89,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    longest = args.prefix_match == "longest"
-    if longest and not is_bundled(llm):
+    if args.prefix_match != "longest":
+        return asked_workload(llm, args)
+    if not is_bundled(llm):
         raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
-    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    sampling = {**lengths, **object_option("--sampling", args.sampling)}
-    if (is_bundled(llm) or is_bundled_uniform(llm)) and (args.prefix_tokens, args.prompt_tokens) != (None, None):
-        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
-    if is_bundled_uniform(llm) and args.prefixes is not None:
-        raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
-    prefixes = PREFIXES if args.prefixes is None else args.prefixes
-    if longest:
-        params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
-        return conversation_workload(llm, args.requests, prefixes, args.seed, params)
-    return usual_workload(
-        llm,
-        args.requests,
-        args.seed,
-        sampling,
-        prefixes=prefixes,
-        prefix_tokens=args.prefix_tokens,
-        prompt_tokens=args.prompt_tokens,
-    )
+    if args.prefix_tokens is not None or args.prompt_tokens is not None:
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
+    params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **asked_sampling(args)})
+    return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:

@@ -6,7 +6,15 @@ from typing import Any
 
 from remask.cli.options import object_option
 from remask.errors import ConfigError
-from remask.evals.workload import PREFIX_TOKENS, PREFIXES, PROMPT_TOKENS, Workload, is_bundled, usual_workload
+from remask.evals.workload import (
+    PREFIX_TOKENS,
+    PREFIXES,
+    PROMPT_TOKENS,
+    Workload,
+    is_bundled,
+    is_bundled_uniform,
+    usual_workload,
+)
 from remask.llm import LLM
 
 
@@ -25,24 +33,32 @@ def add_workload_options(parser: Any, requests: int) -> None:
     parser.add_argument("--seed", type=int, default=2024, help="of the workload (default 2024)")
 
 
-def shared_workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    """The bundled model's task, GSM8K for a model that takes chats, else random tokens, as `args` shape them.
+def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling parameters as given, which come on top of the workload's usual ones."""
+    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    return {**lengths, **object_option("--sampling", args.sampling)}
 
-    Raises `ConfigError` on numbers below 1, and on lengths of random tokens for a model that has a task.
+
+def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
+    """A bundled model's task, GSM8K for a model that takes chats, else random tokens, as `args` shape them.
+
+    Raises `ConfigError` on numbers below 1, and on shapes that a bundled model's task does not have.
     """
     for name in ("requests", "prefixes", "prefix_tokens", "prompt_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if is_bundled(llm) and (args.prefix_tokens, args.prompt_tokens) != (None, None):
+    shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
+    if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
-    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    if is_bundled_uniform(llm) and args.prefixes is not None:
+        raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
     return usual_workload(
         llm,
         args.requests,
         args.seed,
-        {**lengths, **object_option("--sampling", args.sampling)},
-        prefixes=PREFIXES if args.prefixes is None else args.prefixes,
+        asked_sampling(args),
+        prefixes=args.prefixes or PREFIXES,
         prefix_tokens=args.prefix_tokens,
         prompt_tokens=args.prompt_tokens,
     )

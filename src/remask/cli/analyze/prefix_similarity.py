@@ -8,7 +8,7 @@ from remask.analysis.prefix import measure_prefix
 from remask.analysis.prefix_report import PrefixSimilarity, reading
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option
-from remask.cli.workload import add_workload_options, described, shared_workload
+from remask.cli.workload import add_workload_options, asked_workload, described
 from remask.engine.config import EngineConfig
 from remask.evals.record import Record, about
 from remask.plots.prefix import plot_prefix
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     # The measurement brings memory of its own; the engine's is kept as small as it can be.
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
     check_masked(llm)
-    workload = shared_workload(llm, args)
+    workload = asked_workload(llm, args)
     requests = [task.request for task in workload.tasks]
     measure: Measure = "official" if args.official else "flat"
     report = measure_prefix(llm, requests, args.tau, measure, progress=llm.progress)

@@ -11,7 +11,7 @@ from remask.analysis.reuse import measure_reuse
 from remask.analysis.reuse_report import SETTINGS, ReuseReport
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm
-from remask.cli.workload import add_workload_options, described, shared_workload
+from remask.cli.workload import add_workload_options, asked_workload, described
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.collapse import measure_collapse
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     check_masked(llm)
-    workload = shared_workload(llm, args)
+    workload = asked_workload(llm, args)
     requests = [task.request for task in workload.tasks[: args.traced]]
     report = measure_reuse(llm, requests, args.depth, args.refresh_interval, progress=llm.progress)
     own = {"refresh_interval": args.refresh_interval} | ({} if args.depth is None else {"depth": args.depth})

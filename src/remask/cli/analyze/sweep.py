@@ -8,7 +8,7 @@ from remask.analysis.passes import check_masked
 from remask.analysis.sweep_report import Parameter, Row, reading
 from remask.cli.analyze.result import add_result_options, check_result_options, tell
 from remask.cli.options import add_model_options, open_llm, tau_option
-from remask.cli.workload import add_workload_options, described, shared_workload
+from remask.cli.workload import add_workload_options, asked_workload, described
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.parameters import CACHES, Grid, run_sweep
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     grid = _grid(args)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     check_masked(llm)
-    workload = shared_workload(llm, args)
+    workload = asked_workload(llm, args)
     table = llm.depth_table
     settings = described(workload) | {
         "concurrency": args.concurrency,
