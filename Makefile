@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all set-up on a fresh machine; the commands themselves live in scripts/.
 PYTHON ?= python3
 
-.PHONY: demo test check soak
+.PHONY: demo test check soak docs
 demo: .venv/installed
 	scripts/demo
 test: .venv/installed
@@ -11,8 +11,14 @@ check: .venv/installed
 	scripts/check
 soak: .venv/installed
 	scripts/soak
+docs: .venv/installed-docs
+	scripts/docs
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@

@@ -1,7 +1,6 @@
 """Traces of the engine's own passes: against the recorded diagnostics, and against the dense oracle."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,29 +11,15 @@ from remask.analysis.drift import summarise
 from remask.analysis.regions import REGIONS, regions
 from remask.analysis.trace import Trace, Tracer
 from remask.cli.lines import Defaults, as_work
-from remask.core.request import Request
-from remask.core.sampling import SamplingParams
-from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, RemaskError
-from remask.llm import LLM, Work
 from tests import goldens as masked
+from tests.analysis.support import PROMPT, open_model, work
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
 from tests.oracles import dense
 from tests.oracles.drift import entropy, kv_drift
 from tests.oracles.drift import regions as oracle_regions
 from tests.oracles.uniform import Blocks
-
-PROMPT = list(range(5, 16))
-
-
-def open_model(folder: Path, **limits: Any) -> LLM:
-    return LLM(str(folder), dtype="float32", device="cpu", engine=EngineConfig(**{"max_model_len": 64, **limits}))
-
-
-def work(llm: LLM, policy: str = "none", deadline: float | None = None, **sampling: Any) -> Work:
-    params = SamplingParams(**{"max_tokens": 12, "ignore_eos": True, **sampling})
-    return Work(Request("a", PROMPT, params, prefix_length=4, deadline_s=deadline), llm.policy(policy))
 
 
 def close(actual: list[np.ndarray[Any, Any]], expected: torch.Tensor, atol: float) -> None:

@@ -45,6 +45,8 @@ def test_numbers_pictures_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixt
         assert int.from_bytes(data[16:20], "big") >= 1200
     text = capsys.readouterr().out
     assert "gidd, 3 layers, float32; 2 requests, 48 passes, blocks of 8" in text
+    assert told["reading"] in text
+    assert "Within a block prompt, rest past, previous do not move at all." in text
     assert "tokens changed a pass: 6.25 % of the response" in text
     assert f"Saved as {output}" in text
 

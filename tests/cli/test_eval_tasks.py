@@ -157,6 +157,11 @@ def test_missing_fields_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"{path}, line 2: has no field 'question'; its fields: problem, answer." in capsys.readouterr().err
 
 
+def test_a_question_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gsm8k("--max-model-len", "64") == 2
+    assert "max_model_len" in capsys.readouterr().err
+
+
 def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = with_ascii_tokenizer(model_dir("llada"), tmp_path / "plain", template=None)
     for folder in (plain, model_dir("llada")):

@@ -54,13 +54,22 @@ def test_every_kind_of_model(
     out = capsys.readouterr().out
     assert all(f"| {name} |" in out for name in ("projections", "attention", "mlp", "head", "sampling", "rest", "all"))
     assert f"PyTorch counts {data['counted']:,}" in out
-    assert "of the roofline" in out
+    assert "| steps | row-layers |" in out
+
+
+def test_many_kinds_of_steps_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-tokens", "16", "--rounds", "1", "--cache", "dkv-decode"]
+    assert profile_ops("--model", "llada-tiny", *options) == 0
+    out = capsys.readouterr().out
+    assert "| 1 to 2 |" in out, "the first two passes of a block are full"
+    assert "3 more lines like these" in out
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (["--steps", "0"], "--steps must be at least 1"),
+        (["--requests", "0"], "--requests must be at least 1"),
         (["--prefix-tokens", "-1"], "--prefix-tokens must be at least 0"),
         (["--max-tokens", "600"], "the model has 512"),
         (["--cache", "bicahe"], "Did you mean 'bicache'"),

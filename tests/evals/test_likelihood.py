@@ -130,8 +130,13 @@ def test_greedy_is_what_the_engine_decodes(name: str) -> None:
     params = SamplingParams(max_tokens=5, remasking="low_confidence", ignore_eos=True)
     (output,) = llm.generate([list(PROMPT)], params, cache="none")
     estimator = LikelihoodEstimator(llm)
-    assert estimator.is_greedy(Pair(PROMPT, output.token_ids))
-    assert not estimator.is_greedy(Pair(PROMPT, (*output.token_ids[:-1], (output.token_ids[-1] + 1) % 30)))
+    right = Pair(PROMPT, output.token_ids)
+    wrong = [
+        Pair(PROMPT, (*right.response[:place], (right.response[place] + 1) % 30, *right.response[place + 1 :]))
+        for place in range(5)
+    ]
+    assert estimator.are_greedy([wrong[0], right, *wrong[1:], right]) == [False, True, *[False] * 4, True]
+    assert estimator.are_greedy([]) == []
 
 
 def test_long_responses_are_drawn_and_not_enumerated() -> None:
@@ -154,7 +159,7 @@ def test_pairs_that_cannot_be_run(pair: Pair, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         estimator.score([PAIR, pair])
     with pytest.raises(ConfigError, match=message):
-        estimator.is_greedy(pair)
+        estimator.are_greedy([PAIR, pair])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_on_cuda_times_are_those_between_events() -> None:
 def test_parts_add_up_and_flops_are_those_counted(
     llm: LLM, cache: str, settings: dict[str, Any], seen: set[str]
 ) -> None:
-    profile = profile_operations(llm, work(llm, cache, settings), LIMITS, rounds=2)
+    profile = profile_operations(llm, work(llm, cache, settings), rounds=2)
     always = {"projections", "attention", "mlp", "head", "norms", "sampling", "packing", "rest"}
     assert {name for name, each in profile.operations.items() if each.seconds} == always | seen
     assert list(profile.operations)[: len(OPERATIONS)] == list(OPERATIONS)
@@ -123,7 +123,7 @@ def test_parts_add_up_and_flops_are_those_counted(
 
 
 def test_the_first_steps_alone(llm: LLM) -> None:
-    profile = profile_operations(llm, work(llm, "none", {}, cfg_scale=1.0, requests=1), LIMITS, steps=3, rounds=1)
+    profile = profile_operations(llm, work(llm, "none", {}, cfg_scale=1.0, requests=1), steps=3, rounds=1)
     assert len(profile.steps) == 3
     assert profile.steps[0].row_layers == 2 * 29 * llm.loaded.config.layers, "both canvases of a guided request"
     assert not llm.engine.busy
@@ -131,9 +131,9 @@ def test_the_first_steps_alone(llm: LLM) -> None:
 
 def test_what_cannot_run_is_refused(llm: LLM) -> None:
     with pytest.raises(ConfigError, match="no step to profile"):
-        profile_operations(llm, [], LIMITS)
+        profile_operations(llm, [])
     with pytest.raises(ConfigError, match="max_model_len"):
-        profile_operations(llm, work(llm, "none", {}, max_tokens=500), LIMITS)
+        profile_operations(llm, work(llm, "none", {}, max_tokens=500))
 
 
 def test_instruments_change_nothing() -> None:

@@ -1,20 +1,17 @@
 """`measure_drift`: the traces of some requests, summed up."""
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.analysis.moments import Moments, off_diagonal_mean
 from remask.analysis.regions import REGIONS, SINK
-from remask.analysis.report import DriftReport, RegionMeans, Series, Subject
+from remask.analysis.report import DriftReport, RegionMeans, Subject
+from remask.analysis.series import Floats, by_pass, mean
 from remask.analysis.trace import Trace, Tracer
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
-
-Floats = NDArray[np.float64]
 
 
 def measure_drift(llm: LLM, work: Sequence[Work], progress: bool = False) -> DriftReport:
@@ -55,11 +52,11 @@ def summarise(llm: LLM, traces: Sequence[Trace]) -> DriftReport:
             block_length=max(trace.block for trace in traces),
         ),
         regions={REGIONS[index]: _means(index, traces) for index in present},
-        k_drift={REGIONS[index]: _by_pass([_drift(t, t.k_drift, index) for t in traces]) for index in present},
-        v_drift={REGIONS[index]: _by_pass([_drift(t, t.v_drift, index) for t in traces]) for index in present},
-        attention={REGIONS[index]: _by_pass([_attention(t, index) for t in traces]) for index in present},
-        change_rate=_by_pass([np.array(trace.change_rate) for trace in traces]),
-        entropy=_by_pass([np.array([_mean(e) for e in trace.entropy]) for trace in traces]),
+        k_drift={REGIONS[index]: by_pass([_drift(t, t.k_drift, index) for t in traces]) for index in present},
+        v_drift={REGIONS[index]: by_pass([_drift(t, t.v_drift, index) for t in traces]) for index in present},
+        attention={REGIONS[index]: by_pass([_attention(t, index) for t in traces]) for index in present},
+        change_rate=by_pass([np.array(trace.change_rate) for trace in traces]),
+        entropy=by_pass([np.array([mean(e) for e in trace.entropy]) for trace in traces]),
         k_layers=tuple(tuple(row) for row in k_layers.tolist()),
         v_layers=tuple(tuple(row) for row in v_layers.tolist()),
         k_layers_mean=off_diagonal_mean(k_layers),
@@ -78,19 +75,19 @@ def _exists(index: int, traces: Sequence[Trace], *, sink: bool) -> bool:
 def _means(index: int, traces: Sequence[Trace]) -> RegionMeans:
     attention = np.concatenate([[mass[index] for mass in trace.attention] for trace in traces])
     if index == SINK:  # it is a weight, and never moves
-        return RegionMeans(0.0, 0.0, 0.0, 0.0, _mean(attention))
+        return RegionMeans(0.0, 0.0, 0.0, 0.0, mean(attention))
     return RegionMeans(
         k_drift=_pooled([_moved(trace, trace.k_drift, index) for trace in traces]),
         v_drift=_pooled([_moved(trace, trace.v_drift, index) for trace in traces]),
         k_within=_pooled([_moved(trace, trace.k_drift, index, within=True) for trace in traces]),
         v_within=_pooled([_moved(trace, trace.v_drift, index, within=True) for trace in traces]),
-        attention=_mean(attention),
+        attention=mean(attention),
     )
 
 
 def _pooled(moved: Sequence[Sequence[Floats]]) -> float:
     """Mean over all positions of all pairs of passes of all requests."""
-    return _mean(np.concatenate([np.empty(0), *(values for one in moved for values in one)]))
+    return mean(np.concatenate([np.empty(0), *(values for one in moved for values in one)]))
 
 
 def _moved(trace: Trace, drifts: Sequence[Floats], index: int, *, within: bool = False) -> list[Floats]:
@@ -106,7 +103,7 @@ def _drift(trace: Trace, drifts: Sequence[Floats], index: int) -> Floats:
     """Mean drift of a region that leads to each pass, [passes]."""
     if index == SINK:
         return np.array([np.nan] + [0.0] * len(drifts))
-    return np.array([np.nan, *map(_mean, _moved(trace, drifts, index))])
+    return np.array([np.nan, *map(mean, _moved(trace, drifts, index))])
 
 
 def _attention(trace: Trace, index: int) -> Floats:
@@ -116,20 +113,3 @@ def _attention(trace: Trace, index: int) -> Floats:
         for mass, region in zip(trace.attention, trace.region, strict=True)
     ]
     return np.array(shares)
-
-
-def _mean(values: Floats) -> float:
-    """Mean of all numbers among `values`; NaN where there are none."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def _by_pass(series: Sequence[Floats]) -> Series:
-    """Mean over requests of what each pass showed, for as many passes as the longest request has."""
-    table = np.full((len(series), max(map(len, series))), np.nan)
-    for row, values in zip(table, series, strict=True):
-        row[: len(values)] = values
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        means: Floats = np.nanmean(table, axis=0)
-    return tuple(means.tolist())

@@ -7,7 +7,10 @@ Floats = NDArray[np.float64]
 
 
 class Moments:
-    """First and second moments of the drift of K and V in all layers. One sample is a position from pass to pass."""
+    """First and second moments of the drift of K and V in all layers. One sample is a position from pass to pass.
+
+    Any other two quantities by layer may stand in their place.
+    """
 
     def __init__(self, layers: int) -> None:
         self.layers, self.samples = layers, 0
@@ -34,6 +37,16 @@ class Moments:
         with np.errstate(invalid="ignore", divide="ignore"):
             r = covariance / np.outer(deviation, deviation)
         return r[: self.layers, : self.layers], r[self.layers :, self.layers :]
+
+    def paired_correlations(self) -> Floats:
+        """Pearson's r between the drift of K and of V in each layer, [layers]; NaN where one of them never varies."""
+        covariance = self._covariance()
+        deviation = np.sqrt(np.diag(covariance))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            r: Floats = np.diag(covariance[: self.layers, self.layers :]) / (
+                deviation[: self.layers] * deviation[self.layers :]
+            )
+        return r
 
     def kv_correlation(self) -> float:
         """Pearson's r between the drift of K and of V, over all layers, positions and passes; NaN without variance."""

@@ -1,5 +1,6 @@
 """What a drift measurement came to: means by region and by pass, correlations. Plain numbers."""
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -65,3 +66,39 @@ class DriftReport:
     k_layers_mean: float
     v_layers_mean: float
     kv_correlation: float
+
+
+def reading(report: DriftReport) -> str:
+    """The report in a paragraph: where K and V move, where attention looks, how tokens settle."""
+    moved = {
+        name: (means.k_drift + means.v_drift) / 2
+        for name, means in report.regions.items()
+        if name != "bias" and not math.isnan(means.k_drift)
+    }
+    parts = []
+    if moved:
+        most, least = max(moved, key=lambda name: moved[name]), min(moved, key=lambda name: moved[name])
+        parts.append(
+            f"K and V move most in the region {words(most)} ({moved[most]:.2e} a pass) and least in {words(least)} "
+            f"({moved[least]:.2e})."
+        )
+        still = [name for name, means in report.regions.items() if name in moved and means.v_within == 0]
+        if still:
+            parts.append(f"Within a block {', '.join(map(words, still))} do not move at all.")
+    else:
+        parts.append("No request has two passes, so nothing is known of drift.")
+    looked = sorted(report.regions, key=lambda name: -report.regions[name].attention)[:2]
+    shares = " and ".join(f"{words(name)} ({100 * report.regions[name].attention:.1f} %)" for name in looked)
+    parts.append(
+        f"The current block attends most to {shares}. A pass changes "
+        f"{100 * sum(report.change_rate) / len(report.change_rate):.2f} % of the response, and entropy goes from "
+        f"{report.entropy[0]:.2f} to {report.entropy[-1]:.2f} nats."
+    )
+    if not math.isnan(report.kv_correlation):
+        parts.append(f"Drift of K and of V correlate by {report.kv_correlation:.2f}.")
+    return " ".join(parts)
+
+
+def words(region: str) -> str:
+    """A region's name as text."""
+    return region.replace("_", " ")

@@ -1,7 +1,6 @@
 """`remask bench`: cache policies side by side on one workload, in one run."""
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,23 +15,20 @@ from remask.evals.report import table
 from remask.evals.steps import step_baselines
 from remask.evals.workload import (
     BUNDLED_SAMPLING,
-    GSM8K_SAMPLING,
-    UNIFORM_SAMPLING,
+    PREFIX_TOKENS,
+    PREFIXES,
+    PROMPT_TOKENS,
     Workload,
     bundled_workload,
     conversation_workload,
-    gsm8k_workload,
     is_bundled,
     is_bundled_uniform,
-    random_workload,
-    reads_chats,
-    timetable_workload,
+    usual_workload,
 )
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
 
 ALL = "all"
-PREFIXES = 4
 
 
 def add_parser(commands: Any) -> None:
@@ -71,8 +67,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--requests", type=int, default=200, metavar="N")
     parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
     parser.add_argument("--prefixes", type=int, help=f"different shared prefixes (default {PREFIXES})")
-    parser.add_argument("--prefix-tokens", type=int, metavar="P", help="length of a random shared prefix (default 230)")
-    parser.add_argument("--prompt-tokens", type=int, metavar="Q", help="random tokens after it (default 10)")
+    parser.add_argument(
+        "--prefix-tokens", type=int, metavar="P", help=f"length of a random shared prefix (default {PREFIX_TOKENS})"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="Q", help=f"random tokens after it (default {PROMPT_TOKENS})"
+    )
     parser.add_argument("--max-tokens", type=int, metavar="G", help="response length")
     parser.add_argument("--sampling", metavar="JSON", help="further sampling parameters")
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
@@ -102,36 +102,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    if args.prefix_match == "longest" and not is_bundled(llm):
+    longest = args.prefix_match == "longest"
+    if longest and not is_bundled(llm):
         raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
-    own = object_option("--sampling", args.sampling)
     lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-    if is_bundled(llm) or is_bundled_uniform(llm):
-        return _bundled_task(llm, args, {**lengths, **own})
-    if reads_chats(llm) and args.prefix_tokens is None and args.prompt_tokens is None:
-        sampling = SamplingParams.from_mapping({**GSM8K_SAMPLING, **lengths, **own})
-        return gsm8k_workload(llm, args.requests, _prefixes(args), args.seed, sampling)
-    # Random tokens carry no meaning, so an end token among them must not shorten the work.
-    sampling = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **lengths, **own})
-    prefix, prompt = args.prefix_tokens or 230, args.prompt_tokens or 10
-    return random_workload(llm, args.requests, _prefixes(args), args.seed, sampling, prefix, prompt)
-
-
-def _bundled_task(llm: LLM, args: argparse.Namespace, sampling: Mapping[str, Any]) -> Workload:
-    if args.prefix_tokens is not None or args.prompt_tokens is not None:
+    sampling = {**lengths, **object_option("--sampling", args.sampling)}
+    if (is_bundled(llm) or is_bundled_uniform(llm)) and (args.prefix_tokens, args.prompt_tokens) != (None, None):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
-    if is_bundled_uniform(llm):
-        if args.prefixes is not None:
-            raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
-        params = SamplingParams.from_mapping({**UNIFORM_SAMPLING, **sampling})
-        return timetable_workload(llm, args.requests, args.seed, params)
-    draw = conversation_workload if args.prefix_match == "longest" else bundled_workload
-    params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
-    return draw(llm, args.requests, _prefixes(args), args.seed, params)
-
-
-def _prefixes(args: argparse.Namespace) -> int:
-    return PREFIXES if args.prefixes is None else int(args.prefixes)
+    if is_bundled_uniform(llm) and args.prefixes is not None:
+        raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
+    prefixes = PREFIXES if args.prefixes is None else args.prefixes
+    if longest:
+        params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
+        return conversation_workload(llm, args.requests, prefixes, args.seed, params)
+    return usual_workload(
+        llm,
+        args.requests,
+        args.seed,
+        sampling,
+        prefixes=prefixes,
+        prefix_tokens=args.prefix_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
 
 
 def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple[list[Contender], list[LeftOut]]:

@@ -29,15 +29,8 @@ COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, pr
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 all well, 1 some requests failed, 2 nothing could be done."""
-    parser = argparse.ArgumentParser(prog="remask", description="Inference engine for diffusion language models.")
-    parser.add_argument("--version", action="version", version=f"remask {__version__}")
-    parser.add_argument("--quiet", action="store_true", help="warnings and errors only, no progress bars")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
-    words = _joined(list(sys.argv[1:] if argv is None else argv), commands.choices)
     try:
-        args = parser.parse_args(_with_config_file(words, commands.choices["serve"]))
+        args = parse(sys.argv[1:] if argv is None else argv)
     except RemaskError as error:
         print(f"remask: error: {error}", file=sys.stderr)
         return 2
@@ -60,6 +53,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of `argv`; `run` among them runs the command. What cannot be parsed ends the process, with usage."""
+    parser = argparse.ArgumentParser(prog="remask", description="Inference engine for diffusion language models.")
+    parser.add_argument("--version", action="version", version=f"remask {__version__}")
+    parser.add_argument("--quiet", action="store_true", help="warnings and errors only, no progress bars")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    words = _joined(list(argv), commands.choices)
+    return parser.parse_args(_with_config_file(words, commands.choices["serve"]))
 
 
 def _place(words: list[str]) -> int:

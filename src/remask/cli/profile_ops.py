@@ -3,23 +3,23 @@
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
-from remask.core.sampling import SamplingParams
-from remask.engine.config import EngineConfig
+from remask.cli.options import check_folder, object_option
+from remask.cli.shape import add_shape_options, open_with_requests, settings_of
 from remask.errors import ConfigError
 from remask.evals.machine import machine
 from remask.evals.record import Record, about, write_record
-from remask.evals.workload import random_workload
-from remask.llm import LLM, Work
+from remask.llm import Work
 from remask.plots.roofline import plot_roofline
 from remask.profiling.operations import profile_operations
 from remask.profiling.peaks import measure_peaks
 from remask.profiling.report import OperationProfile, Peaks, Profile
 
 SUBJECT = "profile-ops"
+LINES = 12  # of steps that are printed
 
 
 def add_parser(commands: Any) -> None:
@@ -32,79 +32,42 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--cache", default="none", help="policy, or a composition (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="its settings")
-    parser.add_argument("--requests", type=int, default=4, metavar="N", help="requests run at a time (default 4)")
-    parser.add_argument(
-        "--prefix-tokens", type=int, default=192, metavar="P", help="tokens that they share (default 192)"
-    )
-    parser.add_argument("--prompt-tokens", type=int, default=64, metavar="Q", help="tokens after them (default 64)")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="G", help="response length (default 128)")
-    parser.add_argument("--sampling", metavar="JSON", help="further sampling parameters")
     parser.add_argument("--steps", type=int, default=32, help="steps profiled, from the first on (default 32)")
     parser.add_argument(
         "--rounds", type=int, default=3, metavar="K", help="turns with and without instruments (default 3)"
     )
-    parser.add_argument("--seed", type=int, default=2024, help="of the tokens")
     parser.add_argument("--json", metavar="FILE", help="write the full result here")
     parser.add_argument("--plot", metavar="FILE", help="draw the roofline here, as PNG")
-    add_model_options(parser)
+    add_shape_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and save what was asked for."""
-    for name in ("requests", "prompt_tokens", "max_tokens", "steps", "rounds"):
+    for name in ("steps", "rounds"):
         if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    if args.prefix_tokens < 0:
-        raise ConfigError(f"--prefix-tokens must be at least 0, got {args.prefix_tokens}")
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
     check_folder("--json", args.json)
     check_folder("--plot", args.plot)
     settings = object_option("--cache-config", args.cache_config)
-    own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
-    params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
-    params, limits = _shape(llm, args, params)
-    workload = random_workload(llm, args.requests, 1, args.seed, params, args.prefix_tokens, args.prompt_tokens)
+    llm, workload = open_with_requests(args)
     policy = llm.policy(args.cache, settings)
     work = [Work(task.request, policy) for task in workload.tasks]
-    profile = profile_operations(llm, work, limits, steps=args.steps, rounds=args.rounds, progress=llm.progress)
+    profile = profile_operations(llm, work, steps=args.steps, rounds=args.rounds, progress=llm.progress)
     peaks = measure_peaks(llm.model.device, llm.model.dtype)
     facts = machine(llm)
     where = f"{facts['dtype']} on {facts.get('gpu', facts['cpu'])} ({facts['threads']} threads)"
     print(f"{llm.loaded.name}, {args.cache}: {len(profile.steps)} steps, {args.requests} requests at a time, {where}\n")
     print(text(profile, peaks))
     if args.json is not None:
-        names = ("cache", "requests", "prefix_tokens", "prompt_tokens", "max_tokens", "steps", "rounds", "sampling")
-        chosen = {name: getattr(args, name) for name in names} | {"cache_config": settings}
+        chosen = settings_of(args) | {name: getattr(args, name) for name in ("cache", "steps", "rounds")}
+        chosen["cache_config"] = settings
         write_record(args.json, Record(SUBJECT, about(llm, seed=args.seed, settings=chosen), data(profile, peaks)))
         print(f"\nSaved as {args.json}")
     if args.plot is not None:
         plot_roofline(profile, peaks, f"{llm.loaded.name}, {args.cache}", args.plot)
-        print(f"Picture: {args.plot}")
+        print(f"\nPicture: {args.plot}")
     return 0
-
-
-def _shape(llm: LLM, args: argparse.Namespace, params: SamplingParams) -> tuple[SamplingParams, EngineConfig]:
-    """Sampling with a uniform model's canvas no longer than it must be, and an engine with room for the requests alone.
-
-    Raises `ConfigError` where the model has too few positions.
-    """
-    config = llm.loaded.config
-    length = args.prefix_tokens + args.prompt_tokens + params.max_tokens
-    if config.kind == "uniform":
-        length = params.canvas_length or length
-        params = replace(params, canvas_length=length)
-    if config.kind == "block_causal":
-        block = params.block_length or config.block_length or 1
-        length = -(-length // block) * block
-    if length > config.max_length:
-        raise ConfigError(
-            f"--prefix-tokens, --prompt-tokens and --max-tokens make {length} positions, and the model has "
-            f"{config.max_length}; lower one of them"
-        )
-    canvases = args.requests * (2 if params.cfg_scale > 0 else 1)
-    # An entry must be strictly smaller than the store's budget.
-    return params, EngineConfig(max_num_seqs=canvases, max_model_len=length, store_budget_tokens=args.prefix_tokens + 1)
 
 
 def data(profile: Profile, peaks: Peaks) -> dict[str, Any]:
@@ -141,9 +104,10 @@ def text(profile: Profile, peaks: Peaks) -> str:
             f"{profile.counted:,}.",
             f"Machine: {peaks.flops_s / 1e9:.4g} GFLOP/s in a product, {peaks.bytes_s / 1e9:.4g} GB/s in a copy, "
             f"which meet at {peaks.ridge:.3g} FLOP a byte.",
-            f"Steps do {_span([step.intensity for step in profile.steps])} FLOP a byte, and reach "
-            f"{_span([100 * share for share in shares])} % of the roofline there (median "
-            f"{100 * statistics.median(shares):.3g} %).",
+            "",
+            "| steps | row-layers | ms | GFLOP | FLOP a byte | GFLOP/s | of the roofline |",
+            "|---|---|---|---|---|---|---|",
+            *_steps(profile, shares),
         ]
     )
 
@@ -160,5 +124,22 @@ def _roof_shares(profile: Profile, peaks: Peaks) -> list[float]:
     return [step.flops_s / peaks.roof(step.intensity) if step.flops_s else 0.0 for step in profile.steps]
 
 
-def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.3g} to {max(values):.3g}"
+def _steps(profile: Profile, shares: Sequence[float]) -> list[str]:
+    """A line for steps in a row that compute as much, medians of what they reach; of many lines the first ones."""
+    lines, number = [], 1
+    for row_layers, group in groupby(zip(profile.steps, shares, strict=True), lambda each: each[0].row_layers):
+        steps, reached = zip(*group, strict=True)
+        last = number + len(steps) - 1
+        cells = [
+            str(number) if number == last else f"{number} to {last}",
+            f"{row_layers:,}",
+            f"{1e3 * statistics.median(step.seconds for step in steps):.3g}",
+            f"{statistics.median(sum(step.flops.values()) for step in steps) / 1e9:.3g}",
+            f"{statistics.median(step.intensity for step in steps):.3g}",
+            f"{statistics.median(step.flops_s for step in steps) / 1e9:.3g}",
+            f"{100 * statistics.median(reached):.3g} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+        number = last + 1
+    left = len(lines) - LINES
+    return lines if left <= 0 else [*lines[:LINES], "", f"{left} more lines like these; --json has every step."]

@@ -22,7 +22,7 @@ Items = list[tuple[Branch, Plan]]
 
 
 class Runner:
-    """What an engine has done on the device: passes of one model over one pool, and the reading of their logits."""
+    """All that an engine does on the device: passes of one model over one pool, and the reading of their logits."""
 
     def __init__(self, model: Transformer, pool: Pool) -> None:
         self.model, self.pool = model, pool

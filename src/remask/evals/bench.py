@@ -65,18 +65,19 @@ def run_bench(
     progress: bool,
     *,
     detail: bool = False,
+    alone: bool = True,
 ) -> Record:
     """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
 
     Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
     among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V and FLOPs, and to
-    each round a turn of one request at a time, over as many requests as make the passes of full batches. Returns the
-    record that `remask bench` writes; its settings are the workload's shape.
+    each round a turn of one request at a time, over as many requests as make the passes of full batches, unless `alone`
+    is false. Returns the record that `remask bench` writes; its settings are the workload's shape.
     """
     rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
-    singly = detail and engine.max_num_seqs > 1
+    singly = detail and alone and engine.max_num_seqs > 1
     turns = (1 + rounds * (2 if singly else 1)) * len(rows)
     with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
         for row in rows:

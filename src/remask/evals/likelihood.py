@@ -1,4 +1,4 @@
-"""Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992, appendix A).
+"""Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992).
 
 Of a response of L tokens, l of them are masked, l drawn evenly from 1 to L and the positions without replacement. The
 mean over draws of L / l times the summed log-probability of the masked tokens, given all others, estimates a lower
@@ -105,19 +105,22 @@ class LikelihoodEstimator:
                 bar.update(len(drawn))
         return scored
 
-    def is_greedy(self, pair: Pair) -> bool:
-        """Whether decoding greedily, the most confident token a step, would give this response.
+    def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
+        """Whether decoding greedily, the most confident token a step, would give each response.
 
-        Stops at the first token that differs, so it costs from one pass to as many as there are tokens.
+        A pair is done at the first token that differs: it takes from one pass to as many as it has tokens.
         """
-        self.check(pair)
-        mask = np.ones(len(pair.response), dtype=np.bool_)
-        while mask.any():
-            place, token = self._passes.most_confident((pair, mask))
-            if token != pair.response[place]:
-                return False
-            mask[place] = False
-        return True
+        for pair in pairs:
+            self.check(pair)
+        masks = [np.ones(len(pair.response), dtype=np.bool_) for pair in pairs]
+        open_ones = list(range(len(pairs)))
+        while open_ones:
+            found = self._passes.most_confident([(pairs[number], masks[number]) for number in open_ones])
+            for number, (place, token) in zip(open_ones, found, strict=True):
+                masks[number][place] = token != pairs[number].response[place]
+            alike = [number for number, (place, _) in zip(open_ones, found, strict=True) if not masks[number][place]]
+            open_ones = [number for number in alike if masks[number].any()]
+        return [not mask.any() for mask in masks]
 
     def _draw(self, pair: Pair, group: int) -> "_Drawn":
         draws, length = self.draws, len(pair.response)

@@ -76,19 +76,23 @@ class MaskedPasses:
         return np.concatenate(sums)
 
     @torch.inference_mode()
-    def most_confident(self, job: Job) -> tuple[int, int]:
-        """The masked position of the response that a greedy step transfers, and the token that it gets there."""
-        ((_, hidden),) = self._run([job])
-        tokens, confidence = [], []
-        for _, logits in self._logits(hidden):
-            total = logits.logsumexp(dim=-1)
-            logits[:, self.config.mask_id] = -torch.inf
-            best, token = logits.max(dim=-1)
-            tokens.append(token)
-            confidence.append(best - total)
-        place = torch.cat(confidence).argmax()
-        found = torch.stack((place, torch.cat(tokens)[place])).tolist()
-        return int(np.flatnonzero(job[1])[found[0]]), int(found[1])
+    def most_confident(self, jobs: Sequence[Job]) -> list[tuple[int, int]]:
+        """Of each job, the masked position of the response that a greedy step transfers, and the token it gets."""
+        found = []
+        for chunk, hidden in self._run(jobs):
+            tokens, confidence = [], []
+            for _, logits in self._logits(hidden):
+                total = logits.logsumexp(dim=-1)
+                logits[:, self.config.mask_id] = -torch.inf
+                best, token = logits.max(dim=-1)
+                tokens.append(token)
+                confidence.append(best - total)
+            both = torch.stack((torch.cat(tokens).double(), torch.cat(confidence).double())).cpu().numpy()
+            edges = np.cumsum([int(mask.sum()) for _, mask in chunk])[:-1]
+            for (_, mask), (own, sure) in zip(chunk, np.split(both, edges, axis=1), strict=True):
+                place = int(sure.argmax())
+                found.append((int(np.flatnonzero(mask)[place]), int(own[place])))
+        return found
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Sequence[Job], Tensor]]:
         """Parts of `jobs`, and the final hidden states of their masked positions, [M, D]."""

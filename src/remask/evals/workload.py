@@ -19,6 +19,10 @@ BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
 UNIFORM_SAMPLING = {"max_tokens": 32, "block_length": 16}
 TASK_SAMPLING: Mapping[str, Mapping[str, Any]] = {BUNDLED: BUNDLED_SAMPLING, BUNDLED_UNIFORM: UNIFORM_SAMPLING}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
+# Random tokens carry no meaning, so an end token among them must not shorten the work.
+RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
+PREFIXES = 4  # different shared prefixes of a workload
+PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # of random ones: a shared prefix, and what follows it
 MAX_GSM8K_PREFIXES = 12
 MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
 
@@ -54,6 +58,19 @@ class Workload:
         return replace(self, tasks=tasks)
 
     @property
+    def seeded(self) -> "Workload":
+        """The same requests, each with a seed of its own where it has none: every run of them draws the same."""
+        tasks = tuple(
+            task
+            if task.request.params.seed is not None
+            else replace(
+                task, request=replace(task.request, params=replace(task.request.params, seed=self.seed + index))
+            )
+            for index, task in enumerate(self.tasks)
+        )
+        return replace(self, tasks=tasks)
+
+    @property
     def prefix_ratio(self) -> float:
         """Mean share of the canvas that the shared prefix takes."""
         lengths = [
@@ -61,6 +78,38 @@ class Workload:
             for task in self.tasks
         ]
         return float(np.mean(lengths))
+
+
+def usual_workload(
+    llm: LLM,
+    requests: int,
+    seed: int,
+    sampling: Mapping[str, Any],
+    *,
+    prefixes: int = PREFIXES,
+    prefix_tokens: int | None = None,
+    prompt_tokens: int | None = None,
+) -> Workload:
+    """What a model is measured on: its own task, GSM8K where it reads chats, else random tokens.
+
+    `sampling` comes on top of what the workload is usually sampled with. Lengths ask for random tokens of any model.
+    Raises `ConfigError` where the workload cannot be drawn.
+    """
+    if prefix_tokens is None and prompt_tokens is None:
+        if is_bundled(llm):
+            params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
+            return bundled_workload(llm, requests, prefixes, seed, params)
+        if is_bundled_uniform(llm):
+            return timetable_workload(
+                llm, requests, seed, SamplingParams.from_mapping({**UNIFORM_SAMPLING, **sampling})
+            )
+        if reads_chats(llm):
+            params = SamplingParams.from_mapping({**GSM8K_SAMPLING, **sampling})
+            return gsm8k_workload(llm, requests, prefixes, seed, params)
+    params = SamplingParams.from_mapping({**RANDOM_SAMPLING, **sampling})
+    prefix = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
+    prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
+    return random_workload(llm, requests, prefixes, seed, params, prefix, prompt)
 
 
 def bundled_workload(
@@ -112,11 +161,10 @@ def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingPar
         raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
     tasks = []
     for index, item in enumerate(timetable.make_timetables(requests, seed)):
-        # Initial noise is drawn from the request's seed: with one of its own, the same canvas meets every policy.
-        params = sampling if sampling.seed is not None else replace(sampling, seed=seed + index)
-        request = Request(str(index), llm.tokenizer.encode(item.text), params)
+        request = Request(str(index), llm.tokenizer.encode(item.text), sampling)
         tasks.append(Task(request, item.response(sampling.max_tokens), timetable.is_correct))
-    return Workload("timetable", seed, tuple(tasks), 0)
+    # Initial noise is drawn from the request's seed: with one of its own, the same canvas meets every policy.
+    return Workload("timetable", seed, tuple(tasks), 0).seeded
 
 
 def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:

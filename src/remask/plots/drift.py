@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from remask.analysis.report import DriftReport, Series
+from remask.analysis.report import DriftReport, Series, words
 from remask.plots.style import K_COLOR, V_COLOR, log_axis, new_figure, save_figures
 
 _COLORS = {
@@ -38,10 +38,6 @@ def plot_drift(report: DriftReport, folder: str | Path) -> list[Path]:
     return save_figures(figures, folder, report.subject.model)
 
 
-def _words(region: str) -> str:
-    return region.replace("_", " ")
-
-
 def _regions(report: DriftReport) -> Figure:
     """Bars of drift and of attention mass."""
     figure = new_figure("drift and attention mass by region")
@@ -55,7 +51,7 @@ def _regions(report: DriftReport) -> Figure:
         left.barh(places + shift, whole, 0.36, color=color, label=f"{side}, all passes")
         left.plot(within, places + shift, "|", color="black", markersize=9, markeredgewidth=2)
     left.plot([], [], "|", color="black", markersize=9, markeredgewidth=2, label="within a block")
-    left.set_yticks(places, [_words(name) for name in names])
+    left.set_yticks(places, [words(name) for name in names])
     left.invert_yaxis()
     log_axis(left, "x", [x for m in means for x in (m.k_drift, m.v_drift, m.k_within, m.v_within)])
     left.set_title("K/V drift", fontsize="medium")
@@ -64,7 +60,7 @@ def _regions(report: DriftReport) -> Figure:
     left.set_axisbelow(True)
     shares = {name: 100 * m.attention for name, m in report.regions.items()}
     colors = [_COLORS[name] for name in shares]
-    bars = right.barh([_words(name) for name in shares], list(shares.values()), color=colors)
+    bars = right.barh([words(name) for name in shares], list(shares.values()), color=colors)
     right.bar_label(bars, fmt="%.1f", padding=2, fontsize="small")
     right.invert_yaxis()
     right.set_xlim(0, 1.15 * max(shares.values()))
@@ -139,5 +135,5 @@ def _layers(report: DriftReport) -> Figure:
 def _lines(axes: Axes, series: Mapping[str, Series]) -> None:
     for name, values in series.items():
         passes = range(1, len(values) + 1)
-        axes.plot(passes, values, ".-", color=_COLORS[name], linewidth=1.2, markersize=5, label=_words(name))
+        axes.plot(passes, values, ".-", color=_COLORS[name], linewidth=1.2, markersize=5, label=words(name))
     axes.grid(alpha=0.3)

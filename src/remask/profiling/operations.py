@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from remask.core.cost import OPERATIONS as COSTED
 from remask.core.cost import PassCost
-from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
@@ -32,7 +31,6 @@ class _Costs:
 def profile_operations(
     llm: LLM,
     work: Sequence[Work],
-    config: EngineConfig,
     *,
     steps: int | None = None,
     rounds: int = 3,
@@ -40,21 +38,21 @@ def profile_operations(
 ) -> Profile:
     """Run the requests of `work` together, and time the operations of the first `steps` steps (None: of all).
 
-    Engines have the limits of `config`. One with instruments and one without take turns, step by step, so that the
-    report can say what instruments cost. Each step's parts are those of the round whose time is the median. One turn
+    An engine with instruments and one without take turns, step by step, so that the report can say what instruments
+    cost. Each step's parts are those of the round whose time is the median. One turn
     before counts FLOPs and warms up.
     Nothing of `llm` is changed, and its engine does not run.
 
     Raises `ConfigError`, before anything runs, where a request cannot run or is not enough for a step.
     """
     with counted_flops() as counted:
-        costs = _costs(llm, work, config, steps)
+        costs = _costs(llm, work, steps)
     if not costs:
         raise ConfigError("there is no step to profile; ask for one request and one token at least")
     plain: list[list[float]] = [[] for _ in costs]
     parts: list[list[Mapping[str, float]]] = [[] for _ in costs]
     for turn in tqdm(range(rounds), desc="rounds", unit="round", disable=not progress):
-        bare, watched = _engine(llm, work, config), _engine(llm, work, config)
+        bare, watched = _engine(llm, work), _engine(llm, work)
         clock = timed(watched)
         for number in range(len(costs)):
             # Whoever comes second finds the weights in the machine's caches; so each does every other time.
@@ -76,9 +74,9 @@ def profile_operations(
     )
 
 
-def _engine(llm: LLM, work: Sequence[Work], config: EngineConfig) -> Engine:
+def _engine(llm: LLM, work: Sequence[Work]) -> Engine:
     """An engine with the requests queued, whose memory no timed step is the first to touch."""
-    engine = llm.new_engine(config)
+    engine = llm.new_engine()
     if any(item.policy.traits.needs_outputs for item in work):
         engine.pool.keep_outputs()
     for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
@@ -96,9 +94,9 @@ def _end(engine: Engine, work: Sequence[Work]) -> None:
         engine.step()
 
 
-def _costs(llm: LLM, work: Sequence[Work], config: EngineConfig, steps: int | None) -> list[_Costs]:
+def _costs(llm: LLM, work: Sequence[Work], steps: int | None) -> list[_Costs]:
     """What each step computes, up to `steps` of them."""
-    engine = _engine(llm, work, config)
+    engine = _engine(llm, work)
     executed, costs, before = Executed(engine), list[_Costs](), 0
     while engine.busy and (steps is None or len(costs) < steps):
         row_layers = engine.stats.row_layers

@@ -206,6 +206,10 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
         RemaskLM(LLM("llada-tiny", load_format="dummy", dtype="float32"), llm.policy("none"), {})
     with pytest.raises(ConfigError, match="Unknown task 'gsm9k'"):
         harness.check(["gsm9k"])
+    (tmp_path / "tagged").mkdir()
+    (tmp_path / "tagged" / "x.yaml").write_text(json.dumps({"task": "x", "tag": "several", "dataset_path": "json"}))
+    with pytest.raises(ConfigError, match="'several' is a tag"):
+        Harness(own_only=True, folders=[str(tmp_path / "tagged")]).check(["x", "several"])
     path = write_lines(tmp_path / "x.jsonl", [RECORDS["mbpp"][0]])
     with pytest.raises(ConfigError, match="marked as unsafe"):
         local_harness("remask_mbpp", path).run(model(llm), "remask_mbpp", replace(ASKED, run_code=False))
@@ -243,7 +247,7 @@ def test_the_command_measures_likelihoods_once(tmp_path: Path, capsys: pytest.Ca
     options = ["--tasks", "stops", "--caches", "none,bicache", "--output", str(output), "--mc-samples", "16"]
     assert main([*given, *options]) == 0
     told = capsys.readouterr().out
-    assert "stops scores log-likelihoods, in which no cache has a part: it was measured once." in told
+    assert "stops scores log-likelihoods, in which no cache has a part: it is measured once." in told
     assert "acc,none " in told
     (row,) = read_record(output, "eval tasks").data["rows"]
     assert row["point"]["cache"] == "none"

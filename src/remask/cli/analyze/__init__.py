@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from remask.cli.analyze import drift
+from remask.cli.analyze import compare, decoding, drift, features, grid, memory, precision, steps
 
-SUBJECTS = (drift,)
+SUBJECTS = (drift, decoding, features, steps, grid, compare, precision, memory)
 
 
 def add_parser(commands: Any) -> None:

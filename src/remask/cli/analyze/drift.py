@@ -1,55 +1,30 @@
 """`remask analyze drift`: what changes from pass to pass in a model without a cache."""
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from remask.analysis.drift import measure_drift
-from remask.analysis.report import DriftReport
-from remask.cli.lines import Defaults, as_work, read_work
-from remask.cli.options import add_model_options, check_folder, open_llm, sampling_option
-from remask.engine.config import EngineConfig
-from remask.evals.record import Record, about, write_record
-from remask.llm import LLM, Work
+from remask.analysis.report import DriftReport, reading
+from remask.cli.analyze.requests import add_request_options, open_requests, save
 from remask.plots.drift import plot_drift
 
 
 def add_parser(subjects: Any) -> None:
     """Register the subject."""
     drift = subjects.add_parser("drift", help="K/V drift, attention mass, entropy and token changes by region and pass")
-    source = drift.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
-    source.add_argument("--input", metavar="FILE", help="JSONL of requests, as 'generate' takes it, without a cache")
-    drift.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
-    drift.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
-    drift.add_argument("--plots", metavar="FOLDER", help="where pictures go; made if it is not there")
-    drift.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
-    add_model_options(drift)
+    add_request_options(drift)
     drift.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and save what was asked for."""
-    check_folder("--output", args.output)
-    check_folder("--plots", args.plots)
-    defaults = Defaults(sampling_option(args), "none", {})
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len, store_budget_tokens=0))
-    work = _work(llm, args, defaults)
+    llm, work = open_requests(args)
     report = measure_drift(llm, work, progress=llm.progress)
-    print(text(report))
-    if args.output is not None:
-        settings = {"requests": len(work), "sampling": defaults.sampling}
-        write_record(args.output, Record("analyze drift", about(llm, settings=settings), report))
-        print(f"\nSaved as {args.output}")
-    if args.plots is not None:
-        for path in plot_drift(report, args.plots):
-            print(f"Picture: {path}")
+    told = reading(report)
+    print(text(report), told, sep="\n\n")
+    save(args, llm, work, asdict(report) | {"reading": told}, lambda: plot_drift(report, args.plots))
     return 0
-
-
-def _work(llm: LLM, args: argparse.Namespace, defaults: Defaults) -> list[Work]:
-    if args.prompt is not None:
-        return [as_work(llm, {"prompt": args.prompt}, "0", defaults)]
-    return read_work(llm, args.input, defaults)
 
 
 def text(report: DriftReport) -> str:

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from remask.cli.options import (
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.evals.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
-from remask.evals.harness.local import run_local
+from remask.evals.harness.local import chat_tokenizer, run_local
 from remask.evals.harness.report import table
 from remask.evals.likelihood import LikelihoodEstimator
 from remask.evals.record import about
@@ -73,27 +74,30 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_option(args)
     SamplingParams.from_mapping(sampling)
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
-    local = None if args.data is None else _local(args, tasks[0], role, sampling)
-    harness = None if local is not None else _harness(args, tasks, role, sampling)
+    local = args.data is not None
+    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)
     llm = open_llm(args, engine=engine_config(args))
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
     settings = {
         "sampling": sampling,
         "limit": args.limit,
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
-        "data": None if args.data is None else xxhash.xxh64(Path(args.data).read_bytes()).hexdigest(),
+        "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
+        "fields": args.fields,
         "draws": asdict(draws),
+        "engine": asdict(llm.engine_config),
+        "lm_eval": None if local else version("lm_eval"),
     }
     sweep = Sweep(args.output, "eval tasks", about(llm, seed=args.seed, settings=settings))
-    measure = (local or harness)(llm)  # type: ignore[misc]  # one of them is there
+    measure = begin(llm)
     rows, notes = [], []
     for task in tasks:
         for policy, parsed_policy in zip(policies, parsed, strict=True):
             point = {"task": task, "cache": policy.name, "settings": policy.settings}
             result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
             rows.append({**point, "result": result})
-            if "seconds" not in result and len(policies) > 1:
-                notes.append(f"{task} scores log-likelihoods, in which no cache has a part: it was measured once.")
+            if "seconds" not in result:
+                notes.append(f"{task} scores log-likelihoods, in which no cache has a part: it is measured once.")
                 break
     print("\n\n".join([table(rows), *notes, _summary(llm, args, sweep)]))
     return 0
@@ -146,6 +150,8 @@ def _harness(
         masked = llm.loaded.config.kind == "masked"
         estimator = LikelihoodEstimator(llm, draws_of(args)) if masked else None
         chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        for task in filter(is_own, tasks):
+            chat_tokenizer(llm, task)
 
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
             given = role if is_own(task) or args.system_prompt is not None else None

@@ -77,7 +77,8 @@ class RemaskLM(LM):
         groups = [request.doc_id or 0 for request in requests]
         found = estimator.score(pairs, groups, self._llm.progress)
         self.standard_errors = [each.standard_error for each in found]
-        return [(each.log_likelihood, estimator.is_greedy(pair)) for each, pair in zip(found, pairs, strict=True)]
+        greedy = estimator.are_greedy(pairs)
+        return [(each.log_likelihood, told) for each, told in zip(found, greedy, strict=True)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """Estimated log-likelihood of whole texts.

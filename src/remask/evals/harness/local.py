@@ -9,7 +9,18 @@ from remask.evals.harness.docs import Doc
 from remask.evals.harness.generation import Ask, generate, params_for
 from remask.evals.harness.score import score, shares
 from remask.llm import LLM
+from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy
+
+
+def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
+    """What renders the chats that `task` asks. Raises `ConfigError` where the model has no chat template."""
+    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{task} is asked as a chat under a system prompt, and this model folder has no chat template; put one "
+            "into it as chat_template.jinja"
+        )
+    return llm.tokenizer
 
 
 def run_local(
@@ -26,16 +37,12 @@ def run_local(
     With `own.scoring` "code" this runs what the model wrote. Raises `ConfigError`, before anything runs, where the
     model has no chat template, or a question does not fit.
     """
-    if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-        raise ConfigError(
-            f"{own.task} is asked as a chat under a system prompt, and this model folder has no chat template; put one "
-            "into it as chat_template.jinja"
-        )
+    tokenizer = chat_tokenizer(llm, own.task)
     params = params_for(sampling, own.max_tokens)
     asks = []
     for doc in docs:
         messages = own.messages(role, doc)
-        asks.append(Ask(llm.tokenizer.apply_chat(messages), llm.tokenizer.shared_prefix(messages), params))
+        asks.append(Ask(tokenizer.apply_chat(messages), tokenizer.shared_prefix(messages), params))
     generation = generate(llm, asks, policy, seed, llm.progress)
     samples = []
     for doc, output in zip(docs, generation.outputs, strict=True):

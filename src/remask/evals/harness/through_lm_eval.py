@@ -42,11 +42,13 @@ class Harness:
         self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
 
     def check(self, tasks: Sequence[str]) -> None:
-        """Raise `ConfigError` on a task that lm-eval does not know."""
+        """Raise `ConfigError` on what lm-eval does not know, and on a tag."""
         known = self._manager.all_tasks
         for task in tasks:
             if task not in known:
                 raise ConfigError(f"Unknown task {task!r}: neither one of ours nor of lm-eval's ('lm_eval ls tasks')")
+            if task in self._manager.all_tags:
+                raise ConfigError(f"{task!r} is a tag of several tasks, which have no common score; name them instead")
 
     def run(self, lm: RemaskLM, task: str | Mapping[str, Any], asked: Asked) -> dict[str, Any]:
         """One row: metrics, samples, and what generation cost. `task` is a name, or a config over one.

@@ -1,0 +1,1 @@
+"""The papers' tables: one definition a table, measured by one runner and printed beside the published numbers."""

@@ -1,0 +1,37 @@
+"""What dKV-Cache would be without its delay: measured to show what the delay is worth, and served to nobody."""
+
+from dataclasses import dataclass
+
+from remask.core.plan import Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies import checks
+from remask.policies.base import CachePolicy, Circumstances
+
+
+@dataclass(frozen=True, slots=True)
+class UndelayedDecode(CachePolicy):
+    """Noisy rows alone; everything at a block's first step and every `refresh_interval` steps of it.
+
+    A token's K/V stay what they were when its position was still noisy, until the next refresh: the ablation of
+    dKV-Cache (arXiv 2505.15781, section 3 and figure 3), with M_t in place of M_(t-1). `dkv-decode` computes a decoded
+    token once more before its K/V are kept.
+    """
+
+    refresh_interval: int | None = 8
+
+    def __post_init__(self) -> None:
+        checks.refresh_interval(self.refresh_interval)
+
+    def check(self, circumstances: Circumstances) -> None:
+        """Refuses rows that predict another position: the paper's ablation is of LLaDA."""
+        if circumstances.shift:
+            raise ConfigError(
+                "the ablation of dkv-decode's delay is defined for models whose rows predict their own position "
+                "(LLaDA), not Dream"
+            )
+
+    def plan(self, view: View) -> Plan:
+        """One span over the rows that are not cached."""
+        interval = self.refresh_interval
+        due = view.block_step == 0 or (interval is not None and view.block_step % interval == 0)
+        return Plan((Span(range(view.layers), view.everything if due else view.noisy.copy()),), view.candidates)

@@ -1,0 +1,54 @@
+"""The documentation's site: built without a warning, and without a reference to anything outside of it."""
+
+import re
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra 'docs'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_every_page_of_the_repository_is_there(site: Path) -> None:
+    names = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    built = {path.stem for path in site.glob("*.html")}
+    assert names | {"index", "benchmarks", "training", "contributing", "changelog"} <= built
+    assert "An inference engine" in (site / "index.html").read_text(encoding="utf-8")
+    assert 'href="benchmarks.html"' in (site / "policies.html").read_text(encoding="utf-8")
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    for path in site.glob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="(?:https?:)?//([^"]+)"', path.read_text("utf-8"))
+        assert loaded == [], path.name
+
+
+def test_pictures_are_there_and_data_is_not(site: Path) -> None:
+    pictures = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs" / "gallery").rglob("*.png")}
+    assert pictures <= {path.relative_to(site) for path in site.rglob("*.png")}
+    assert not list(site.rglob("entries.toml"))
+
+
+def test_links_out_of_the_site_are_refused() -> None:
+    hook: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "docs_pages.py"))
+    relinked = hook["relinked"]
+    assert relinked("[a](../benchmarks/README.md#x)", "docs/policies.md") == "[a](benchmarks.md#x)"
+    assert relinked("[a](docs/images/a.png) [b](https://x.y) [c](#d)", "README.md") == (
+        "[a](images/a.png) [b](https://x.y) [c](#d)"
+    )
+    with pytest.raises(Exception, match=r"README\.md links to src/x\.py, which is no page of the site"):
+        relinked("[a](src/x.py)", "README.md")
