@@ -71,10 +71,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
-    for name in ("requests", "concurrency", "prefixes", "rounds"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {value}")
+    for name in ("concurrency", "rounds"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)

@@ -42,12 +42,12 @@ def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
 def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
     """A bundled model's task, GSM8K for a model that takes chats, else random tokens, as `args` shape them.
 
-    Raises `ConfigError` on numbers below 1, and on shapes that a bundled model's task does not have.
+    Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
     """
-    for name in ("requests", "prefixes", "prefix_tokens", "prompt_tokens"):
+    for name, least in {"requests": 1, "prefixes": 1, "prefix_tokens": 0, "prompt_tokens": 1}.items():
         value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
     if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
