@@ -69,16 +69,11 @@ def result(llm: LLM, cells: dict[str, Cell], divide: int, full_steps: int, cache
 
     Raises `ConfigError` where the model's canvas is too short.
     """
-    first = next(cell for cell in cells.values() if cell.baseline is None)
-    shape, blocks, batches = shape_of(llm, first, divide)
-    times = time_block(
-        llm,
-        shape,
-        {name: llm.policy(cell.cache, cell.settings) for name, cell in cells.items()},
-        full_steps,
-        cached_steps,
-    )
-    none = next(times[name] for name, cell in cells.items() if cell is first)
+    baseline = next(name for name, cell in cells.items() if cell.baseline is None)
+    shape, blocks, batches = shape_of(llm, cells[baseline], divide)
+    policies = {name: llm.policy(cell.cache, cell.settings) for name, cell in cells.items()}
+    times = time_block(llm, shape, policies, full_steps, cached_steps)
+    none = times[baseline]
     return {
         name: {
             "shape": asdict(shape),

@@ -217,8 +217,13 @@ def test_rows_of_their_own_batch_sizes(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_corrections_mend_poor_samples() -> None:
     table = load_table("corrections")
-    table = replace(table, rows=tuple(row for row in table.rows if "Half" in row.name and ", 8 " not in row.name))
-    scale = replace(table.scales["bundled"], workload={**table.scales["bundled"].workload, "requests": 2})
+    table = replace(
+        table,
+        rows=tuple(
+            row for row in table.rows if "Half of the steps, 0" in row.name or "Half of the steps, 16" in row.name
+        ),
+    )
+    scale = replace(table.scales["bundled"], workload={**table.scales["bundled"].workload, "requests": 1})
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
     record = run_table(table, "bundled", scale, Bench(llm, 1, 90210), None)
     right = {name: result["accuracy"] for name, result in results_of(table, record).items()}
