@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.uniform_settings import CACHED
 from remask import LLM, SamplingParams
 from remask.core.request import Request
 from remask.engine.engine import Engine
-from remask.policies import CachePolicy
+from remask.policies import CachePolicy, UniformCache
 from remask.profiling.operations import touch_memory
 
 
@@ -58,7 +57,10 @@ def time_block(
     Steps that compute the same rows cost the same. So of `none` and `block-prefix`, whose steps compute nearly the
     whole canvas, only the first `full_steps` are run, and of `uniform-cache` the first and `cached_steps` more.
     """
-    run = {name: min(shape.steps, 1 + cached_steps if name.startswith(CACHED) else full_steps) for name in caches}
+    run = {
+        name: min(shape.steps, 1 + cached_steps if isinstance(policy, UniformCache) else full_steps)
+        for name, policy in caches.items()
+    }
     engines = {name: block_engine(llm, shape, policy) for name, policy in caches.items()}
     seconds: dict[str, list[float]] = {name: [] for name in caches}
     rows: dict[str, list[int]] = {name: [] for name in caches}

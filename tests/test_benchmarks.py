@@ -17,14 +17,12 @@ from benchmarks import (
     serving,
     sharing,
     uniform,
-    uniform_settings,
-    uniform_tables,
+    uniform_shapes,
 )
+from benchmarks.paper.definition import load_table
 
-import remask
 from remask.errors import ConfigError
 from remask.evals.record import read_record
-from tests.evals.judges import save_judge
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,64 +179,49 @@ def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert "| cached |" in capsys.readouterr().out
 
 
-def uniform_table(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["uniform_tables", *options])
-    uniform_tables.main()
+def uniform_shape(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["uniform_shapes", *options])
+    uniform_shapes.main()
 
 
-@pytest.mark.parametrize("table", [name for name in uniform_settings.TABLES if name != "correction"])
-def test_tables_of_the_thesis_on_random_weights(
+@pytest.mark.parametrize("table", uniform_shapes.TABLES)
+def test_blocks_of_the_thesis_shapes(
     table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uniform_table(monkeypatch, "--table", table, "--model", "gidd-tiny", "--load-format", "dummy", "--divide", "32")
-    shown = capsys.readouterr().out
-    rows = uniform_settings.TABLES[table]
-    assert shown.count("\n| ") == 1 + len(rows.rows) * len(rows.caches)
-    assert all(text in shown for row in rows.rows for text in row.published.values())
-    assert "%" not in shown.split("req/s")[1].split("quality (95 %)")[1], "random weights have no quality"
+    uniform_shape(monkeypatch, table, "--model", "gidd-tiny", "--divide", "32")
+    shown = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    rows = load_table(table).rows
+    assert sorted(line[0].strip("| ") for line in shown) == sorted(row.name for row in rows)
+    for line in shown:
+        gain = float(line[5].strip("x |"))
+        assert gain == 1 if "Base" in line[0] else gain >= 1, "rows that are computed"
 
 
-def test_a_table_on_the_bundled_model_resumes(
+def test_blocks_stand_for_whole_responses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "rows.json"
-    options = ("--table", "6.10", "--requests", "2", "--json", str(target))
-    uniform_table(monkeypatch, *options)
+    options = ("thesis-6-1", "--model", "gidd-tiny", "--divide", "16", "--json", str(target))
+    uniform_shape(monkeypatch, *options)
     first = capsys.readouterr().out
-    rows = read_record(target, "uniform tables").data["rows"]
-    assert [row["point"]["label"] for row in rows] == ["r=1", "r=4", "r=0"]
-    for row in rows:
-        none, cached = row["result"]["none"], row["result"]["uniform-cache"]
-        assert (none["gain"], none["agreement"]) == (1, 1)
-        assert cached["gain_in_work"] > 2
-        assert cached["requests_per_s"] * 32 == pytest.approx(cached["tokens_per_s"])
-        assert 0 <= cached["accuracy_interval"][0] <= cached["accuracy"] <= 1
-    monkeypatch.setattr(uniform_tables, "run_bench", None)
-    uniform_table(monkeypatch, *options)
+    kept = read_record(target, "uniform shapes").data["rows"]
+    assert len(kept) == 3, "a baseline with its rows is measured side by side"
+    found = {name: own for row in kept for name, own in row["result"].items()}
+    assert all(own["gain"] == own["gain_in_work"] == 1 for name, own in found.items() if name.startswith("Base"))
+    assert [found[f"Base, s32/b32, r{length}"]["shape"]["batch"] for length in (512, 1536)] == [8, 6], "6 prompts"
+    long = found["Cached, s32/b32, r1536"]
+    assert long["shape"] == {
+        "canvas": 128, "prompt": 32 + 47, "block": 2, "steps": 2, "per_step": 3, "batch": 6, "next_block": True
+    }  # fmt: skip
+    assert long["seconds"] * long["tokens_per_s"] == pytest.approx(6 * 96), "all tokens of all responses"
+    assert not found["Cached, s512/b512"]["shape"]["next_block"]
+    monkeypatch.setattr(uniform_shapes, "time_block", None)
+    uniform_shape(monkeypatch, *options)
     assert capsys.readouterr().out == first, "nothing is measured twice"
 
 
-def test_a_table_with_a_judge(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """A folder's name does not say that it is the bundled model, so its settings and prompts are the thesis's."""
-    folder, prompts = Path(remask.__file__).parent / "bundled_uniform", tmp_path / "prompts.txt"
-    prompts.write_text("bus every 4 minutes from 44 : 44 48 52 56\n" * 2, encoding="utf-8")
-    judged = ("--judge", str(save_judge(tmp_path / "judge", positions=512)), "--prompts", str(prompts))
-    small = ("--table", "6.10", "--model", str(folder), "--divide", "16", "--requests", "2")
-    uniform_table(monkeypatch, *small, *judged)
-    assert capsys.readouterr().out.count("| PPL ") == 6
-    uniform_table(monkeypatch, *small)
-    assert "| PPL " not in capsys.readouterr().out
-
-
-def test_what_a_table_cannot_be_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = ("--model", "gidd-tiny", "--load-format", "dummy")
+def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="divide all lengths with --divide 16"):
-        uniform_table(monkeypatch, "--table", "6.9", *tiny)
-    with pytest.raises(ConfigError, match="needs right and wrong answers"):
-        uniform_table(monkeypatch, "--table", "correction", *tiny)
-    with pytest.raises(ConfigError, match="of uniform models, and 'bundled' is none"):
-        uniform_table(monkeypatch, "--table", "6.9", "--model", "bundled")
-    with pytest.raises(ConfigError, match="--judge and --prompts go together"):
-        uniform_table(monkeypatch, "--table", "6.9", "--judge", "x")
+        uniform_shape(monkeypatch, "thesis-6-9", "--model", "gidd-tiny")
+    with pytest.raises(ConfigError, match="of uniform models, and 'llada-tiny' is none"):
+        uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")

@@ -18,6 +18,7 @@ class Cell:
         cache, settings, tau: the policy, and the threshold at which it reads the depth table.
         sampling: sampling parameters, those of the scale included.
         workload: the requests.
+        concurrency: how many of them are run at a time.
         baseline: what it is compared with; None where it is the baseline.
     """
 
@@ -27,6 +28,7 @@ class Cell:
     tau: float | None
     sampling: Mapping[str, Any]
     workload: Mapping[str, Any]
+    concurrency: int
     baseline: "Cell | None"
 
     @property
@@ -63,7 +65,8 @@ def _cell(row: Row, scale_name: str, scale: Scale, baseline: Cell | None) -> Cel
         sampling |= {"steps": shorter.steps, "block_length": shorter.block_length}
     # The command's choice of workload stands; a row changes its lengths alone.
     workload = {**scale.workload, **(row.workload or {}), **own.get("workload", {})}
-    return Cell(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, baseline)
+    concurrency = scale.concurrency if row.concurrency is None else row.concurrency
+    return Cell(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, baseline)
 
 
 def with_requests(scale: Scale, requests: int | None, rounds: int | None, workload: str | None) -> Scale:

@@ -1,4 +1,7 @@
-"""A published table as data: its numbers, where they stand, and what of ours each of its rows is."""
+"""A published table as data: its numbers, where they stand, and what of ours each of its rows is.
+
+A table of ours alone has no section [published]; its source says what it answers.
+"""
 
 import hashlib
 import json
@@ -67,6 +70,7 @@ class Row:
         cache, settings: our policy.
         sampling, workload: what differs from the scale's; `without` names sampling parameters to leave out.
         steps: share of the scale's steps.
+        concurrency: requests run at a time, in place of the scale's; the same for a row and its baseline.
         tau: threshold at which the depth table is read; None takes the table's own.
         baseline: name of the row that this one is compared with; None: the table's first. Operations are compared with
             those of "none".
@@ -84,6 +88,7 @@ class Row:
     without: tuple[str, ...] = ()
     workload: Mapping[str, Any] | None = None
     steps: float | None = None
+    concurrency: int | None = None
     tau: float | None = None
     baseline: str | None = None
     at: Mapping[str, Mapping[str, Any]] | None = None
@@ -97,7 +102,7 @@ class Table:
         name: of the file, and on the command line.
         title: what it is about.
         paper, source: where the numbers stand.
-        setting: on what they were measured, as published.
+        setting: on what they were measured, as published; None where nothing was.
         kind: of model that it is about.
         metrics: what the numbers of a cell are.
         columns: published columns, in order.
@@ -110,7 +115,7 @@ class Table:
     title: str
     paper: str
     source: str
-    setting: str
+    setting: str | None
     kind: str
     metrics: tuple[Metric, ...]
     columns: tuple[str, ...]
@@ -169,7 +174,10 @@ def read_table(path: Path) -> Table:
 
 
 def _table(name: str, raw: dict[str, Any]) -> Table:
-    published = raw.pop("published")
+    published = raw.pop("published", None)
+    if published is None:
+        published = {"setting": None, "metrics": (), "columns": ()}
+        raw["rows"] = [{"published": {}} | row for row in raw["rows"]]
     metrics = tuple(_made(Metric, "metric", metric) for metric in published.pop("metrics"))
     columns = tuple(published.pop("columns"))
     rows = tuple(_row(row, columns, len(metrics)) for row in raw.pop("rows"))
@@ -213,8 +221,13 @@ def _check(table: Table) -> None:
         for scale_name, own in (row.at or {}).items():
             if scale_name not in SCALES or not set(own) <= {"sampling", "workload"}:
                 raise ConfigError(f"row {row.name!r}: at takes {', '.join(SCALES)}, each with sampling and workload")
-        if table.baseline(row).missing is not None:
-            raise ConfigError(f"row {row.name!r}: its baseline {table.baseline(row).name!r} has nothing of ours")
+        baseline = table.baseline(row)
+        if baseline.missing is not None:
+            raise ConfigError(f"row {row.name!r}: its baseline {baseline.name!r} has nothing of ours")
+        if baseline.concurrency != row.concurrency:
+            raise ConfigError(f"row {row.name!r}: concurrency is not that of its baseline {baseline.name!r}")
+        if row.concurrency is not None and (row.concurrency < 1 or row.measure not in ("bench", "detailed")):
+            raise ConfigError(f"row {row.name!r}: concurrency takes numbers from 1, with the measures of a bench alone")
 
 
 def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:

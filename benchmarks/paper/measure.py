@@ -1,6 +1,6 @@
 """Measuring a cell: side by side with its baseline, in one run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,8 @@ class Bench:
         if cell.measure == "operations":
             return self._operations(baseline, ours)
         rows = [baseline] if ours is baseline else [baseline, ours]
-        detail, config = cell.measure == "detailed", self.llm.engine_config
+        detail = cell.measure == "detailed"
+        config = replace(self.llm.engine_config, max_num_seqs=cell.concurrency)
         record = run_bench(self.llm, _workload(baseline), rows, self.rounds, config, progress=False, detail=detail)
         result = record.data["results"][-1]
         names = (*KEPT, *DETAILS) if detail else KEPT

@@ -54,7 +54,8 @@ def results_of(table: Table, record: Record) -> dict[str, Result]:
         raise RecordError(
             f"these results of table {table.name} were measured from another version of its definition; measure again"
         )
-    known = Scale(record.about["model"], settings["workload"], settings["sampling"])
+    asked = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
+    known = Scale(record.about["model"], **asked)
     results: dict[str, Result] = {}
     for row in table.rows:
         if row.missing is not None:
@@ -149,8 +150,11 @@ _OURS: tuple[Column, ...] = (
 
 
 def _sources(table: Table) -> list[str]:
-    cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
-    lines = [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
+    if table.setting is None:
+        lines = [f"Ours alone; it belongs to {table.paper}, {table.source}."]
+    else:
+        cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
+        lines = [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
     lines += table.notes
     lines += [f"{row.name}: nothing of ours. {row.missing}" for row in table.rows if row.missing is not None]
     return lines
@@ -165,9 +169,11 @@ def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> 
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     threads = f"{machine.get('gpu', machine['cpu'])} ({machine['threads']} threads)"
+    batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
+    busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters), {work['requests']} requests, "
-        f"{ASKED[work['name']]}{shared}, {settings['concurrency']} at a time; {sampling}; rounds {settings['rounds']}, "
+        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, "
         f"seed {about['seed']}; {machine['dtype']} on {threads}; {made}; {versions}. Speed, work saved and "
         "agreement are against the row's baseline, measured beside it in the same run; throughput counts tokens up to "
         "the end token."

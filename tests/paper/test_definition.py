@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from benchmarks.paper.cell import cell_of
 from benchmarks.paper.definition import SCALES, load_table, table_names
+from benchmarks.paper.show import published
 
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, UnknownNameError
@@ -15,7 +16,8 @@ NAMED = {
     *(f"bicache-{n}" for n in (1, 3, 4, 5)),
     *(f"dkv-{n}" for n in (1, 2, 3, 4)),
     *("dllm-main", "dllm-comparison", "dllm-autoregressive"),
-    *(f"thesis-{n}" for n in ("6-1", "6-2", "6-9", "6-10", "6-11", "6-12", "b-1")),
+    *(f"thesis-{n}" for n in ("6-1", "6-2", "6-9", "6-10", "6-11", "6-12", "figure-6-4", "b-1")),
+    "corrections",
 }
 
 
@@ -29,7 +31,7 @@ def test_every_table_is_there_in_order_of_its_number() -> None:
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_row_of_ours_can_be_asked_for(name: str, scale: str) -> None:
     table = load_table(name)
-    assert any(any(row.published.values()) for row in table.rows)
+    assert any(any(row.published.values()) for row in table.rows) is (table.setting is not None)
     points = []
     for row in table.rows:
         assert row.published or row.missing is None
@@ -68,6 +70,19 @@ def test_a_row_differs_from_its_scale(tmp_path: Path) -> None:
     assert cell_of(table, table.rows[0], "bundled", table.scales["bundled"]).baseline is None
 
 
+def test_a_table_of_ours_alone_has_no_published_numbers(tmp_path: Path) -> None:
+    head, rest = SMALL.split("[published]")[0], SMALL[SMALL.index("[scales.bundled]") : SMALL.index("[[rows]]")]
+    rows = '[[rows]]\nname = "none"\n[[rows]]\nname = "reuse"\ncache = "reuse"\n'
+    table = small_table(tmp_path, head + rest + rows)
+    assert (table.setting, table.columns, table.metrics) == (None, (), ())
+    assert [row.published for row in table.rows] == [{}, {}]
+    assert "Ours alone; it belongs to A paper, table 1." in published(table)
+    with pytest.raises(ConfigError, match="Unknown column in row 'none' 'X'"):
+        small_table(tmp_path, head + rest + rows.replace('"none"', '"none"\npublished.X = [1]'))
+    with pytest.raises(ConfigError, match="'published' is missing"):
+        small_table(tmp_path, SMALL[: SMALL.index("[[rows]]")] + rows)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -81,6 +96,8 @@ def test_a_row_differs_from_its_scale(tmp_path: Path) -> None:
         ('name = "half again"', 'name = "half"', "two rows have one name"),
         ('cache = "reuse"', 'measure = "guess"', "Unknown measure of row 'shorter' 'guess'"),
         ('cache = "reuse"', 'measure = "operations"', "operation goes with the measure 'operations'"),
+        ('cache = "reuse"', "concurrency = 4", "concurrency is not that of its baseline 'nothing'"),
+        ('name = "nothing"', 'name = "nothing"\nconcurrency = 0', "concurrency takes numbers from 1"),
         ('cache = "reuse"', 'baseline = "elsewhere"', "its baseline 'elsewhere' has nothing of ours"),
         ("at.bundled.workload", "at.bundled.cache", "at takes bundled, paper, each with sampling and workload"),
         ('setting = "a machine"', 'setting = "a machine"\nyear = 2026', "published: unknown year"),

@@ -1,6 +1,7 @@
 """Measuring tables: what a row becomes, what is left out, and runs that go on where they stopped."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from benchmarks.paper.show import beside, published, results_of
 
 from remask import LLM, EngineConfig
 from remask.errors import CheckpointError, ConfigError, RecordError
+from remask.evals.bench import run_bench
 from remask.evals.judge import Judge
 from remask.evals.record import read_record
 from tests.evals.judges import save_judge
@@ -193,6 +195,38 @@ def test_an_autoregressive_model_of_the_same_shape(tmp_path: Path) -> None:
     named = Autoregressive(one.llm, str(save_judge(tmp_path)))
     assert named.name == str(tmp_path)
     assert named.parameters > 0
+
+
+def test_rows_of_their_own_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = '[[rows]]\nname = "alone"\nbaseline = "alone"\nconcurrency = 1\npublished = {}\n'
+    cached = alone.replace('name = "alone"', 'name = "cached"\ncache = "reuse"')
+    table = small_table(
+        tmp_path, SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "two"\npublished = {}\n' + alone + cached
+    )
+    used: list[int] = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        used.append(args[4].max_num_seqs)
+        return run_bench(*args, **options)
+
+    monkeypatch.setattr("benchmarks.paper.measure.run_bench", recorded)
+    record = run_table(table, "bundled", table.scales["bundled"], bench(), None)
+    assert used == [2, 1, 1]
+    assert set(results_of(table, record)) == {"two", "alone", "cached"}
+    assert "at a time as many as the row says" in beside(table, record)
+
+
+def test_corrections_mend_poor_samples() -> None:
+    table = load_table("corrections")
+    table = replace(table, rows=tuple(row for row in table.rows if re.search("^Half.*, (0|16) ", row.name)))
+    scale = replace(table.scales["bundled"], workload={**table.scales["bundled"].workload, "requests": 1})
+    llm = LLM("bundled-uniform", dtype="float32", device="cpu")
+    record = run_table(table, "bundled", scale, Bench(llm, 1, 90210), None)
+    right = {name: result["accuracy"] for name, result in results_of(table, record).items()}
+    assert right == {row.name: float(", 0 " not in row.name) for row in table.rows}
+    text = beside(table, record)
+    assert text.startswith("| row | ours: ")
+    assert "nan" not in text
 
 
 def test_texts_are_judged(tmp_path: Path) -> None:
