@@ -202,7 +202,8 @@ def _baselines(table: Table) -> list[str]:
             compared.setdefault(baseline.name, []).append(row.name)
     if set(compared) <= {table.rows[0].name}:
         return []
-    return ["Baselines: " + "; ".join(f"{name}, of {', '.join(rows)}" for name, rows in compared.items()) + "."]
+    told = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
+    return [f"Baselines: {'; '.join(told)}."]
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
