@@ -11,14 +11,10 @@ check: .venv/installed
 	scripts/check
 soak: .venv/installed
 	scripts/soak
-docs: .venv/installed-docs
+docs: .venv/installed
 	scripts/docs
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
-
-.venv/installed-docs: .venv/installed
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@

@@ -71,7 +71,8 @@ class LLM:
         engine: limits of the engine.
         progress: show progress bars on stderr while loading and profiling.
 
-    Raises `ConfigError` on settings and `CheckpointError` on model files that cannot be used.
+    Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
+    used.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class LLM:
         if load_format not in ("auto", "dummy"):
             raise UnknownNameError("load_format", load_format, ("auto", "dummy"))
         self.progress = progress
-        self._table_path = depth_table
-        self._table: DepthTable | None = None
         place = resolve_device(device)
         kind, why = resolve_dtype(dtype, place)
         self.loaded: LoadedModel = load_model(model, kind, place, dummy=load_format == "dummy", progress=progress)
+        # A file that cannot be used fails now, not where a policy first asks for it.
+        self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
         self.model = Transformer(self.loaded.config, self.loaded.weights)
         self.engine_config = engine or EngineConfig()
         self.engine = self.new_engine()
@@ -129,13 +130,13 @@ class LLM:
     def depth_table(self) -> DepthTable:
         """The depth table of this model: the given file, a shipped one, or the result of profiling it now."""
         if self._table is None:
-            self._table = find_table(self, self._table_path)
+            self._table = find_table(self)
         return self._table
 
     @property
     def has_depth_table(self) -> bool:
         """Whether `depth_table` is at hand without profiling the model."""
-        return (self._table or self._table_path or shipped_table(self.loaded)) is not None
+        return (self._table or shipped_table(self.loaded)) is not None
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
         """An engine of its own memory and store over the same weights."""

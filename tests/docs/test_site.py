@@ -4,14 +4,12 @@ import re
 import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(find_spec("mkdocs") is None, reason="needs the extra 'docs'")
 
 
 @pytest.fixture(scope="module")

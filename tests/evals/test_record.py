@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,3 +127,17 @@ def test_a_sweep_without_a_file_keeps_its_rows() -> None:
     assert squares.run(sweep) == squares.run(sweep)
     assert squares.measured == [0, 1, 2, 3]
     assert len(sweep.record.data["rows"]) == 4
+
+
+def test_rows_under_different_depth_tables_do_not_mix(tmp_path: Path) -> None:
+    """BiCache's depths come from the table, so the same settings are another measurement under another one."""
+    own = tmp_path / "table.json"
+    table = LLM("bundled", dtype="float32", device="cpu").depth_table
+    replace(table, entries=dict.fromkeys(table.entries, 1)).save(own)
+    shipped, other = (about(LLM("bundled", dtype="float32", device="cpu", depth_table=path)) for path in (None, own))
+    assert shipped["depth_table"] == table.identity != other["depth_table"]
+    Sweep(tmp_path / "sweep.json", "s", shipped).row({"cache": "bicache"}, lambda: {"speed": 1.0})
+    with pytest.raises(RecordError, match="another measurement .*depth_table"):
+        Sweep(tmp_path / "sweep.json", "s", other)
+    uniform = LLM("gidd-tiny", load_format="dummy", dtype="float32", device="cpu")
+    assert about(uniform)["depth_table"] is None

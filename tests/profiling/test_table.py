@@ -141,7 +141,7 @@ def test_a_shipped_table_names_its_source(caplog: pytest.LogCaptureFixture) -> N
     llm = open_model("llada-tiny", dummy=True)
     llm.loaded = replace(llm.loaded, config=preset("llada-8b"))
     with caplog.at_level(logging.INFO):
-        assert find_table(llm, None).definition == "published"
+        assert find_table(llm).definition == "published"
     assert "LLaDA-8B-Instruct, which has this model's shape: published values" in caplog.text
 
 
@@ -157,7 +157,7 @@ def test_without_a_table_the_model_is_profiled(caplog: pytest.LogCaptureFixture,
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
     monkeypatch.setattr(cuts, "RATIOS", (50, 90))
     with caplog.at_level(logging.WARNING):
-        table = find_table(open_model("llada-tiny", dummy=True), None)
+        table = find_table(open_model("llada-tiny", dummy=True))
     assert "remask profile --model llada-tiny" in caplog.text
     assert table.layers == 2
     assert list(table.curves) == [50, 90]

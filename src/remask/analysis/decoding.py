@@ -8,13 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from remask.analysis.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
 from remask.analysis.series import Floats
-from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, units
+from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, trace_all, units
 from remask.engine.job import Job
-from remask.errors import ConfigError
 from remask.llm import LLM, Work
 
 KEPT = 24  # passes of a request whose states are kept to be compared with one another
@@ -106,13 +104,7 @@ def measure_decoding(llm: LLM, work: Sequence[Work], window: int = 8, progress: 
     `window` is how many passes before and after it are told. Raises `ConfigError`, before anything runs, where there is
     no request, or one cannot run or asks for a cache.
     """
-    if not work:
-        raise ConfigError("there is no request whose tokens could be followed")
-    tracer = DecodingTracer(llm)
-    for item in work:
-        tracer.check(item)
-    traces = [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
-    return summarise(llm, traces, window)
+    return summarise(llm, trace_all(DecodingTracer(llm), work, progress), window)
 
 
 def summarise(llm: LLM, traces: Sequence[DecodingTrace], window: int = 8) -> DecodingReport:

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from remask.analysis.moments import Moments, off_diagonal_mean
 from remask.analysis.regions import REGIONS, SINK
 from remask.analysis.report import DriftReport, RegionMeans, Subject
 from remask.analysis.series import Floats, by_pass, mean
 from remask.analysis.trace import Trace, Tracer
-from remask.errors import ConfigError
+from remask.analysis.watch import trace_all
 from remask.llm import LLM, Work
 
 
@@ -22,13 +21,7 @@ def measure_drift(llm: LLM, work: Sequence[Work], progress: bool = False) -> Dri
 
     Raises `ConfigError`, before anything runs, where there is no request, or one cannot run or asks for a cache.
     """
-    if not work:
-        raise ConfigError("there is no request to measure drift on")
-    tracer = Tracer(llm)
-    for item in work:
-        tracer.check(item)
-    traces = [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
-    return summarise(llm, traces)
+    return summarise(llm, trace_all(Tracer(llm), work, progress))
 
 
 def summarise(llm: LLM, traces: Sequence[Trace]) -> DriftReport:

@@ -8,14 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from remask.analysis.features_report import FEATURES, PAIRS, FeatureMeans, FeaturesReport, Foresight
 from remask.analysis.moments import Moments
 from remask.analysis.series import Floats
-from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, units
+from remask.analysis.watch import Watcher, check_uncached, distance, leading_slots, trace_all, units
 from remask.engine.job import Job
-from remask.errors import ConfigError
 from remask.llm import LLM, Work
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
@@ -101,13 +99,7 @@ def measure_features(llm: LLM, work: Sequence[Work], ratio: float = 0.25, progre
     `ratio` is the share of the response that is picked where early and late features are compared (dLLM-Cache's rho).
     Raises `ConfigError`, before anything runs, where there is no request, or one cannot run or asks for a cache.
     """
-    if not work:
-        raise ConfigError("there is no request to compare features on")
-    tracer = FeatureTracer(llm)
-    for item in work:
-        tracer.check(item)
-    traces = [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
-    return summarise(llm, traces, ratio)
+    return summarise(llm, trace_all(FeatureTracer(llm), work, progress), ratio)
 
 
 def summarise(llm: LLM, traces: Sequence[FeatureTrace], ratio: float = 0.25) -> FeaturesReport:

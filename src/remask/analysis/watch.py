@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
 from remask.analysis.series import Floats
 from remask.engine.engine import Engine, Event
@@ -18,6 +19,8 @@ from remask.llm import LLM, Work
 from remask.models.attention import Attention
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy
+
+T = TypeVar("T", covariant=True)
 
 HEAD_ROWS = 256  # rows of logits held at a time
 
@@ -62,6 +65,27 @@ class Watcher:
             if change is not None and self._tokens is not None:
                 assert job is not None
                 change(job.branches[0].canvas.tokens != self._tokens)
+
+
+class Tracing(Protocol[T]):
+    """Makes a trace of one request."""
+
+    def check(self, item: Work) -> None:
+        """Raise `ConfigError` where `trace` would."""
+        ...
+
+    def trace(self, item: Work) -> T:
+        """Run a request to its end."""
+        ...
+
+
+def trace_all(tracer: Tracing[T], work: Sequence[Work], progress: bool) -> list[T]:
+    """A trace of each request. Raises `ConfigError`, before anything runs, where there is none or one cannot run."""
+    if not work:
+        raise ConfigError("there is no request to look at; give one at least")
+    for item in work:
+        tracer.check(item)
+    return [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
 
 
 def denoises(jobs: Sequence[Job]) -> bool:

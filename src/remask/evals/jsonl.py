@@ -58,7 +58,8 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
         data = Path(path).read_bytes()
         content = (gzip.decompress(data) if Path(path).suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the data {str(path)!r} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"the data {str(path)!r} cannot be read: {reason or error}") from error
     count = 0
     for number, text in enumerate(content.splitlines(), start=1):
         if not text.strip():

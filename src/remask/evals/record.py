@@ -15,7 +15,7 @@ from remask.llm import LLM
 
 FORMAT = "remask-record-1"
 # What two measurements must share to stand in one table.
-IDENTITY = ("model", "fingerprint", "settings", "seed", "commit", "machine", "versions")
+IDENTITY = ("model", "fingerprint", "depth_table", "settings", "seed", "commit", "machine", "versions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Record:
 
     Attributes:
         subject: what was measured, as the command's words: "analyze drift".
-        about: the model and its fingerprint, settings, seed, commit, machine (dtype included), library versions, date.
+        about: the model, its fingerprint and the identity of its depth table, settings, seed, commit, machine (dtype
+            included), library versions, date.
         data: the numbers; what is not a number is None.
     """
 
@@ -39,6 +40,7 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
     facts = {
         "model": llm.loaded.name,
         "fingerprint": llm.loaded.fingerprint,
+        "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.has_depth_table else None,
         "family": config.family,
         "kind": config.kind,
         "layers": config.layers,

@@ -16,8 +16,8 @@ _PARTS = {
 }
 
 
-def plot_memory(uses: Sequence[MemoryUse], model: str, folder: str | Path) -> Path:
-    """Draw a bar a policy into `memory.png` in `folder`, which is made if it is not there, and return its path.
+def plot_memory(uses: Sequence[MemoryUse], model: str, folder: str | Path) -> list[Path]:
+    """Draw a bar a policy into `memory.png` in `folder`, which is made if it is not there; its path is returned.
 
     Raises `ConfigError` where the folder cannot be made.
     """
@@ -38,4 +38,4 @@ def plot_memory(uses: Sequence[MemoryUse], model: str, folder: str | Path) -> Pa
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    return save_figures({"memory": figure}, folder, model)[0]
+    return save_figures({"memory": figure}, folder, model)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import xxhash
+
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, TableError
 from remask.models.loaded import LoadedModel
@@ -62,6 +64,12 @@ class DepthTable:
     def lookup(self) -> DepthLookup:
         """The table as policies use it."""
         return DepthLookup(self.entries)
+
+    @property
+    def identity(self) -> str:
+        """Equal for tables that give the same depths, at any threshold."""
+        content = [sorted(self.entries.items()), sorted(self.curves.items())]
+        return xxhash.xxh64(json.dumps(content).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON. Raises `TableError` where the file cannot be written."""

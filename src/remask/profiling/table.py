@@ -1,4 +1,4 @@
-"""Which depth table a model gets: a given file, one that came with the package, or a profile made now."""
+"""Which depth table a model gets where none is given: one that came with the package, or a profile made now."""
 
 import logging
 from importlib.resources import files
@@ -16,13 +16,8 @@ log = logging.getLogger(__name__)
 TABLES = "tables"
 
 
-def find_table(llm: Subject, path: str | Path | None) -> DepthTable:
-    """The depth table in the file `path`; without one a shipped table that fits; else the model is profiled now.
-
-    Raises `TableError` where the file cannot be used with this model.
-    """
-    if path is not None:
-        return DepthTable.load(path, llm.loaded)
+def find_table(llm: Subject) -> DepthTable:
+    """A shipped table that fits the model; without one the model is profiled now."""
     shipped = shipped_table(llm.loaded)
     if shipped is not None:
         how = "shape" if shipped.fingerprint is None else "fingerprint"

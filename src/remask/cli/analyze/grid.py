@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from remask.analysis.grid_report import GridRow, Points, points_of, quality_name, reading, values_of, varied, worded
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.cli.analyze.result import check_result_options, keep
+from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.checks import listed
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.evals.grid import Grid, rows_of, run_grid
-from remask.evals.record import Record, about, read_record, write_record
+from remask.evals.record import about, read_record
 from remask.evals.sweep import Sweep
 from remask.evals.workload import PREFIXES, Workload, usual_workload
 from remask.plots.grid import plot_grid
@@ -49,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "rounds"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
-    check_folder("--output", args.output)
-    check_folder("--plots", args.plots)
+    check_result_options(args)
     grid, sampling = _grid(args), object_option("--sampling", args.sampling)
     for name in grid.sampling:
         if name in sampling:
@@ -74,14 +74,9 @@ def run(args: argparse.Namespace) -> int:
     print(text(rows), told, sep="\n\n")
     if sweep.resumed:
         print(f"\n{sweep.resumed} rows were in {args.output} already.")
-    if args.output is not None:
-        record = sweep.record
-        write_record(args.output, Record(SUBJECT, record.about, {**record.data, "reading": told}))
-        print(f"\nSaved as {args.output}")
-    if args.plots is not None:
-        models = values_of(points_of(rows), "model") or [llm.loaded.name]
-        for path in plot_grid(rows, args.plots, " and ".join(models), x):
-            print(f"Picture: {path}")
+    models = values_of(points_of(rows), "model") or [llm.loaded.name]
+    record = replace(sweep.record, data={**sweep.record.data, "reading": told})
+    keep(args, record, lambda: plot_grid(rows, args.plots, " and ".join(models), x))
     return 0
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from remask.analysis.memory import measure_memory
 from remask.analysis.memory_report import MemoryUse
-from remask.cli.options import check_folder, object_option
+from remask.cli.analyze.result import add_result_options, check_result_options, keep
+from remask.cli.options import object_option
 from remask.cli.shape import add_shape_options, open_with_requests, settings_of
 from remask.errors import ConfigError
 from remask.evals.contenders import contender, every_contender
-from remask.evals.record import Record, about, write_record
+from remask.evals.record import Record, about
 from remask.llm import Work
 from remask.plots.memory import plot_memory
 
@@ -23,16 +24,14 @@ def add_parser(subjects: Any) -> None:
     parser = subjects.add_parser("memory", help="bytes that cache policies keep between passes, and their formulas")
     parser.add_argument("--caches", help="policies, separated by commas (default: every one that the model can have)")
     parser.add_argument("--cache-config", metavar="JSON", help='settings, as one object per policy: {"bicache": {}}')
-    parser.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
-    parser.add_argument("--plots", metavar="FOLDER", help="where the picture goes; made if it is not there")
+    add_result_options(parser)
     add_shape_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and save what was asked for."""
-    check_folder("--output", args.output)
-    check_folder("--plots", args.plots)
+    check_result_options(args)
     settings = object_option("--cache-config", args.cache_config)
     llm, workload = open_with_requests(args)
     if args.caches is None:
@@ -51,13 +50,9 @@ def run(args: argparse.Namespace) -> int:
     print(text(uses))
     for left in left_out:
         print(f"Left out: {left.name}: {left.reason}")
-    if args.output is not None:
-        chosen = settings_of(args) | {"cache_config": settings}
-        rows_of = [data(use) for use in uses]
-        write_record(args.output, Record(SUBJECT, about(llm, seed=args.seed, settings=chosen), {"rows": rows_of}))
-        print(f"\nSaved as {args.output}")
-    if args.plots is not None:
-        print(f"Picture: {plot_memory(uses, llm.loaded.name, args.plots)}")
+    chosen = settings_of(args) | {"cache_config": settings}
+    record = Record(SUBJECT, about(llm, seed=args.seed, settings=chosen), {"rows": [data(use) for use in uses]})
+    keep(args, record, lambda: plot_memory(uses, llm.loaded.name, args.plots))
     return 0
 
 

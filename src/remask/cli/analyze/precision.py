@@ -4,12 +4,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.cli.analyze.result import add_result_options, check_result_options, keep
+from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.checks import whole
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.evals.precision import Divergence, measure_precision, reading
-from remask.evals.record import Record, about, write_record
+from remask.evals.record import Record, about
 from remask.evals.workload import usual_workload
 from remask.plots.precision import plot_precision
 
@@ -25,8 +26,7 @@ def add_parser(subjects: Any) -> None:
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="random prompts of this length, on any model")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
     parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
-    parser.add_argument("--output", metavar="FILE", help="where the numbers go, as JSON")
-    parser.add_argument("--plots", metavar="FOLDER", help="where the picture goes; made if it is not there")
+    add_result_options(parser)
     add_model_options(parser)
     parser.set_defaults(run=run)
 
@@ -36,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "batch"):
         whole(f"--{name}", getattr(args, name), low=1)
     whole("--prompt-tokens", args.prompt_tokens, low=1, optional=True)
-    check_folder("--output", args.output)
-    check_folder("--plots", args.plots)
+    check_result_options(args)
     dtypes = list(dict.fromkeys(name.strip() for name in args.dtypes.split(",")))
     if args.dtype != "auto":
         raise ConfigError(f"--dtype {args.dtype}: precision compares several; name them in --dtypes")
@@ -52,15 +51,11 @@ def run(args: argparse.Namespace) -> int:
     rows = measure_precision(models, workload, args.batch, progress=first.progress)
     told = reading(rows)
     print(text(rows), told, sep="\n\n")
-    if args.output is not None:
-        settings = {"requests": args.requests, "batch": args.batch, "dtypes": dtypes, "sampling": sampling, **random}
-        data = {"rows": [asdict(row) for row in rows], "reading": told}
-        write_record(args.output, Record("analyze precision", about(first, seed=args.seed, settings=settings), data))
-        print(f"\nSaved as {args.output}")
-    if args.plots is not None:
-        shown = {str(row.arithmetic): (row.tokens, row.responses) for row in rows if row.arithmetic != row.reference}
-        for path in plot_precision(shown, args.plots, first.loaded.name):
-            print(f"Picture: {path}")
+    settings = {"requests": args.requests, "batch": args.batch, "dtypes": dtypes, "sampling": sampling, **random}
+    data = {"rows": [asdict(row) for row in rows], "reading": told}
+    record = Record("analyze precision", about(first, seed=args.seed, settings=settings), data)
+    shown = {str(row.arithmetic): (row.tokens, row.responses) for row in rows if row.arithmetic != row.reference}
+    keep(args, record, lambda: plot_precision(shown, args.plots, first.loaded.name))
     return 0
 
 

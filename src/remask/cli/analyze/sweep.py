@@ -52,12 +52,7 @@ def run(args: argparse.Namespace) -> int:
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     check_masked(llm)
     workload = asked_workload(llm, args)
-    table = llm.depth_table
-    settings = described(workload) | {
-        "concurrency": args.concurrency,
-        "rounds": args.rounds,
-        "depth_table": {"definition": table.definition, "samples": table.samples, "source": table.source},
-    }
+    settings = described(workload) | {"concurrency": args.concurrency, "rounds": args.rounds}
     sweep = Sweep(args.output, "analyze sweep", about(llm, seed=args.seed, settings=settings))
     if sweep.resumed:
         print(f"{sweep.resumed} points are known from {args.output}")

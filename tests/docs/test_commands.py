@@ -1,0 +1,36 @@
+"""Commands in the documentation: those in code blocks and in tables are taken by the real parser."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from remask.cli.main import parse
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
+
+
+def commands(page: Path) -> list[str]:
+    """Whole commands: lines of code blocks, and what stands in a table with an option that has a value."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    found = re.findall(r"^(?:\.venv/bin/)?(remask .*?)(?:\s+#.*)?$", blocks, re.MULTILINE)
+    for row in re.findall(r"^\|.*$", text, re.MULTILINE):
+        found += re.findall(r"`(remask [^`]*--\S+ [^`-][^`]*)`", row)
+    return found
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 50
+    assert any("analyze grid" in command for command in commands(ROOT / "docs" / "dynamics.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_are_taken(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(page):
+        try:
+            parse(shlex.split(command)[1:])
+        except SystemExit as end:
+            assert not end.code, f"{command}\n{capsys.readouterr().err}"
