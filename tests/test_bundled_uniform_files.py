@@ -8,10 +8,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
 from remask import LLM, SamplingParams
-from remask.evals.workload import UNIFORM_SAMPLING, timetable_workload
 from remask.llm import Work
 from remask.models.load import read_config
 from remask.tasks.timetable import MINUTES, timetables
+from remask_lab.bench.workload import UNIFORM_SAMPLING, timetable_workload
 
 FOLDER = Path(remask.__file__).parent / "bundled_uniform"
 

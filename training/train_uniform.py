@@ -21,9 +21,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
-from remask.evals.interval import wilson  # noqa: E402
-from remask.evals.workload import UNIFORM_SAMPLING, timetable_workload  # noqa: E402
 from remask.llm import LLM, Work  # noqa: E402
+from remask_lab.bench.workload import UNIFORM_SAMPLING, timetable_workload  # noqa: E402
+from remask_lab.records.interval import wilson  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.uniform_data import TimetableSource  # noqa: E402
 from training.uniform_export import export  # noqa: E402

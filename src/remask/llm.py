@@ -14,6 +14,7 @@ from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Request, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
+from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
@@ -22,7 +23,6 @@ from remask.models.loaded import LoadedModel, load_model
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy, parse
-from remask.profiling.table import DepthTable, find_table, shipped_table
 from remask.prompts import Prompt, as_prompts, encode
 
 log = logging.getLogger(__name__)

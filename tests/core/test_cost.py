@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.core.cost import NOTHING, OPERATIONS, OperationCost, Widths
-from remask.core.pass_cost import CostMeter, Passed, pass_cost
+from remask.core.pass_cost import CostMeter, ExecutedPlan, pass_cost
 from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
 from remask.policies.block import BlockDual
@@ -31,7 +31,7 @@ def plan_of(*spans: Span, predict: Mask | None = None) -> Plan:
 
 
 def test_a_full_pass() -> None:
-    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL), predict=rows(3, 4)))])
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL), predict=rows(3, 4)))])
     assert cost.repeated == 0
     assert cost.operations == {
         "projections": OperationCost(
@@ -57,32 +57,32 @@ def test_a_full_pass() -> None:
 
 
 def test_weights_are_read_once_however_many_canvases_pass() -> None:
-    one = Passed(plan_of(Span(range(2), rows(5)), predict=rows(5)))
+    one = ExecutedPlan(plan_of(Span(range(2), rows(5)), predict=rows(5)))
     alone, both = pass_cost(WIDTHS, [one]), pass_cost(WIDTHS, [one, one])
     assert both.total == replace(alone.total + alone.total, weights=alone.total.weights)
 
 
 def test_without_rows_there_is_no_cost() -> None:
     empty = plan_of(Span(range(1), rows()), Span(range(1, 2), rows()))
-    assert pass_cost(WIDTHS, [Passed(empty)]) == pass_cost(WIDTHS, []) == NOTHING
+    assert pass_cost(WIDTHS, [ExecutedPlan(empty)]) == pass_cost(WIDTHS, []) == NOTHING
     assert NOTHING.intensity == 0
 
 
 def test_a_layer_without_rows_reads_no_weights() -> None:
-    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(1), ALL), Span(range(1, 2), rows())))])
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(1), ALL), Span(range(1, 2), rows())))])
     assert cost.total.weights == ITEM * D * (2 * Q + 2 * K + UP + F)
 
 
 def test_rows_that_see_a_part_attend_to_that_part() -> None:
     sees = np.array([2, 2, 4, 4, 6, 6])
     plan = replace(plan_of(Span(range(2), rows(1, 2))), sees=sees)
-    cost = pass_cost(WIDTHS, [Passed(plan)]).operations["attention"]
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan)]).operations["attention"]
     assert cost.flops == 2 * 4 * (2 + 4) * Q
     assert cost.kv_read == ITEM * 2 * 4 * 2 * K
 
 
 def test_a_sink_is_a_key_whose_value_is_added() -> None:
-    passed = Passed(plan_of(Span(range(2), rows(0, 1, 2))))
+    passed = ExecutedPlan(plan_of(Span(range(2), rows(0, 1, 2))))
     plain, sunk = (pass_cost(replace(WIDTHS, sink=sink), [passed]).operations["attention"] for sink in (False, True))
     assert sunk.flops - plain.flops == 2 * 2 * 3 * Q
     assert sunk.weights - plain.weights == ITEM * 2 * 2 * K
@@ -91,7 +91,7 @@ def test_a_sink_is_a_key_whose_value_is_added() -> None:
 def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
     live = rows(2, 3, 4, 5)
     span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
-    cost = pass_cost(replace(WIDTHS, layers=1), [Passed(plan_of(span), outputs=True)])
+    cost = pass_cost(replace(WIDTHS, layers=1), [ExecutedPlan(plan_of(span), outputs=True)])
     projections, selection = cost.operations["projections"], cost.operations["selection"]
     assert selection == OperationCost(
         flops=2 * D * 3 * K,
@@ -108,22 +108,22 @@ def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
 
 
 def test_frozen_rows_need_no_keys() -> None:
-    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL, frozen=rows(0, 1))))])
-    full = pass_cost(WIDTHS, [Passed(plan_of(Span(range(2), ALL)))])
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL, frozen=rows(0, 1))))])
+    full = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(2), ALL)))])
     assert cost.repeated == full.total.flops - cost.total.flops == 2 * 2 * 2 * D * 2 * K
     assert cost.operations["projections"].kv_written == ITEM * 2 * (T - 2) * 2 * K
 
 
 def test_states_that_are_kept_and_restored_move_once() -> None:
     deep = Span(range(1, 2), ALL, save=rows(4, 5))
-    cost = pass_cost(WIDTHS, [Passed(plan_of(Span(range(1), rows(3, 4, 5)), deep))])
+    cost = pass_cost(WIDTHS, [ExecutedPlan(plan_of(Span(range(1), rows(3, 4, 5)), deep))])
     assert cost.total.states == ITEM * D * (3 + 2), "three rows rejoin, two are kept"
 
 
 def test_a_shared_prefix_is_read_once_below_the_boundary() -> None:
     plan, hit = plan_of(Span(range(2), rows(4, 5))), PrefixHit(3, 1)
-    together = [Passed(plan, hit, sharing=7)] * 3
-    apart = [Passed(plan, hit, sharing=number) for number in range(3)]
+    together = [ExecutedPlan(plan, hit, sharing=7)] * 3
+    apart = [ExecutedPlan(plan, hit, sharing=number) for number in range(3)]
     reads = [pass_cost(WIDTHS, canvases).operations["attention"].kv_read for canvases in (together, apart)]
     assert reads == [ITEM * 2 * K * (3 + 3 * 3 + 3 * T), ITEM * 2 * K * (3 * T + 3 * T)]
     assert pass_cost(WIDTHS, together).total.flops == pass_cost(WIDTHS, apart).total.flops
@@ -133,7 +133,9 @@ def test_watching_projects_queries_and_scores_again() -> None:
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
     plan = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9))
     widths = replace(WIDTHS, layers=3)
-    first, later = (pass_cost(widths, [Passed(plan, tracked=tracked)]).operations["watch"] for tracked in (False, True))
+    first, later = (
+        pass_cost(widths, [ExecutedPlan(plan, tracked=tracked)]).operations["watch"] for tracked in (False, True)
+    )
     assert first.flops == 2 * 2 * (2 + 1) * Q * (D + T), "two layers; the window and the token to track"
     assert later.flops == 2 * 2 * (2 + 1 + 1) * Q * (D + T), "and the token that was tracked"
     assert first.weights == ITEM * 2 * D * Q
@@ -158,8 +160,8 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
     flops = dict.fromkeys(OPERATIONS, 0)
     for view in walk.views():
         plan = policy.plan(view)
-        meter.note([Passed(plan)])
-        assert meter.last == pass_cost(widths, [Passed(plan)])
+        meter.note([ExecutedPlan(plan)])
+        assert meter.last == pass_cost(widths, [ExecutedPlan(plan)])
         for layer in range(layers):
             span = next(span for span in plan.spans if layer in span.layers)
             chosen = 0 if span.pick is None else span.pick.count

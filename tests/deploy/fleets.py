@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from benchmarks.routing import BUNDLED
-
-from remask.evals.serving.load import Load, put
-from remask.evals.serving.mix import Ask, Mix
-from remask.evals.serving.target import find_target
+from remask_lab.load.load import Load, put
+from remask_lab.load.mix import Ask, Mix
+from remask_lab.load.target import find_target
+from remask_lab.speed.routing import BUNDLED
 
 BUDGET = 1300  # tokens: five prefixes of the eight
 ASKS: Sequence[Ask] = Mix(num_prompts=40, prefixes=8, seed=3).draw(BUNDLED)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from benchmarks.routing import fleet
 
+from remask_lab.speed.routing import fleet
 from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
 from tests.server.serving import CHATS, URL, eventually
 

@@ -10,7 +10,7 @@ import httpx
 
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
-from remask.evals.serving.client import Outcome, send
+from remask_lab.load.client import Outcome, send
 from tests.deploy.fleets import ASKS, BUDGET
 from tests.server.serving import Running, make_llm, serving
 

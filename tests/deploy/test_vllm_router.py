@@ -1,8 +1,8 @@
 """`vllm-router` before two plain servers, with prefixes named in a header and with round-robin."""
 
 import pytest
-from benchmarks.routing import ROUTER, emptied, named, router, two_servers
 
+from remask_lab.speed.routing import ROUTER, emptied, named, router, two_servers
 from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
 
 pytestmark = [

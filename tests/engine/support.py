@@ -25,7 +25,7 @@ from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
-from remask.store.pages import Extent
+from remask.store.pages import PageRange
 
 CPU = torch.device("cpu")
 LAYERS = 4
@@ -119,7 +119,7 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
         tensor.fill_(torch.nan)
     free, states, keep = allocator.release, engine.memory.new_states, pool.keep_outputs
 
-    def release(extent: Extent) -> None:
+    def release(extent: PageRange) -> None:
         free(extent)
         for layer in extent.layers:
             unowned = extent.pages[allocator.references[layer, extent.pages] == 0]

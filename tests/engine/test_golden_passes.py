@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Plan, Reach, Span
-from remask.engine.branch import Branch, new_states, plain_table
+from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import pack
 from remask.models.loaded import load_model
 from remask.models.pool import Pool
@@ -50,7 +50,7 @@ class Passes:
         self.pool = Pool(model.config, self.length, 3, model.dtype, CPU)
         for tensor in (*self.pool.k, *self.pool.v):
             tensor.fill_(torch.nan)
-        self.branch = Branch(
+        self.branch = CanvasState(
             canvas=Canvas((), tokens.tolist(), self.length),
             ledger=Ledger(layers, self.length, None),
             tables=(plain_table(own),),

@@ -12,14 +12,14 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Plan, Span, View
-from remask.engine.branch import (
-    Branch,
+from remask.engine.canvas_state import (
+    CanvasState,
     leased_prefix,
     leased_tables,
     new_states,
     plain_table,
     predicting_rows,
-    prefix_branch,
+    prefix_canvas,
     runs,
 )
 from remask.engine.pack import pack
@@ -45,14 +45,14 @@ class Memory:
             self.allocator, 500, "fifo", b"", lambda tokens: new_states(LAYERS, 1, torch.float64, CPU, tokens), 16
         )
 
-    def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> Branch:
+    def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0, shift: int = 0) -> CanvasState:
         """A canvas that leases `prefix` tokens in `boundary` layers, or owns all of its slots."""
         canvas = Canvas.masked([7] * prefix + [9] * (prompt - prefix), response, MASK_ID)
         length = len(canvas)
         if not boundary:
             extent = self.allocator.allocate(length, range(LAYERS))
             assert extent is not None
-            return Branch(canvas, Ledger(LAYERS, length, None), (plain_table(extent),), shift=shift)
+            return CanvasState(canvas, Ledger(LAYERS, length, None), (plain_table(extent),), shift=shift)
         tokens = [7] * prefix
         lease = self.store.match(tokens, boundary) or self.store.reserve(tokens, boundary)
         assert lease is not None
@@ -60,10 +60,10 @@ class Memory:
         own = [self.allocator.allocate(size, layers) for size, layers in parts if len(layers)]
         tables = leased_tables(lease, [extent for extent in own if extent is not None])
         ledger = Ledger(LAYERS, length, leased_prefix(lease))
-        return Branch(canvas, ledger, tables, lease, lease.entry.states, shift=shift)
+        return CanvasState(canvas, ledger, tables, lease, lease.entry.states, shift=shift)
 
 
-def view(branch: Branch, step: int) -> View:
+def view(branch: CanvasState, step: int) -> View:
     canvas = branch.canvas
     block = range(canvas.prompt, len(canvas))
     hit = leased_prefix(branch.lease)
@@ -110,7 +110,7 @@ def slots_seen(segments: Segments, rows: int) -> list[list[int]]:
     return [slots for slots in seen if slots is not None]
 
 
-def check(batch: StepBatch, items: list[tuple[Branch, Plan]]) -> None:
+def check(batch: StepBatch, items: list[tuple[CanvasState, Plan]]) -> None:
     """Runs `batch` on codes instead of hidden states and compares each layer with what the plans say."""
     h: Tensor | None = None
     covered: list[int] = []
@@ -152,7 +152,7 @@ def check(batch: StepBatch, items: list[tuple[Branch, Plan]]) -> None:
     assert batch.row_layers == sum(plan.cost for _, plan in items)
 
 
-def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[Branch, Plan]], rows: int) -> Tensor:
+def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[CanvasState, Plan]], rows: int) -> Tensor:
     """What stands before a stage's first layer; states of leases are filled with codes beforehand."""
     if h is None:
         assert layer == 0
@@ -172,7 +172,7 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[Branch, 
     return h
 
 
-def label_states(items: list[tuple[Branch, Plan]]) -> None:
+def label_states(items: list[tuple[CanvasState, Plan]]) -> None:
     """Boundary states say what they are; those of a shared entry name the first item that reads it."""
     for index in reversed(range(len(items))):
         restored = items[index][0].restored
@@ -187,7 +187,7 @@ def test_random_batches(seed: int) -> None:
     rng = random.Random(seed)
     memory = Memory(page_size=rng.choice([1, 3, 8]))
     states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
-    items: list[tuple[Branch, Plan]] = []
+    items: list[tuple[CanvasState, Plan]] = []
     restoring: set[int] = set()
     for _ in range(rng.randint(1, 6)):
         prompt, shift = rng.randint(3, 9), rng.randint(0, 1)
@@ -261,7 +261,7 @@ def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
     memory = Memory()
     lease = memory.store.reserve([1, 2, 3, 4], 2)
     assert lease is not None
-    branch, plan = prefix_branch(lease.entry, LAYERS)
+    branch, plan = prefix_canvas(lease.entry, LAYERS)
     other = memory.branch(4, 2)
     items = [(other, Dense().plan(view(other, 0))), (branch, plan)]
     batch = pack(items, CPU)

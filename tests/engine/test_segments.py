@@ -12,9 +12,9 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Span
-from remask.engine.branch import Branch, Table, runs
-from remask.engine.part import Part
+from remask.engine.canvas_state import CanvasState, Table, runs
 from remask.engine.segments import TILE, make_segments
+from remask.engine.stage_rows import StageRows
 from remask.errors import PlanError
 from remask.models.attention import SdpaAttention, Sink
 from remask.models.capped import TILE as CAPPED_TILE
@@ -35,7 +35,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         self.free = list(range(self.slots))
-        self.parts: list[Part] = []
+        self.parts: list[StageRows] = []
         self.keys: list[list[int]] = []
 
     def claim(self, count: int, scattered: bool = False) -> list[int]:
@@ -51,12 +51,12 @@ class Layout:
         canvas = Canvas((), [0] * length, length)
         common = tuple(runs(np.array(shared))) if shared else ()
         table = Table(range(1), np.array(shared + own), common, np.array(own))
-        branch = Branch(canvas, Ledger(1, length, None), (table,), chain=chain)
+        branch = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
         at = len(self.keys)
         self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]
         span = Span(range(1), np.ones(length, dtype=np.bool_))
         limits = None if sees is None else np.array(sees)
-        self.parts.append(Part(branch, span, table, np.array(positions), slice(at, at + len(positions)), limits))
+        self.parts.append(StageRows(branch, span, table, np.array(positions), slice(at, at + len(positions)), limits))
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | None, sink: Sink | None) -> Tensor:

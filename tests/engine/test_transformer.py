@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.engine.branch import Branch, new_states, prefix_branch
+from remask.engine.canvas_state import CanvasState, new_states, prefix_canvas
 from remask.engine.pack import pack
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
@@ -110,19 +110,19 @@ class Bench:
             tensor.fill_(torch.nan)
         self.generator = np.random.default_rng(1)
 
-    def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0) -> Branch:
+    def branch(self, prompt: int, response: int, prefix: int = 0, boundary: int = 0) -> CanvasState:
         branch = self.memory.branch(prompt, response, prefix, boundary, self.config.shift)
         branch.canvas.tokens[prefix:] = self.generator.integers(0, self.config.vocab, len(branch.canvas) - prefix)
         return branch
 
-    def run(self, branches: list[Branch], policies: list[CachePolicy], step: int) -> list[Tensor]:
+    def run(self, branches: list[CanvasState], policies: list[CachePolicy], step: int) -> list[Tensor]:
         plans = [policy.plan(test_pack.view(b, step)) for b, policy in zip(branches, policies, strict=True)]
         for branch, plan in zip(branches, plans, strict=True):
             branch.admit(plan)
         out = self.model.forward(pack(list(zip(branches, plans, strict=True)), CPU), self.pool)
         return list(torch.split(out, [int(plan.predict.sum()) for plan in plans]))
 
-    def predicted(self, branch: Branch, hidden: dict[int, Tensor]) -> Tensor:
+    def predicted(self, branch: CanvasState, hidden: dict[int, Tensor]) -> Tensor:
         return torch.stack([hidden[p - self.config.shift] for p in range(branch.canvas.prompt, len(branch.canvas))])
 
 
@@ -158,7 +158,7 @@ def test_bicache_over_several_steps(family: str, state: str) -> None:
     branches = [bench.branch(5 + i, 2 + i, prefix, depth) for i, depth in enumerate(depths)]
     lease = branches[0].lease
     assert lease is not None
-    lone, plan = prefix_branch(lease.entry, LAYERS)
+    lone, plan = prefix_canvas(lease.entry, LAYERS)
     bench.model.forward(pack([(lone, plan)], CPU), bench.pool)
     stored = empty()
     _, leaving = bench.naive.forward([7] * prefix, lambda _: list(range(prefix)), stored)
@@ -199,7 +199,7 @@ def test_leased_pages_are_never_written() -> None:
     branches = [bench.branch(6, 3, 4, 2), bench.branch(6, 3, 4, 3)]
     lease = branches[0].lease
     assert lease is not None
-    lone, plan = prefix_branch(lease.entry, LAYERS)
+    lone, plan = prefix_canvas(lease.entry, LAYERS)
     bench.model.forward(pack([(lone, plan)], CPU), bench.pool)
     slots = lease.entry.extent.slots()
     before = [tensor[slots].clone() for tensor in (*bench.pool.k, *bench.pool.v)]

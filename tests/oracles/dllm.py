@@ -28,7 +28,7 @@ class Intervals:
     seed: int = 0
 
 
-class Branch:
+class CanvasState:
     """One canvas' cached K, V, attention and MLP outputs of all layers, and its step counter."""
 
     def __init__(self, model: DenseModel, canvas: Canvas, knobs: Intervals) -> None:
@@ -94,7 +94,7 @@ class Branch:
 
 def dllm_cache(model: DenseModel, canvas: Canvas, sampler: Sampler, knobs: Intervals) -> None:
     """Section 4 without guidance."""
-    branch = Branch(model, canvas, knobs)
+    branch = CanvasState(model, canvas, knobs)
     while not sampler.done:
         sampler.commit(model.predictions(branch.forward(canvas.tokens)))
 
@@ -103,7 +103,7 @@ def dllm_cache_cfg(
     model: DenseModel, canvas: Canvas, sampler: Sampler, knobs: Intervals, cfg_scale: float, cfg_interval: int
 ) -> None:
     """Section 4 with guidance: two branches with a clock each; the residual is renewed every `cfg_interval` steps."""
-    told, blind = Branch(model, canvas, knobs), Branch(model, canvas, knobs)
+    told, blind = CanvasState(model, canvas, knobs), CanvasState(model, canvas, knobs)
     while not sampler.done:
         logits = told.forward(canvas.tokens)
         if sampler.step % cfg_interval == 0 or sampler.step < 5:

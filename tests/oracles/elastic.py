@@ -10,7 +10,7 @@ from tests.oracles.dense import DenseModel
 from tests.oracles.sampling import Sampler
 
 
-class Branch:
+class CanvasState:
     """One canvas' cached K, V and layer inputs, and per layer the tracked token and what it attended to last."""
 
     def __init__(self, model: DenseModel, canvas: Canvas, window: int, threshold: float) -> None:
@@ -95,8 +95,8 @@ def elastic_cache(
     model: DenseModel, canvas: Canvas, sampler: Sampler, window: int, threshold: float, cfg_scale: float = 0.0
 ) -> None:
     """One canvas, or with guidance two, which are watched apart from each other and make one pass."""
-    told = Branch(model, canvas, window, threshold)
-    blind = Branch(model, canvas, window, threshold) if cfg_scale > 0 else None
+    told = CanvasState(model, canvas, window, threshold)
+    blind = CanvasState(model, canvas, window, threshold) if cfg_scale > 0 else None
     while not sampler.done:
         canvas.reachable = told.reach()
         logits, rows = told.forward(canvas.tokens)

@@ -13,12 +13,12 @@ import httpx
 import uvicorn
 
 from remask.engine.config import EngineConfig
-from remask.evals.workload import BUNDLED_SAMPLING
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
 from remask.server.service import Service
 from remask.tasks.transit import make_workload
+from remask_lab.bench.workload import BUNDLED_SAMPLING
 
 QUESTIONS = make_workload(24, 3, 5)
 CHATS = [list(question.messages) for question in QUESTIONS]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remask.evals.harness.benchmark import FOLDER
 from remask.tasks.transit import make_workload
+from remask_lab.harness.benchmark import FOLDER
 from tests.server.serving import URL, Running
 
 pytestmark = [

@@ -18,9 +18,9 @@ import httpx
 import numpy as np
 import pytest
 
-from remask.evals.serving.load import Load, put
-from remask.evals.serving.mix import Mix
-from remask.evals.serving.target import find_target
+from remask_lab.load.load import Load, put
+from remask_lab.load.mix import Mix
+from remask_lab.load.target import find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
 
 SOAK = 10_000

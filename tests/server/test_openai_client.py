@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from remask.core.sampling import SamplingParams
-from remask.evals.workload import BUNDLED_SAMPLING
+from remask_lab.bench.workload import BUNDLED_SAMPLING
 from tests.server.serving import CHATS, QUESTIONS, Running, make_llm
 
 

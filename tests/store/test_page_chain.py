@@ -6,7 +6,7 @@ import pytest
 
 from remask.errors import IntegrityError
 from remask.store.chain import Page, PageChain
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 
 SIZE = 2
 
@@ -31,7 +31,7 @@ class Shelf:
                 break
         return stored
 
-    def claim(self) -> Extent:
+    def claim(self) -> PageRange:
         extent = self.allocator.allocate(SIZE, range(2))
         assert extent is not None
         return extent

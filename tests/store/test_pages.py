@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.errors import IntegrityError
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 
 
-def claim(allocator: PageAllocator, tokens: int, layers: range) -> Extent:
+def claim(allocator: PageAllocator, tokens: int, layers: range) -> PageRange:
     extent = allocator.allocate(tokens, layers)
     assert extent is not None
     return extent
@@ -22,7 +22,7 @@ def test_pages_are_rounded_up(tokens: int, expected: int) -> None:
 
 
 def test_slots_follow_the_pages() -> None:
-    extent = Extent(range(2), np.array([3, 0, 7]), page_size=4, tokens=10)
+    extent = PageRange(range(2), np.array([3, 0, 7]), page_size=4, tokens=10)
     assert extent.slots().tolist() == [12, 13, 14, 15, 0, 1, 2, 3, 28, 29]
     below = extent.below(1)
     assert below.layers == range(1)
@@ -75,7 +75,7 @@ def test_free_pages_can_be_neither_released_nor_retained(method: str) -> None:
     allocator = PageAllocator(2, 4, page_size=1)
     kept, gone = claim(allocator, 2, range(2)), claim(allocator, 2, range(2))
     allocator.release(gone)
-    mixed = Extent(range(2), np.concatenate([kept.pages, gone.pages]), 1, 4)
+    mixed = PageRange(range(2), np.concatenate([kept.pages, gone.pages]), 1, 4)
     before = allocator.references.copy()
     for extent in (gone, mixed):
         with pytest.raises(IntegrityError, match="pages that are free"):
@@ -94,7 +94,7 @@ class Pages(RuleBasedStateMachine):
         self.counts = {(layer, page): 0 for layer in range(layers) for page in range(pages)}
         self.layers, self.pages, self.page_size = layers, pages, page_size
 
-    def cells(self, extent: Extent) -> list[tuple[int, int]]:
+    def cells(self, extent: PageRange) -> list[tuple[int, int]]:
         return [(layer, int(page)) for layer in extent.layers for page in extent.pages]
 
     @rule(target=extents, tokens=st.integers(1, 12), data=st.data())
@@ -116,14 +116,14 @@ class Pages(RuleBasedStateMachine):
         return extent
 
     @rule(target=extents, extent=extents)
-    def retain(self, extent: Extent) -> Extent:
+    def retain(self, extent: PageRange) -> PageRange:
         self.allocator.retain(extent)
         for cell in self.cells(extent):
             self.counts[cell] += 1
         return extent
 
     @rule(target=extents, extent=consumes(extents), data=st.data())
-    def retain_a_part(self, extent: Extent, data: st.DataObject) -> Any:
+    def retain_a_part(self, extent: PageRange, data: st.DataObject) -> Any:
         part = extent.below(data.draw(st.integers(extent.layers.start, extent.layers.stop)))
         self.allocator.retain(part)
         for cell in self.cells(part):
@@ -131,7 +131,7 @@ class Pages(RuleBasedStateMachine):
         return multiple(extent, part)
 
     @rule(extent=consumes(extents))
-    def release(self, extent: Extent) -> None:
+    def release(self, extent: PageRange) -> None:
         self.allocator.release(extent)
         for cell in self.cells(extent):
             self.counts[cell] -= 1
@@ -143,7 +143,7 @@ class Pages(RuleBasedStateMachine):
             layer, page = data.draw(st.sampled_from(free))
             used = [p for p in range(self.pages) if self.counts[layer, p]]
             with pytest.raises(IntegrityError):
-                self.allocator.release(Extent(range(layer, layer + 1), np.array([*used, page]), self.page_size, 1))
+                self.allocator.release(PageRange(range(layer, layer + 1), np.array([*used, page]), self.page_size, 1))
 
     @invariant()
     def counts_agree(self) -> None:

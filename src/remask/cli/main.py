@@ -7,22 +7,9 @@ import sys
 from collections.abc import Container, Sequence
 
 from remask import __version__
-from remask.cli import (
-    analyze,
-    bench,
-    bench_serve,
-    chat,
-    config_file,
-    demo,
-    deploy,
-    evaluate,
-    generate,
-    inspect,
-    profile,
-    profile_ops,
-    serve,
-)
+from remask.cli import chat, config_file, deploy, generate, inspect, profile, serve
 from remask.errors import RemaskError
+from remask_lab.cli import analyze, bench, bench_serve, demo, evaluate, profile_ops
 
 COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, profile_ops, analyze, evaluate, inspect)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from remask.core.checks import json_object
 from remask.core.kinds import ModelKind
+from remask.depth.profile import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.evals.perplexity import Policy
-from remask.evals.workload import TASK_SAMPLING
 from remask.llm import LLM
-from remask.profiling.profile import ProfileSettings
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
+from remask_lab.bench.workload import TASK_SAMPLING
+from remask_lab.likelihood.perplexity import Policy
 
 _DEFAULTS = EngineConfig()
 

@@ -4,11 +4,11 @@ import argparse
 from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
+from remask.depth.find import DepthTable
+from remask.depth.profile import ProfileSettings, profile
+from remask.depth.prompts import default_prompts, read_prompts
 from remask.engine.config import EngineConfig
-from remask.plots.depth import check_target, plot_depth
-from remask.profiling.profile import ProfileSettings, profile
-from remask.profiling.prompts import default_prompts, read_prompts
-from remask.profiling.table import DepthTable
+from remask_lab.depth_plot import check_target, plot_depth
 
 _DEFAULTS = ProfileSettings()
 

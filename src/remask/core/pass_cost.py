@@ -11,7 +11,7 @@ from remask.core.plan import Mask, Plan, PrefixHit, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class ExecutedPlan:
     """A canvas' part in a pass.
 
     Attributes:
@@ -29,7 +29,7 @@ class Passed:
     tracked: bool = False
 
 
-def pass_cost(widths: Widths, canvases: Sequence[Passed]) -> PassCost:
+def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     """What one pass over `canvases` costs."""
     total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
     keys = [_keys(each.plan) for each in canvases]
@@ -52,7 +52,7 @@ def pass_cost(widths: Widths, canvases: Sequence[Passed]) -> PassCost:
     return total + PassCost(both)
 
 
-def _canvas_cost(w: Widths, each: Passed) -> PassCost:
+def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     """What one canvas adds to a pass: all but weights, and K and V that attention reads."""
     plan, length = each.plan, len(each.plan.predict)
     projections = attention = mlp = selection = OperationCost()
@@ -121,7 +121,7 @@ def _keys(plan: Plan) -> NDArray[np.int64]:
     return np.repeat(np.array(reach, dtype=np.int64), [len(span.layers) for span in plan.spans])
 
 
-def _keys_read(canvases: Sequence[Passed], keys: Sequence[NDArray[np.int64]]) -> int:
+def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]]) -> int:
     """Keys that all canvases read in all layers; what is shared in place is read once."""
     own, groups = 0, dict[Hashable, NDArray[np.int64]]()
     for each, reach in zip(canvases, keys, strict=True):
@@ -133,7 +133,7 @@ def _keys_read(canvases: Sequence[Passed], keys: Sequence[NDArray[np.int64]]) ->
     return own + sum(int(read.sum()) for read in groups.values())
 
 
-def _watch(w: Widths, each: Passed) -> OperationCost:
+def _watch(w: Widths, each: ExecutedPlan) -> OperationCost:
     """After all layers but the last, attention of the window and of the tracked token, then of the next one to track.
 
     Queries are projected again, from the rows' inputs; their scores are products, what they weigh is not looked at.
@@ -165,7 +165,7 @@ class CostMeter:
     last: PassCost = NOTHING
     passes: int = 0
 
-    def note(self, canvases: Sequence[Passed]) -> None:
+    def note(self, canvases: Sequence[ExecutedPlan]) -> None:
         """Take in a pass."""
         self.last = pass_cost(self.widths, canvases)
         self.total += self.last

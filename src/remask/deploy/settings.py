@@ -9,9 +9,9 @@ from remask.core.checks import real, whole
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.evals.workload import BUNDLED_SAMPLING
 from remask.models.source import BUNDLED
 from remask.server.config import ServerConfig
+from remask_lab.bench.workload import BUNDLED_SAMPLING
 
 ROUTINGS = ("prefix", "round-robin")
 MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "depth_table")

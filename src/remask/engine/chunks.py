@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from remask.core.plan import Plan, Span
-from remask.engine.branch import Branch
+from remask.engine.canvas_state import CanvasState
 from remask.models.stage import Save, Stage, StepBatch
 from remask.store.entry import Entry
 
@@ -20,7 +20,7 @@ class PrefixPass:
     """
 
     entry: Entry
-    branch: Branch
+    branch: CanvasState
     whole: Plan
     done: int = 0
     offered: int = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.core.meter import CacheMeter
 from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer
-from remask.engine.branch import prefix_branch
+from remask.engine.canvas_state import prefix_canvas
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
 from remask.engine.intake import make_job
@@ -225,7 +225,7 @@ class Engine:
             self._ended.append(Event(job.request.id, queued_s=time.perf_counter() - job.arrived))
             if job.lease is not None and not job.lease.hit:
                 entry = job.lease.entry
-                self._running.add(PrefixPass(entry, *prefix_branch(entry, self.model.config.layers)))
+                self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
 
     def _next(self) -> _Batch:
         """The work of the next step, side by side where it reads the same leased prefix."""

@@ -12,13 +12,13 @@ from torch import Tensor
 from remask.core.plan import Plan, View
 from remask.core.request import Draft, FinishReason, Request, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
-from remask.engine.branch import Branch
+from remask.engine.canvas_state import CanvasState
 from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy
 from remask.sampling.decoder import Decoder, Decoding
 from remask.sampling.score import RowGroup
-from remask.store.pages import Extent
+from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
 Decode = Callable[[Sequence[int]], str]
@@ -36,8 +36,8 @@ class Job:
     arrived: float
     decode: Decode | None
     usage: Usage
-    branches: tuple[Branch, ...] = ()
-    owned: list[Extent] = field(default_factory=list)
+    branches: tuple[CanvasState, ...] = ()
+    owned: list[PageRange] = field(default_factory=list)
     lease: Lease | None = None
     sharing: PageSharing | None = None
     page_keys: list[int] | None = None  # identities of the pages that the prompt fills, once they were needed
@@ -45,7 +45,7 @@ class Job:
     decoder: Decoder | None = None
     trace: list[Transfer] = field(default_factory=list)
     first_settled: float | None = None
-    _items: tuple[tuple[Branch, Plan], ...] | None = None
+    _items: tuple[tuple[CanvasState, Plan], ...] | None = None
     _residual: tuple[NDArray[np.int64], Tensor] | None = None  # positions, and their [positions, V]
     _pass_index: int = 0  # passes since the step began
     _predicted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [T], see `choose`
@@ -64,7 +64,7 @@ class Job:
         """Canvases that run for it: two under classifier-free guidance."""
         return 2 if self.request.params.cfg_scale > 0 else 1
 
-    def start(self, branches: tuple[Branch, ...], lease: Lease | None) -> None:
+    def start(self, branches: tuple[CanvasState, ...], lease: Lease | None) -> None:
         """The canvases are placed in memory; decoding begins with the next step."""
         self.branches, self.lease = branches, lease
         if lease is None:
@@ -72,7 +72,7 @@ class Job:
         self.decoder = self.decoding.decoder(branches[0].canvas, self.policy.traits.idle_passes)
         self._predicted = branches[0].canvas.tokens.copy()
 
-    def items(self) -> tuple[tuple[Branch, Plan], ...]:
+    def items(self) -> tuple[tuple[CanvasState, Plan], ...]:
         """What the next pass computes: a plan for each canvas that takes part.
 
         Planned once per pass, however often it has to wait.
@@ -136,7 +136,7 @@ class Job:
         for branch, plan in self.items():
             branch.admit(plan)
 
-    def ran(self, items: Sequence[tuple[Branch, Plan]]) -> None:
+    def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """The pass that was admitted is over; `items` are what it came to, where plans watch attention."""
         self._items = tuple(items)
 
@@ -255,7 +255,7 @@ class Job:
             error,
         )
 
-    def _closing_plan(self, branch: Branch) -> Plan:
+    def _closing_plan(self, branch: CanvasState) -> Plan:
         assert self.decoder is not None
         assert self.sharing is not None
         stop = self.sharing.ready()  # after a stop token the decoder stands at the next block
@@ -271,11 +271,11 @@ class Job:
         asked = min(self.request.prefix_length, branch.canvas.prompt)
         return layer_work(self.plan, asked if branch.prefix is None else branch.prefix.length, branch.prefix)
 
-    def _plan(self, branch: Branch, step: int) -> Plan:
+    def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
         return replace(self.policy.plan(view), sees=view.sees)
 
-    def _view(self, branch: Branch, step: int) -> View:
+    def _view(self, branch: CanvasState, step: int) -> View:
         assert self.decoder is not None
         return View(
             layers=self.layers,

@@ -10,7 +10,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.request import Request
-from remask.engine.branch import Branch, leased_prefix, leased_tables, new_states, plain_table
+from remask.engine.canvas_state import CanvasState, leased_prefix, leased_tables, new_states, plain_table
 from remask.engine.config import EngineConfig
 from remask.engine.job import Job
 from remask.engine.paged import Placement, place_paged
@@ -22,7 +22,7 @@ from remask.models.transformer import Transformer
 from remask.policies.base import Traits
 from remask.store.chain import PageChain
 from remask.store.entry import Entry
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
 
 DEFAULT_PAGE = 16
@@ -184,7 +184,7 @@ class Memory:
             return self.store.lend(share.entry, share.boundary, tokens)
         return self.store.reserve(tokens, share.boundary, request.cache_salt)
 
-    def _claim_all(self, job: Job, lengths: list[int], share: _Share) -> list[list[Extent]]:
+    def _claim_all(self, job: Job, lengths: list[int], share: _Share) -> list[list[PageRange]]:
         """Pages of every canvas' own; empty where there are too few. The caller frees what was claimed until then."""
         own = []
         for i, length in enumerate(lengths):
@@ -193,13 +193,13 @@ class Memory:
                 return []
         return own
 
-    def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[Extent]:
+    def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[PageRange]:
         """Pages of a canvas' own: all of it, or what a lease leaves of it; empty where too few are free."""
         layers = self.shape.layers
         wanted = [(length - prefix, range(boundary)), (length, range(boundary, layers))]
         if not prefix:
             wanted = [(length, range(layers))]
-        own: list[Extent] = []
+        own: list[PageRange] = []
         for tokens, span in wanted:
             if not len(span):
                 continue
@@ -210,10 +210,10 @@ class Memory:
             job.owned.append(extent)
         return own
 
-    def _branch(self, canvas: Canvas, own: list[Extent], lease: Lease | None, traits: Traits) -> Branch:
+    def _branch(self, canvas: Canvas, own: list[PageRange], lease: Lease | None, traits: Traits) -> CanvasState:
         shape, device = self.shape, self.pool.k[0].device
         states = self.new_states(len(canvas)) if traits.watches else None
-        return Branch(
+        return CanvasState(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), leased_prefix(lease)),
             tables=(plain_table(own[0]),) if lease is None else leased_tables(lease, own),

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from remask.core.plan import Plan
-from remask.engine.branch import Branch, predicting_rows
-from remask.engine.part import Index, Part, send, send_run
+from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.segments import make_segments
+from remask.engine.stage_rows import Index, StageRows, send, send_run
 from remask.errors import PlanError
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
 
-def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device, first: int = 0) -> StepBatch:
+def pack(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
 
     With `first` only the layers from there on are packed, to go on with the rows that leave the layer before.
@@ -45,7 +45,7 @@ def pack(items: Sequence[tuple[Branch, Plan]], device: torch.device, first: int 
     )
 
 
-def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[Part]:
+def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageRows]:
     parts = []
     at = 0
     for branch, plan in items:
@@ -53,12 +53,14 @@ def _parts(items: Sequence[tuple[Branch, Plan]], layer: int) -> list[Part]:
         table = next(table for table in branch.tables if layer in table.layers)
         positions = np.flatnonzero(span.rows)
         sees = None if plan.sees is None else plan.sees[positions]
-        parts.append(Part(branch, span, table, positions, slice(at, at + len(positions)), sees))
+        parts.append(StageRows(branch, span, table, positions, slice(at, at + len(positions)), sees))
         at += len(positions)
     return parts
 
 
-def _stage(layers: range, parts: list[Part], before: list[Part], previous: Stage | None, device: torch.device) -> Stage:
+def _stage(
+    layers: range, parts: list[StageRows], before: list[StageRows], previous: Stage | None, device: torch.device
+) -> Stage:
     same = bool(before) and all(
         np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
     )
@@ -80,7 +82,7 @@ def _stage(layers: range, parts: list[Part], before: list[Part], previous: Stage
     )
 
 
-def _computed_parts(parts: list[Part]) -> list[Part]:
+def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     """The same canvases with the rows that are computed, numbered among those. Which ones a pick takes stays open."""
     computed, at = [], 0
     for part in parts:
@@ -92,12 +94,12 @@ def _computed_parts(parts: list[Part]) -> list[Part]:
     return computed
 
 
-def _computed_count(part: Part) -> int:
+def _computed_count(part: StageRows) -> int:
     chosen = 0 if part.span.pick is None else part.span.pick.count
     return int(part.span.computed.sum()) + chosen
 
 
-def _partial(parts: list[Part], device: torch.device) -> Partial:
+def _partial(parts: list[StageRows], device: torch.device) -> Partial:
     computed: list[Index] = []
     picks = {by: _Picked() for by in ("value", "key")}
     at = 0
@@ -141,7 +143,7 @@ class _Picked:
         return Pick(rows, owner, order, target, keys)
 
 
-def _writes(parts: list[Part]) -> tuple[Index | None, Index]:
+def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
     """Which of the computed rows write their K/V (None: all), and the slots of those that are known beforehand."""
     rows, slots, frozen, at = [], [], False, 0
     for part in parts:
@@ -156,7 +158,7 @@ def _writes(parts: list[Part]) -> tuple[Index | None, Index]:
     return np.concatenate(rows) if frozen else None, np.concatenate(slots)
 
 
-def _carry(parts: list[Part], before: list[Part], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _carry(parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Tensor, Tensor | None]:
     source, target = [], []
     for part, old in zip(parts, before, strict=True):
         _, here, there = np.intersect1d(part.positions, old.positions, assume_unique=True, return_indices=True)
@@ -167,7 +169,7 @@ def _carry(parts: list[Part], before: list[Part], device: torch.device) -> tuple
     return send(np.concatenate(source), device), None if complete else send(rows, device)
 
 
-def _restores(layer: int, parts: list[Part], before: list[Part], device: torch.device) -> tuple[Restore, ...]:
+def _restores(layer: int, parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Restore, ...]:
     restores = []
     for part, old in zip(parts, before, strict=True):
         joining = np.setdiff1d(part.positions, old.positions, assume_unique=True)
@@ -180,7 +182,7 @@ def _restores(layer: int, parts: list[Part], before: list[Part], device: torch.d
     return tuple(restores)
 
 
-def _saves(layer: int, parts: list[Part], device: torch.device) -> tuple[Save, ...]:
+def _saves(layer: int, parts: list[StageRows], device: torch.device) -> tuple[Save, ...]:
     saves = []
     for part in parts:
         if part.span.save is None or part.span.layers.start != layer:

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit
-from remask.engine.branch import Branch, plain_table, shared_table
+from remask.engine.canvas_state import CanvasState, plain_table, shared_table
 from remask.engine.job import Job
 from remask.engine.sharing import PageSharing
 from remask.models.config import ModelConfig
@@ -39,7 +39,7 @@ def place_paged(job: Job, shape: ModelConfig, chain: PageChain) -> Placement:
             return "full"
     job.owned.append(own)
     prefix = PrefixHit(hit, shape.layers) if pages else None
-    branch = Branch(
+    branch = CanvasState(
         canvas=canvas,
         ledger=Ledger(shape.layers, len(canvas), prefix),
         tables=(shared_table(pages, own) if pages else plain_table(own),),

@@ -7,7 +7,7 @@ import numpy as np
 
 from remask.engine.job import Job
 from remask.engine.memory import Memory
-from remask.store.pages import Extent
+from remask.store.pages import PageRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def report(memory: Memory, jobs: Iterable[Job]) -> MemoryReport:
 def _holder(
     name: str,
     tokens: int,
-    extents: list[Extent],
+    extents: list[PageRange],
     counts: np.ndarray[tuple[int, int], np.dtype[np.int32]],
     filled: np.ndarray[tuple[int, int], np.dtype[np.int32]],
     size: int,

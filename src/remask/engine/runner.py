@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan
-from remask.engine.branch import Branch
+from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import PrefixPass, keep_leaving_states
+from remask.engine.drift_watcher import DriftWatcher, look
 from remask.engine.job import Job
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
-from remask.engine.watching import Eye, look
 from remask.models.pool import Pool
 from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 
-Items = list[tuple[Branch, Plan]]
+Items = list[tuple[CanvasState, Plan]]
 
 
 class Runner:
@@ -40,7 +40,7 @@ class Runner:
             return model.forward(batch, self.pool), items
         items, stages = list(items), batch.stages
         eyes = [
-            Eye(number, branch, plan.watch, model.device)
+            DriftWatcher(number, branch, plan.watch, model.device)
             for number, (branch, plan) in enumerate(items)
             if plan.watch is not None
         ]
@@ -66,7 +66,7 @@ class Runner:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         return keep_leaving_states(pack(items, self.model.device, first), passes)
 
-    def look(self, eyes: list[Eye], layer: int) -> list[Eye]:
+    def look(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         """The eyes that see attention drift in `layer`, which has just run."""
         return look(self.model, self.pool, eyes, layer)
 

@@ -6,16 +6,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from remask.engine.part import Index, Part, send, send_mask, send_run
+from remask.engine.stage_rows import Index, StageRows, send, send_mask, send_run
 from remask.models.stage import Cascade, Direct, Segments
 
 TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
 
 
-def make_segments(parts: list[Part], device: torch.device) -> Segments:
+def make_segments(parts: list[StageRows], device: torch.device) -> Segments:
     """Segments of all `parts`, in their order. Neighbours that share a leading run of slots read it together."""
     segments: list[Direct | Cascade] = []
-    group: list[Part] = []
+    group: list[StageRows] = []
     for part in [part for part in parts if len(part.positions)]:
         if group and (not part.table.common or part.branch.sharing != group[0].branch.sharing):
             segments.append(_cascade(group, device))
@@ -29,7 +29,7 @@ def make_segments(parts: list[Part], device: torch.device) -> Segments:
     return tuple(segments)
 
 
-def _direct(part: Part, device: torch.device) -> Iterator[Direct]:
+def _direct(part: StageRows, device: torch.device) -> Iterator[Direct]:
     slots = part.table.own
     if part.sees is None:
         yield Direct(part.rows, send_run(slots, device))
@@ -59,7 +59,7 @@ def _tiles(sees: Index) -> Iterator[tuple[int, int]]:
         yield start, len(sees)
 
 
-def _cascade(group: list[Part], device: torch.device) -> Cascade:
+def _cascade(group: list[StageRows], device: torch.device) -> Cascade:
     counts = [len(part.positions) for part in group]
     lead = sum(run.stop - run.start for run in group[0].table.common)
     reaches = [len(part.table.slots) if part.sees is None else int(part.sees[-1]) for part in group]
@@ -86,7 +86,7 @@ def _cascade(group: list[Part], device: torch.device) -> Cascade:
 
 
 def _hidden(
-    group: list[Part], lead: int, widths: list[int], most: int, rows: int, device: torch.device
+    group: list[StageRows], lead: int, widths: list[int], most: int, rows: int, device: torch.device
 ) -> torch.Tensor | None:
     """Which of the own slots, padded to `most`, each row does not see: bool [G, rows or 1, most]; None where none."""
     column = np.arange(most)

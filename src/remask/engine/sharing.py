@@ -7,7 +7,7 @@ import numpy as np
 from remask.core.canvas import Canvas
 from remask.core.plan import Plan
 from remask.store.chain import Page, PageChain
-from remask.store.pages import Extent
+from remask.store.pages import PageRange
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class PageSharing:
     block: int
     salt: str
     found: list[Page]
-    own: list[Extent]  # one a page
+    own: list[PageRange]  # one a page
     keys: list[int]  # identities of the pages that the prompt fills
     committed: int = field(init=False)  # leading positions whose K/V are final
     _offered: int = field(init=False)  # pages

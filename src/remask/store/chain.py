@@ -8,7 +8,7 @@ import numpy as np
 
 from remask.errors import IntegrityError
 from remask.store.hashing import prefix_hash
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class Page:
     parent: int | None  # None: the first of a chain
     tokens: tuple[int, ...]
     salt: str  # of the tenant
-    extent: Extent
+    extent: PageRange
     children: int = 0
     hits: int = 0
 
@@ -129,7 +129,7 @@ class PageChain:
                 del self._pending[key]
 
     def publish(
-        self, tokens: Sequence[int], key: int, parent: Page | None, extent: Extent, salt: str = ""
+        self, tokens: Sequence[int], key: int, parent: Page | None, extent: PageRange, salt: str = ""
     ) -> Page | None:
         """Offer one page, whose K/V are final, with its first slot in every layer; the first writer wins.
 

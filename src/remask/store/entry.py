@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from remask.store.pages import Extent
+from remask.store.pages import PageRange
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Entry:
 
     key: int
     tokens: tuple[int, ...]
-    extent: Extent
+    extent: PageRange
     states: Tensor  # [layers - 1, tokens, D]: states[l] leaves layer l; no layer restarts from the last one's
     ready: bool = False
     leases: int = 0

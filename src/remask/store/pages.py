@@ -9,7 +9,7 @@ from remask.errors import IntegrityError
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class PageRange:
     """Slots for `tokens` consecutive positions: the same page numbers in every layer of `layers`."""
 
     layers: range
@@ -23,17 +23,17 @@ class Extent:
         slots: NDArray[np.int64] = self.pages[offsets // self.page_size] * self.page_size + offsets % self.page_size
         return slots
 
-    def single(self) -> "list[Extent]":
+    def single(self) -> "list[PageRange]":
         """Each page of this extent as an extent of its own."""
         size = self.page_size
         return [
-            Extent(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
+            PageRange(self.layers, self.pages[i : i + 1], size, min(size, self.tokens - i * size))
             for i in range(len(self.pages))
         ]
 
-    def below(self, layer: int) -> "Extent":
+    def below(self, layer: int) -> "PageRange":
         """The part of this extent in layers under `layer`."""
-        return Extent(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
+        return PageRange(range(self.layers.start, layer), self.pages, self.page_size, self.tokens)
 
 
 class PageAllocator:
@@ -56,7 +56,7 @@ class PageAllocator:
         """Pages that `tokens` consecutive positions take in one layer."""
         return -(-tokens // self.page_size)
 
-    def allocate(self, tokens: int, layers: range) -> Extent | None:
+    def allocate(self, tokens: int, layers: range) -> PageRange | None:
         """Claim pages for `tokens` positions in each of `layers`, each with one reference; None where too few are free.
 
         The first run of consecutive pages that is long enough is preferred, as attention reads a run in place; without
@@ -68,16 +68,16 @@ class PageAllocator:
             return None
         pages = _first_run(free, need)
         self.references[layers.start : layers.stop, pages] = 1
-        return Extent(layers, pages, self.page_size, tokens)
+        return PageRange(layers, pages, self.page_size, tokens)
 
-    def retain(self, extent: Extent) -> None:
+    def retain(self, extent: PageRange) -> None:
         """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""
         part = self.references[extent.layers.start : extent.layers.stop]
         if (part[:, extent.pages] < 1).any():
             raise IntegrityError(f"retained pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
         part[:, extent.pages] += 1
 
-    def release(self, extent: Extent) -> None:
+    def release(self, extent: PageRange) -> None:
         """Drop a reference from every page of `extent`; pages without any are free.
 
         Raises `IntegrityError`, and changes nothing, where one is free already.

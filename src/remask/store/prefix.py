@@ -10,7 +10,7 @@ from remask.errors import IntegrityError, UnknownNameError
 from remask.store.entry import Entry, EntryInfo
 from remask.store.eviction import Eviction, EvictionOrder
 from remask.store.hashing import prefix_hashes
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix_index import PREFIX_MATCHES, Hashes, PrefixIndex, PrefixMatch
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ class Lease:
 
     entry: Entry
     boundary: int
-    extent: Extent
+    extent: PageRange
     hit: bool  # another request's pass is reused
     released: bool = False
 
@@ -188,7 +188,7 @@ class PrefixStore:
             self._evict(entry)
         return len(free)
 
-    def _kv_bytes(self, extent: Extent) -> int:
+    def _kv_bytes(self, extent: PageRange) -> int:
         return len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes
 
     def _lease(self, entry: Entry, boundary: int, hit: bool) -> Lease:

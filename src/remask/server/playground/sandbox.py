@@ -10,7 +10,7 @@ from remask.core.plan import Mask, Plan, Span
 from remask.engine.sharing import PageSharing
 from remask.errors import RemaskError
 from remask.store.chain import PageChain
-from remask.store.pages import Extent, PageAllocator
+from remask.store.pages import PageAllocator, PageRange
 
 PAGES = 24
 PAGE_SIZE = 4
@@ -32,8 +32,8 @@ class SandboxRequest:
     number: int
     shared: bool
     canvas: Canvas
-    owned: list[Extent]
-    table: list[Extent]
+    owned: list[PageRange]
+    table: list[PageRange]
     found: int  # leading pages that were stored already
     sharing: PageSharing | None
 

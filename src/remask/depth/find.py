@@ -1,0 +1,39 @@
+"""Which depth table a model gets where none is given: one that came with the package, or a profile made now."""
+
+import logging
+from importlib.resources import files
+from pathlib import Path
+
+from remask.depth.profile import Subject, profile
+from remask.depth.prompts import default_prompts
+from remask.depth.table import DepthTable, Growth
+from remask.models.loaded import LoadedModel
+
+__all__ = ["DepthTable", "Growth", "find_table", "shipped_table"]
+
+log = logging.getLogger(__name__)
+
+TABLES = "tables"
+
+
+def find_table(llm: Subject) -> DepthTable:
+    """A shipped table that fits the model; without one the model is profiled now."""
+    shipped = shipped_table(llm.loaded)
+    if shipped is not None:
+        how = "shape" if shipped.fingerprint is None else "fingerprint"
+        log.info("depth table of %s, which has this model's %s: %s", shipped.model, how, shipped.source)
+        return shipped
+    log.warning(
+        "no depth table for the model %r: profiling it now. Keep the result with `remask profile --model %s --output "
+        "FILE` and pass it as the depth table from then on.",
+        llm.loaded.name,
+        llm.loaded.name,
+    )
+    return profile(llm, default_prompts(llm.loaded), progress=llm.progress)
+
+
+def shipped_table(model: LoadedModel) -> DepthTable | None:
+    """The table of `model` that came with the package; one that goes by shape only where none has its fingerprint."""
+    folder = Path(str(files("remask"))) / TABLES
+    fitting = [table for table in map(DepthTable.load, sorted(folder.glob("*.json"))) if table.fits(model)]
+    return min(fitting, key=lambda table: table.fingerprint is None, default=None)

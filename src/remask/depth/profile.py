@@ -1,0 +1,230 @@
+"""`profile`: the depth table of a model, measured on prompts cut to every prefix ratio, with as many as it takes."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from remask.core.depth import DepthLookup
+from remask.depth.conversations import Conversation, PromptSet
+from remask.depth.cuts import Cut, cut_at, reachable
+from remask.depth.similarity import Measure, PrefixProbe
+from remask.depth.table import DepthTable, Growth
+from remask.errors import ConfigError
+from remask.models.loaded import LoadedModel
+from remask.models.transformer import Transformer
+
+FIRST_SAMPLES = 8
+STILL = 2  # growths in a row that must leave the table as it was
+
+
+class Subject(Protocol):
+    """What is profiled: an `LLM`, of which profiling needs no more than this."""
+
+    loaded: LoadedModel
+    model: Transformer
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """How to profile.
+
+    Attributes:
+        tau: similarity that a layer must exceed.
+        ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
+        samples: requests per ratio; None grows their number until the table stands still.
+        max_samples: where growing ends anyway.
+        tolerance: L1 distance between tables, in layers per ratio, that counts as standing still.
+        official: the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token. Otherwise
+            the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
+        response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
+        seed: of the choice of prompts.
+    """
+
+    tau: float = 0.97
+    ratios: tuple[int, ...] | None = None
+    samples: int | None = None
+    max_samples: int = 512
+    tolerance: float = 0.0
+    official: bool = False
+    canvas: int | None = None
+    response: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_tau(self.tau)
+        if not self.tolerance >= 0:
+            raise ConfigError(f"tolerance must be >= 0 layers, got {self.tolerance}")
+        for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
+            raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")
+
+
+class Cuts:
+    """Requests numbered from 0, each cut to every ratio, and the similarities of their prefixes.
+
+    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
+    and for models that are not masked.
+
+    Attributes:
+        ratios: in percent, ascending.
+        canvas, response: tokens of the longest canvas, and masks at its end.
+        definition: of similarity.
+    """
+
+    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
+        shape = llm.model.config
+        if shape.kind != "masked":
+            raise ConfigError(
+                f"a depth table is for bicache, which runs on masked models; {llm.loaded.name!r} ({shape.family}) is "
+                f"{shape.kind}: profile a masked model"
+            )
+        self.canvas = settings.canvas or min(prompts.canvas, shape.max_length)
+        if self.canvas > shape.max_length:
+            raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
+        self.response = 0 if settings.official else settings.response or prompts.response
+        self.definition: Measure = "official" if settings.official else "flat"
+        self.ratios = reachable(settings.ratios, self.canvas)
+        self._prompts, self._seed = prompts, settings.seed
+        self._probe = PrefixProbe(llm.model, self.canvas)
+
+    def measure(self, number: int, tick: Callable[[], object], head: int | None = None) -> NDArray[np.float64]:
+        """Similarities of one request, K and V averaged with equal weight: [ratios, layers]. `tick`s per ratio.
+
+        With `head` the prefix is that of request `head`, whatever its turns are: the same question under another
+        prefix of the same length.
+        """
+        rows = []
+        for cut in self.cut(number, head):
+            rows.append(self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition).mean(axis=0))
+            tick()
+        return np.stack(rows)
+
+    def cut(self, number: int, head: int | None = None) -> list[Cut]:
+        """The canvases that `measure` looks at, one a ratio."""
+        conversation = self.draw(number)
+        first = conversation if head is None else Conversation(self.draw(head).tokens)
+        return [cut_at(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
+
+    def draw(self, number: int) -> Conversation:
+        """The conversation that request `number` is cut from, the same one every time."""
+        # Each request has a random stream of its own, so that growing N keeps the requests so far.
+        return self._prompts.draw(random.Random(f"{self._seed}:{number}"), self.canvas)
+
+
+def profile(
+    llm: Subject, prompts: PromptSet, settings: ProfileSettings | None = None, progress: bool = False
+) -> DepthTable:
+    """Measure the depth table of a model (BiCache section 5.1).
+
+    For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
+    canvas; what stood between them is left out. The prefix ends with a turn where one ends between half of what the
+    longest canvas allows and all of it. The same conversations serve all ratios. Depth is the number of leading layers
+    whose mean similarity over the conversations exceeds tau.
+
+    N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
+
+    Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
+    and for models that are not masked: `bicache`, which a table is for, is not defined on them.
+    """
+    settings = settings or ProfileSettings()
+    cuts = Cuts(llm, prompts, settings)
+    measured: list[NDArray[np.float64]] = []  # [ratios, layers] each
+    growth: list[Growth] = []
+    before: DepthLookup | None = None
+    with tqdm(desc="profiling", unit="canvas", disable=not progress) as bar:
+        for size in _sizes(settings):
+            bar.total = size * len(cuts.ratios)
+            while len(measured) < size:
+                measured.append(cuts.measure(len(measured), bar.update))
+            curves = mean_curves(cuts.ratios, measured)
+            entries = depth_entries(curves, settings.tau)
+            lookup = DepthLookup(entries)
+            if before is not None:
+                growth.append(Growth(size, table_distance(before, lookup, cuts.ratios)))
+                bar.set_postfix(samples=size, L1=growth[-1].distance)
+            before = lookup
+            if settings.samples is None and stands_still(growth, settings.tolerance):
+                break
+    shape = llm.model.config
+    return DepthTable(
+        model=llm.loaded.name,
+        fingerprint=llm.loaded.fingerprint,
+        family=shape.family,
+        layers=shape.layers,
+        hidden=shape.hidden,
+        vocab=shape.vocab,
+        tau=settings.tau,
+        definition=cuts.definition,
+        samples=len(measured),
+        source=f"{prompts.source}; canvases of up to {cuts.canvas} tokens, {cuts.response} masks; seed {settings.seed}",
+        entries=entries,
+        curves=curves,
+        request_depths=request_depths(cuts.ratios, measured, settings.tau),
+        growth=tuple(growth),
+    )
+
+
+def check_tau(tau: float) -> None:
+    """Raise `ConfigError` unless `tau` is a cosine similarity that a layer can exceed or miss."""
+    if not 0 < tau < 1:
+        raise ConfigError(f"tau must lie between 0 and 1, got {tau}")
+
+
+def run_depth(similarity: Sequence[float], tau: float) -> int:
+    """Number of leading layers whose similarity is strictly above `tau`."""
+    return sum(1 for _ in takewhile(lambda value: value > tau, similarity))
+
+
+def depth_entries(curves: Mapping[int, Sequence[float]], tau: float) -> dict[int, int]:
+    """Entries of the table of these mean similarities: a ratio is added where it is deeper than all before it."""
+    entries: dict[int, int] = {}
+    deepest = 0
+    for ratio in sorted(curves):
+        depth = run_depth(curves[ratio], tau)
+        if depth > deepest:
+            entries[ratio] = deepest = depth
+    return entries
+
+
+def mean_curves(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]) -> dict[int, tuple[float, ...]]:
+    """Mean similarity per layer of each ratio, to six digits; `measured` holds [ratios, layers] per request."""
+    means = np.mean(measured, axis=0).round(6).tolist()
+    return {ratio: tuple(curve) for ratio, curve in zip(ratios, means, strict=True)}
+
+
+def request_depths(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]], tau: float) -> dict[int, float]:
+    """Mean of the depths that single requests have, per ratio: what the paper's text describes."""
+    depths = [[run_depth(curve, tau) for curve in request.tolist()] for request in measured]
+    return dict(zip(ratios, np.mean(depths, axis=0).round(3).tolist(), strict=True))
+
+
+def table_distance(before: DepthLookup, after: DepthLookup, ratios: Sequence[int]) -> float:
+    """L1 distance of two tables in layers, averaged over `ratios`."""
+    return sum(abs(before.depth(r, 100) - after.depth(r, 100)) for r in ratios) / len(ratios)
+
+
+def stands_still(growth: Sequence[Growth], tolerance: float) -> bool:
+    """Whether the last growths of N all left the table within `tolerance`."""
+    last = growth[-STILL:]
+    return len(last) == STILL and all(step.distance <= tolerance for step in last)
+
+
+def _sizes(settings: ProfileSettings) -> Iterator[int]:
+    """Numbers of requests per ratio after which the table is looked at."""
+    last = settings.samples or settings.max_samples
+    size = FIRST_SAMPLES
+    while size < last:
+        yield size
+        size *= 2
+    yield last

@@ -1,0 +1,136 @@
+"""Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remask.core.checks import json_object
+from remask.depth.conversations import (
+    ChatPrompts,
+    Message,
+    PromptSet,
+    RandomPrompts,
+    TokenPrompts,
+    TransitPrompts,
+)
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.loaded import LoadedModel
+from remask.models.tokenizer import ROLES, Tokenizer
+from remask.tasks import gsm8k, humaneval, transit
+
+KINDS = ("messages", "prompt", "prompt_token_ids")
+READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer
+
+
+def default_prompts(model: LoadedModel) -> PromptSet:
+    """The prompts to profile `model` on if none are given.
+
+    GSM8K, or the transit task for a tokenizer that cannot read GSM8K and can read the task's small vocabulary (the
+    bundled model's); random token ids without a tokenizer that reads either.
+    """
+    if model.tokenizer is not None:
+        arithmetic = _gsm8k(model.tokenizer)
+        if _reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
+            return arithmetic
+        if _reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
+            return TransitPrompts(model.tokenizer)
+        return RandomPrompts(model.config, "random token ids, as the model's tokenizer does not read the default texts")
+    return RandomPrompts(model.config)
+
+
+def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
+    """Kinds of tasks that `model` can be profiled on, by name, its default prompts' kind first.
+
+    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; rides of one, two and three hops for the
+    bundled model's; random token ids for every model.
+    """
+    sets: dict[str, PromptSet] = {}
+    tokenizer = model.tokenizer
+    default = default_prompts(model)
+    if isinstance(default, TransitPrompts):
+        hops = range(1, transit.MAX_HOPS + 1)
+        sets = {f"{n} hop{'s' * (n > 1)}": replace(default, hops=n, source=f"{default.source}, {n} hops") for n in hops}
+    elif isinstance(default, ChatPrompts):
+        sets["arithmetic"] = default
+        code = humaneval.conversations()
+        if tokenizer is not None and _reads(tokenizer, code[0][0]["content"]):
+            sets["code"] = ChatPrompts(f"{len(code)} problems of HumanEval", code, tokenizer)
+    return {**sets, "random tokens": RandomPrompts(model.config, "random token ids")}
+
+
+def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
+    """Prompts of a JSONL file, each line an object of `messages`, `prompt` (text) or `prompt_token_ids`.
+
+    Raises `ConfigError`, with the number of the line, where one cannot be used with `model`.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the prompts {path} cannot be read: {error}") from error
+    lines = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                lines.append(_line(line, model))
+            except ConfigError as error:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+    if not lines:
+        raise ConfigError(f"{path} holds no prompts")
+    chats = tuple(line for line in lines if isinstance(line[0], Mapping))
+    source = f"{len(lines)} prompts of {Path(path).name}"
+    if not chats:
+        return TokenPrompts(source, tuple(lines))
+    if len(chats) < len(lines):
+        raise ConfigError(f"{path} holds both texts and token ids; give one kind")
+    assert model.tokenizer is not None
+    return ChatPrompts(source, chats, model.tokenizer)
+
+
+def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
+    conversations = gsm8k.conversations()
+    return ChatPrompts(f"{len(conversations)} questions of GSM8K's train split", conversations, tokenizer)
+
+
+def _reads(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether nearly all words of `text` are left after encoding and decoding."""
+    words = text.lower().split()
+    left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
+    return sum(word in left for word in words) >= READABLE * len(words)
+
+
+def _line(text: str, model: LoadedModel) -> Any:
+    """The prompt on one line: a tuple of messages, or a tuple of token ids."""
+    line = json_object("a line", text)
+    for key in line:
+        if key not in KINDS:
+            raise UnknownNameError("key", str(key), KINDS)
+    if len(line) != 1:
+        raise ConfigError(f"a line needs exactly one of {', '.join(KINDS)}, got {', '.join(line) or 'none'}")
+    ((kind, value),) = line.items()
+    if kind == "prompt_token_ids":
+        return _tokens(value, model.config.vocab)
+    if model.tokenizer is None:
+        raise ConfigError(f"{kind!r} needs a tokenizer, and this model folder has none; use prompt_token_ids")
+    if kind == "prompt":
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"prompt must be a text that is not empty, got {value!r}")
+        return ({"role": "user", "content": value},)
+    return _messages(value)
+
+
+def _tokens(value: Any, vocab: int) -> tuple[int, ...]:
+    fine = isinstance(value, list) and value and all(type(token) is int and 0 <= token < vocab for token in value)
+    if not fine:
+        raise ConfigError(f"prompt_token_ids must be a list of token ids from 0 to {vocab - 1}, got {value!r}")
+    return tuple(value)
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and m.get("role") in ROLES and isinstance(m.get("content"), str) for m in value
+    ):
+        raise ConfigError(f"messages must be a list of {{role, content}}, roles {', '.join(ROLES)}; got {value!r}")
+    if not any(message["role"] == "user" for message in value):
+        raise ConfigError("messages must hold a user's turn")
+    return tuple(value)

@@ -1,0 +1,109 @@
+"""How much a prefix's K/V change when the rest of the canvas is there: both computed, and compared per layer."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Plan, Span
+from remask.engine.canvas_state import CanvasState, plain_table
+from remask.engine.pack import pack
+from remask.errors import ConfigError
+from remask.models.pool import Pool
+from remask.models.transformer import Transformer
+from remask.store.pages import PageRange
+
+Measure = Literal["flat", "official"]
+KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
+
+
+def flat_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """One cosine over all tokens, heads and channels (BiCache section 4.1, equation 3). [P, H, Dh] twice -> []."""
+    a, b = a.float().flatten(1), b.float().flatten(1)
+    # Token by token first: one float32 sum over millions of products would lose digits.
+    dot, left, right = (torch.linalg.vecdot(x, y).sum() for x, y in ((a, b), (a, a), (b, b)))
+    cosine: Tensor = dot / (left * right).sqrt()
+    return cosine
+
+
+def token_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """One cosine per token over its heads put together, averaged over the tokens (the authors' profiler)."""
+    return F.cosine_similarity(a.float().flatten(1), b.float().flatten(1), dim=1).mean()
+
+
+_MEASURES = {"flat": flat_cosine, "official": token_cosine}
+
+
+def layer_cosines(these: KV, those: KV, measure: Measure = "flat") -> NDArray[np.float64]:
+    """Cosine similarity of K and V layer by layer, [2, layers]: K's row first, then V's.
+
+    Both sides carry RoPE, which turns them alike and leaves a cosine as it is. Sums are taken in float32; the device is
+    waited for once, at the end.
+    """
+    cosine = _MEASURES[measure]
+    values = [cosine(a, b) for side in range(2) for a, b in zip(these[side], those[side], strict=True)]
+    return torch.stack(values).view(2, -1).cpu().numpy().astype(np.float64)
+
+
+class PrefixProbe:
+    """Compares prefixes computed alone with the same prefixes inside whole canvases of one model.
+
+    It owns K/V memory for one canvas of at most `max_tokens` and its prefix, apart from any engine's.
+    """
+
+    def __init__(self, model: Transformer, max_tokens: int) -> None:
+        self.model, self.max_tokens = model, max_tokens
+        self._pool = Pool(model.config, 2 * max_tokens, 1, model.dtype, model.device)
+
+    @torch.inference_mode()
+    def similarity(
+        self, prompt: Sequence[int], response: int, prefix: int, measure: Measure = "flat"
+    ) -> NDArray[np.float64]:
+        """Cosine similarity of the first `prefix` positions' K and V, [2, layers]: K's row first, then V's.
+
+        One side is the canvas at its first step, `prompt` followed by `response` masks, without any caching; the other
+        is the prefix alone, as the prefix store computes it.
+
+        Raises `ConfigError` where the prefix is empty, not a part of the prompt, or the canvas exceeds `max_tokens`.
+        """
+        if not 1 <= prefix <= len(prompt):
+            raise ConfigError(f"prefix must be from 1 to the prompt's {len(prompt)} tokens, got {prefix}")
+        self._check_length(len(prompt) + response)
+        whole = self._dense(Canvas.masked(prompt, response, self.model.config.mask_id), 0)
+        alone = self._dense(Canvas(prompt[:prefix], (), 0), self.max_tokens)
+        self.model.forward(pack([whole, alone], self.model.device), self._pool)
+        return layer_cosines(self._kv(0, prefix), self._kv(self.max_tokens, prefix), measure)
+
+    @torch.inference_mode()
+    def states(self, tokens: Sequence[int], count: int | None = None) -> KV:
+        """K and V of the first `count` positions (default: of all) of a canvas of `tokens`, computed without a cache.
+
+        They are copies. The tokens may be a prefix, or a canvas at any step. Raises `ConfigError` where they exceed
+        `max_tokens`.
+        """
+        self._check_length(len(tokens))
+        self.model.forward(pack([self._dense(Canvas(tokens, (), 0), 0)], self.model.device), self._pool)
+        keys, values = self._kv(0, len(tokens) if count is None else count)
+        return tuple(k.clone() for k in keys), tuple(v.clone() for v in values)
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.max_tokens:
+            raise ConfigError(f"a canvas of {tokens} tokens exceeds the probe's {self.max_tokens}")
+
+    def _kv(self, slot: int, count: int) -> KV:
+        rows = slice(slot, slot + count)
+        return tuple(k[rows] for k in self._pool.k), tuple(v[rows] for v in self._pool.v)
+
+    def _dense(self, canvas: Canvas, slot: int) -> tuple[CanvasState, Plan]:
+        """A pass over all rows of `canvas` in all layers that predicts nothing, its K/V in the slots from `slot` on."""
+        layers, tokens = self.model.config.layers, len(canvas)
+        extent = PageRange(range(layers), np.arange(slot, slot + tokens), 1, tokens)
+        branch = CanvasState(canvas, Ledger(layers, tokens, None), (plain_table(extent),))
+        rows = np.ones(tokens, dtype=np.bool_)
+        return branch, Plan((Span(range(layers), rows),), predict=~rows)

@@ -1,0 +1,133 @@
+"""One canvas on the device: its K/V slots per layer, its ledger and its step clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.pass_cost import ExecutedPlan
+from remask.core.plan import Plan, PrefixHit, Span
+from remask.engine.tracker import Tracker
+from remask.errors import PlanError
+from remask.models.stage import Run
+from remask.store.entry import Entry
+from remask.store.pages import PageRange
+from remask.store.prefix import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where the K/V of a canvas live in a range of layers: a leased prefix, then slots of the canvas' own."""
+
+    layers: range
+    slots: NDArray[np.int64]  # [T]
+    common: tuple[Run, ...]  # the leased prefix, read in place; empty without one
+    own: NDArray[np.int64]  # slots of the positions after it
+
+
+@dataclass(slots=True)
+class CanvasState:
+    """A canvas that passes can be packed for. A guided request has two, all others one.
+
+    `states` is where `Span.save` puts hidden states, [layers - 1, T, D], index l holding what leaves layer l;
+    `restored` is where rows restart from, in the same layout.
+    """
+
+    canvas: Canvas
+    ledger: Ledger
+    tables: tuple[Table, ...]
+    lease: Lease | None = None
+    restored: Tensor | None = None
+    states: Tensor | None = None
+    shift: int = 0
+    clock: int = 0  # steps that it took part in
+    outputs: bool = False  # attention and FFN outputs are cached too
+    prefix: PrefixHit | None = None  # leading positions that others computed
+    chain: int = 0  # the last of the exact pages that it shares, by its hash
+    tracker: Tracker | None = None  # where its attention is watched
+
+    @property
+    def sharing(self) -> tuple[int, int]:
+        """Equal for branches that read the same shared prefix in place."""
+        return (-1 if self.lease is None else self.lease.entry.key), self.chain
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes that it holds beside its pages."""
+        states = 0 if self.states is None else self.states.nbytes
+        return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
+
+    def passed(self, plan: Plan) -> ExecutedPlan:
+        """Its part in the pass of `plan`, which its ledger has entered last, for what that costs."""
+        return ExecutedPlan(plan, self.prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
+
+    def admit(self, plan: Plan) -> None:
+        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
+        plan.check(len(self.canvas))
+        if (plan.predict & ~self.canvas.noisy).any():
+            raise PlanError("positions are predicted that are final already")
+        if self.states is None and any(span.save is not None for span in plan.spans):
+            raise PlanError("hidden states are to be kept of a canvas that has no room for them")
+        if self.tracker is None and plan.watch is not None:
+            raise PlanError("attention is to be watched of a canvas that has no room for what it was before")
+        live = plan.spans[-1].rows
+        rows = predicting_rows(plan.predict, self.shift)
+        if not live[rows].all():
+            raise PlanError(f"position {rows[~live[rows]][0]} should predict, but is not live in the last layer")
+        self.ledger.apply(plan)
+
+
+def predicting_rows(predict: NDArray[np.bool_], shift: int) -> NDArray[np.int64]:
+    """The rows whose logits belong to the positions in `predict`, in their order: position p is read at p - shift."""
+    return np.maximum(np.flatnonzero(predict) - shift, 0)
+
+
+def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[Table, ...]:
+    """Tables of a canvas that leases its prefix; `own` are the shallow extent of the rest and the deep one of all."""
+    shared, rest = lease.entry.extent.slots(), own[0].slots()
+    shallow = Table(range(lease.boundary), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+    return (shallow, *(plain_table(extent) for extent in own[1:]))
+
+
+def shared_table(pages: Sequence[PageRange], own: PageRange) -> Table:
+    """The table of a canvas that begins with shared pages, in all layers; `own` holds the rest."""
+    shared, rest = np.concatenate([page.slots() for page in pages]), own.slots()
+    return Table(own.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+
+
+def plain_table(extent: PageRange) -> Table:
+    """The table of an extent that holds a whole canvas."""
+    slots = extent.slots()
+    return Table(extent.layers, slots, (), slots)
+
+
+def runs(slots: NDArray[np.int64]) -> list[Run]:
+    """`slots` as runs of consecutive ones."""
+    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    edges = [0, *cuts.tolist(), len(slots)]
+    return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
+
+
+def prefix_canvas(entry: Entry, layers: int) -> tuple[CanvasState, Plan]:
+    """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
+    canvas = Canvas(entry.tokens, (), 0)
+    rows = np.ones(len(canvas), dtype=np.bool_)
+    spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
+    branch = CanvasState(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)
+    return branch, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
+
+
+def leased_prefix(lease: Lease | None) -> PrefixHit | None:
+    """What a policy sees of a lease."""
+    return None if lease is None else PrefixHit(len(lease.entry), lease.boundary)
+
+
+def new_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, tokens: int) -> Tensor:
+    """Room for the hidden states leaving all layers but the last, [layers - 1, tokens, hidden]."""
+    return torch.empty((layers - 1, tokens, hidden), dtype=dtype, device=device)

@@ -1,0 +1,76 @@
+"""Watching attention: what a layer that has just run says about how far the layers above have drifted."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remask.core.plan import Watch
+from remask.engine.canvas_state import CanvasState
+from remask.engine.stage_rows import Index, send, send_mask, send_run
+from remask.engine.tracker import attention_rows, drift
+from remask.models.pool import Pool
+from remask.models.transformer import Transformer
+
+
+class DriftWatcher:
+    """Looks at one canvas during one pass."""
+
+    def __init__(self, number: int, branch: CanvasState, watch: Watch, device: torch.device) -> None:
+        assert branch.tracker is not None
+        self.number, self.branch, self.tracker, self.device = number, branch, branch.tracker, device
+        self.threshold = watch.threshold
+        self.window = np.flatnonzero(watch.window)
+        self.barred = send_mask(~watch.among, device)
+
+    def positions(self, layer: int) -> Index:
+        """Whose attention is looked at: the window's, and the tracked token's where there is one."""
+        token = self.tracker.tokens[layer]
+        return self.window if token < 0 else np.append(self.window, token)
+
+    def inputs(self, model: Transformer, layer: int, positions: Index) -> Tensor:
+        """What entered `layer` when the rows at `positions` were last computed, [N, D]."""
+        if layer == 0:
+            return model.embed(send(self.branch.canvas.tokens[positions], self.device))
+        assert self.branch.states is not None
+        return self.branch.states[layer - 1][send(positions, self.device)]
+
+    def keys(self, pool: Pool, layer: int) -> Tensor:
+        """K of the whole canvas, [T, kv_heads, Dh]."""
+        table = next(table for table in self.branch.tables if layer in table.layers)
+        return pool.k[layer][send_run(table.slots, self.device)]
+
+    def look(self, layer: int, attention: Tensor) -> Tensor:
+        """Drift of the tracked token's attention (0 where none is tracked) and the token to track: float32 [2]."""
+        mass = attention[: len(self.window)].sum(0).masked_fill(self.barred, -1)
+        # float32 holds positions exactly: canvases are far shorter than 2 ** 24.
+        best = mass.argmax().float()
+        tracked = len(attention) > len(self.window)
+        return torch.stack([drift(self.tracker.rows[layer], attention[-1]) if tracked else best.new_zeros(()), best])
+
+    def fires(self, moved: float) -> bool:
+        """Whether a drift of `moved` calls for a refresh. What one pass has refreshed it does not refresh again."""
+        fires = max(0.0, 1.0 - moved) < self.threshold
+        if fires:
+            self.threshold = 0.0
+        return fires
+
+
+def look(model: Transformer, pool: Pool, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+    """The eyes that see attention drift in `layer`, which has just run; their canvases' trackers move on."""
+    before = _attention(model, pool, eyes, layer, [eye.positions(layer) for eye in eyes])
+    seen = torch.stack([eye.look(layer, rows) for eye, rows in zip(eyes, before, strict=True)]).tolist()
+    tokens = [np.array([int(token)]) for _, token in seen]
+    for eye, token, row in zip(eyes, tokens, _attention(model, pool, eyes, layer, tokens), strict=True):
+        eye.tracker.tokens[layer] = token[0]
+        eye.tracker.rows[layer] = row[0]
+    return [eye for eye, (moved, _) in zip(eyes, seen, strict=True) if eye.fires(moved)]
+
+
+def _attention(
+    model: Transformer, pool: Pool, eyes: list[DriftWatcher], layer: int, positions: list[Index]
+) -> list[Tensor]:
+    """Attention probabilities of each eye's `positions` over its canvas, float32 [N, T]; queries are projected once."""
+    h = torch.cat([eye.inputs(model, layer, places) for eye, places in zip(eyes, positions, strict=True)])
+    queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
+    parts = torch.split(queries, [len(places) for places in positions])
+    return [attention_rows(q, eye.keys(pool, layer)) for q, eye in zip(parts, eyes, strict=True)]

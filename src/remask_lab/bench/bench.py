@@ -1,0 +1,211 @@
+"""Side-by-side measurement of cache policies on one workload, interleaved in one run."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from remask.core.meter import CacheMeter
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.llm import LLM, Output, Work
+from remask_lab.bench.contenders import Contender
+from remask_lab.bench.workload import Task, Workload, token_agreement
+from remask_lab.ops.flops import Executed
+from remask_lab.records.interval import wilson
+from remask_lab.records.record import Record, about
+
+
+@dataclass(slots=True)
+class Round:
+    """One pass of one contender over the workload."""
+
+    seconds: float
+    outputs: list[Output]
+    prefix_hits: int
+    partial_prefix_hits: int
+    prefix_row_layers: int
+    peak_memory_bytes: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """Response tokens, each response up to its end token."""
+        return sum(output.usage.completion_tokens for output in self.outputs)
+
+    @property
+    def row_layers(self) -> int:
+        """Row-layers computed, prefix-only passes included."""
+        return sum(output.usage.row_layers for output in self.outputs) + self.prefix_row_layers
+
+
+@dataclass(slots=True)
+class Row:
+    """A contender's rounds over the tasks that it was given; `alone` with one request at a time.
+
+    `meter` and `executed` tell of the warm-up turn, where details are wanted.
+    """
+
+    contender: Contender
+    tasks: tuple[Task, ...]
+    rounds: list[Round] = field(default_factory=list)
+    alone: list[Round] = field(default_factory=list)
+    meter: CacheMeter = field(default_factory=CacheMeter)
+    executed: Executed | None = None
+
+
+def run_bench(
+    llm: LLM,
+    workload: Workload,
+    contenders: Sequence[Contender],
+    rounds: int,
+    engine: EngineConfig,
+    progress: bool,
+    *,
+    detail: bool = False,
+    alone: bool = True,
+) -> Record:
+    """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
+
+    Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
+    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V and FLOPs, and to
+    each round a turn of one request at a time, over as many requests as make the passes of full batches, unless `alone`
+    is false. Returns the record that `remask bench` writes; its settings are the workload's shape.
+    """
+    rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
+    single = replace(engine, max_num_seqs=1)
+    few = -(-len(workload.tasks) // engine.max_num_seqs)
+    singly = detail and alone and engine.max_num_seqs > 1
+    turns = (1 + rounds * (2 if singly else 1)) * len(rows)
+    with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
+        for row in rows:
+            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, metered=detail)
+            bar.update()
+        for _ in range(rounds):
+            for row in rows:
+                row.rounds.append(_turn(llm, row, row.tasks, engine))
+                bar.update()
+            for row in rows if singly else ():
+                row.alone.append(_turn(llm, row, row.tasks[:few], single))
+                bar.update()
+    by_name = {row.contender.name: row for row in rows}
+    settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
+    results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
+    return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
+
+
+def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> Round:
+    engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
+    if metered:
+        engine.meter, row.executed = row.meter, Executed(engine)
+    work = [Work(task.request, row.contender.policy) for task in tasks]
+    start = time.perf_counter()
+    outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
+    seconds = time.perf_counter() - start
+    return Round(
+        seconds,
+        [outputs[task.request.id] for task in tasks],
+        engine.store.stats.hits,
+        engine.store.stats.partial_hits,
+        engine.stats.prefix_row_layers,
+        engine.stats.peak_memory_bytes,
+    )
+
+
+def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -> dict[str, Any]:
+    params = workload.tasks[0].request.params
+    uniform = llm.loaded.config.kind == "uniform"
+    return {
+        "name": workload.name,
+        "requests": len(workload.tasks),
+        "prefixes": workload.prefixes,
+        "prefix_ratio": round(workload.prefix_ratio, 3),
+        "concurrency": engine.max_num_seqs,
+        "rounds": rounds,
+        "max_tokens": params.max_tokens,
+        "steps": _steps(params),
+        "block_length": params.block_length or params.max_tokens,
+        "canvas_length": params.canvas_length or (llm.engine.max_model_len if uniform else None),
+    }
+
+
+def _steps(params: SamplingParams) -> int:
+    """Steps of a whole response, as asked for."""
+    block = params.block_length or params.max_tokens
+    per_block = params.steps_per_block or max(1, block // (params.tokens_per_step or 1))
+    return params.steps or per_block * -(-params.max_tokens // block)
+
+
+def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
+    last, reference = row.rounds[-1], baseline.rounds[-1]
+    verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
+    right = [verdict for verdict in verdicts if verdict is not None]
+    agreement = [
+        token_agreement(output.token_ids, other.token_ids)
+        for output, other in zip(last.outputs, reference.outputs, strict=True)
+    ]
+    result = {
+        "cache": row.contender.name,
+        "settings": dict(row.contender.settings),
+        "baseline": baseline.contender.name,
+        "throughput_tok_s": float(np.median([r.completion_tokens / r.seconds for r in row.rounds])),
+        **_compared(row.rounds, baseline.rounds),
+        "accuracy": sum(right) / len(right) if right else None,
+        "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
+        "parts": _parts(row.tasks, last.outputs),
+        "agreement_with_none": float(np.mean(agreement)),
+        "forwards": sum(output.usage.forwards for output in last.outputs),
+        "row_layers": last.row_layers,
+        "prefix_hits": last.prefix_hits,
+        "partial_prefix_hits": last.partial_prefix_hits,
+        "cached_tokens": sum(output.usage.cached_tokens for output in last.outputs),
+        "prefix_depth": float(np.mean([output.usage.prefix_depth for output in last.outputs])),
+        "peak_memory_bytes": last.peak_memory_bytes,
+        "extra_memory_bytes": last.peak_memory_bytes - reference.peak_memory_bytes,
+    }
+    if detail:
+        result["alone"] = _compared(row.alone or row.rounds, baseline.alone or baseline.rounds)
+        result["cache_ratio"] = row.meter.cache_ratio
+        result["staleness"] = row.meter.staleness
+        result["staleness_is_upper_bound"] = row.meter.upper_bound
+        result |= _flops(row, baseline, result["ratio_to_none"])
+    return result
+
+
+def _parts(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:
+    """Share of the responses that answer yes to each of the tasks' further questions."""
+    pairs = list(zip(tasks, outputs, strict=True))
+    return {
+        name: float(np.mean([task.parts[name](output.text or "") for task, output in pairs])) for name in tasks[0].parts
+    }
+
+
+def _flops(row: Row, baseline: Row, speed: float) -> dict[str, Any]:
+    """FLOPs and bytes of all passes. Speed is what they save, times the FLOPs a second that are kept in doing less."""
+    assert row.executed is not None
+    assert baseline.executed is not None
+    cost, reference = row.executed.meter.total, baseline.executed.meter.total
+    saved = reference.total.flops / cost.total.flops
+    return {
+        "flops": cost.total.flops,
+        "flops_by_operation": {name: each.flops for name, each in cost.operations.items()},
+        "executed_flops": row.executed.flops,
+        "bytes": cost.total.bytes,
+        "flops_saved": saved,
+        "efficiency_kept": speed / saved,
+    }
+
+
+def _compared(rounds: Sequence[Round], baseline: Sequence[Round]) -> dict[str, Any]:
+    """Time and work of the same requests against the baseline's. `slower` although less is computed: a warning."""
+    ratios = [theirs.seconds / ours.seconds for ours, theirs in zip(rounds, baseline, strict=True)]
+    work = baseline[-1].row_layers / rounds[-1].row_layers
+    speed = float(np.median(ratios))
+    return {
+        "ratio_to_none": speed,
+        "ratio_range": [min(ratios), max(ratios)],
+        "work_ratio_to_none": work,
+        "slower_with_less_work": work > 1 and speed < 1,
+    }

@@ -1,0 +1,105 @@
+"""Who takes part in a bench: every policy that can, and what cannot be and why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.policies import CachePolicy, names_for, settings_of
+from remask.store.prefix_index import PrefixMatch
+from remask_lab.bench.workload import Workload
+
+COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
+DRAWN = "none, random order"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One row of the table: a policy under a name, on the workload or on a variant of it.
+
+    Attributes:
+        name: unlike any other's.
+        policy: what its requests run under.
+        workload: None: the bench's own.
+        settings: what distinguishes it, for the table.
+        baseline: name of the contender that it is compared with.
+        prefix_match: what its requests may read whose shared prefix is not stored.
+    """
+
+    name: str
+    policy: CachePolicy
+    workload: Workload | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    baseline: str = "none"
+    prefix_match: PrefixMatch = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that cannot be, and the reason."""
+
+    name: str
+    reason: str
+
+
+def contender(llm: LLM, name: str, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
+    """The policy `name` on the bench's `workload`. Raises `ConfigError` where it cannot run."""
+    policy = llm.policy(name, settings)
+    llm.engine.check(workload.tasks[0].request, policy)
+    return Contender(name, policy, settings=settings_of(policy))
+
+
+def every_contender(
+    llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Contender], list[LeftOut]]:
+    """`none`, then every other policy and the compositions that the papers measure, with `settings` by name.
+
+    A policy that cannot run with the workload's sampler but can where positions are drawn at random does so, and is
+    compared with `none` under the same. What cannot run on this model at all is left out, and what is defined for other
+    kinds of models is not named. Raises `ConfigError` on
+    settings that no request could use.
+    """
+    rows = [contender(llm, "none", settings.get("none"), workload)]
+    left_out: list[LeftOut] = []
+    kind = llm.loaded.config.kind
+    for name in (*names_for(kind), *(COMPOSITIONS if kind == "masked" else ())):
+        if name == "none":
+            continue
+        policy = llm.policy(name, settings.get(name))
+        reason = _refusal(llm, policy, workload)
+        if reason is None:
+            rows.append(Contender(name, policy, settings=settings_of(policy)))
+            continue
+        variant = _drawn(workload)
+        also = "no schedule says how many a step transfers" if variant is None else _refusal(llm, policy, variant)
+        if variant is None or also is not None:
+            left_out.append(LeftOut(name, f"{reason}; with remasking 'random': {also}"))
+            continue
+        drawn = {"remasking": "random"}
+        if all(row.name != DRAWN for row in rows):
+            rows.append(Contender(DRAWN, llm.policy("none"), variant, drawn, DRAWN))
+        rows.append(Contender(name, policy, variant, settings_of(policy) | drawn, DRAWN))
+    return rows, left_out
+
+
+def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
+    """Why the first request of `workload` cannot run under `policy`; None where it can."""
+    try:
+        llm.engine.check(workload.tasks[0].request, policy)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _drawn(workload: Workload) -> Workload | None:
+    """The same requests with positions drawn at random; None where no schedule says how many a step transfers."""
+    params = workload.tasks[0].request.params
+    if params.threshold is not None or params.factor is not None or params.slowfast is not None:
+        return None
+    return workload.under(replace(params, remasking="random", eps=None, order=None))
+
+
+def described(settings: Mapping[str, Any]) -> str:
+    """Settings in one line, as a table shows them."""
+    return ", ".join(f"{name}={'null' if value is None else value}" for name, value in settings.items())

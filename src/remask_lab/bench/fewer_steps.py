@@ -1,0 +1,134 @@
+"""Baselines that take fewer steps: `none` with a reduced schedule, which caches must beat (dKV-Cache, table 1)."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.llm import LLM, Work
+from remask.sampling.blocks import even_blocks
+from remask_lab.bench.contenders import Contender, LeftOut
+from remask_lab.bench.workload import Workload
+
+KINDS = "half, few, or a number of steps"
+
+
+def step_baselines(
+    llm: LLM, text: str, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
+) -> tuple[list[Contender], list[LeftOut]]:
+    """Rows of `none` in fewer steps, as `text` asks: "half", "few" and numbers, separated by commas.
+
+    "half" takes half of the workload's steps; "few" as many as compute the row-layers of a cache, for each of `rows`
+    that computes fewer than its own baseline. Raises `ConfigError` on other words, on numbers that the schedule cannot
+    have, and where the sampler has no schedule.
+    """
+    _check_scheduled(workload.tasks[0].request.params)
+    found: dict[str, Contender] = {}
+    left_out: list[LeftOut] = []
+    for word in (part.strip() for part in text.split(",")):
+        wanted = _few(llm, workload, rows, engine) if word == "few" else iter([(_number(word, workload), None)])
+        for target, row in wanted:
+            base = workload if row is None or row.workload is None else row.workload
+            full = base.tasks[0].request.params
+            params = with_steps(full, target)
+            if even_blocks(params) == even_blocks(full):
+                name = f"none in {word} steps" + ("" if row is None else f", as much work as {row.name}")
+                left_out.append(LeftOut(name, f"no schedule comes closer than all {_steps(full)} steps"))
+                continue
+            made = _baseline(llm, base, params, row)
+            settings = dict(found.get(made.name, made).settings)
+            if row is not None:
+                settings["work of"] = " and ".join(filter(None, (settings.get("work of"), row.name)))
+            found[made.name] = replace(made, settings=settings)
+    return list(found.values()), left_out
+
+
+def with_steps(params: SamplingParams, target: float) -> SamplingParams:
+    """`params` with the number of steps nearest to `target` that its blocks can share evenly, the fewer of two.
+
+    Where `target` is below one step a block, blocks are joined until one step each is not too many.
+    """
+    whole = block = even_blocks(params).length
+    while params.max_tokens // block > max(1.0, target):
+        block = next(size for size in range(block + 1, params.max_tokens + 1) if _joins(params, whole, size))
+    blocks = params.max_tokens // block
+    share = target / blocks
+    # Joined blocks never take more steps than asked for, or they might take as many as before.
+    steps = max(1, math.ceil(share - 0.5) if block == whole else int(share)) * blocks
+    length = params.block_length if block == whole else block
+    return replace(params, steps=steps, steps_per_block=None, block_length=length)
+
+
+def _joins(params: SamplingParams, block: int, size: int) -> bool:
+    """Whether blocks of `size` are whole blocks of `block`, joined."""
+    return size % block == 0 and params.max_tokens % size == 0
+
+
+def _number(word: str, workload: Workload) -> float:
+    params = workload.tasks[0].request.params
+    full = _steps(params)
+    if word == "half":
+        return full / 2
+    try:
+        steps = int(word)
+    except ValueError as error:
+        raise ConfigError(f"--baseline-steps takes {KINDS}, separated by commas; got {word!r}") from error
+    if not 1 <= steps < full:
+        raise ConfigError(f"--baseline-steps: {steps} is not below the workload's {full} steps, and at least 1")
+    near = with_steps(params, steps).steps
+    if near != steps:
+        raise ConfigError(
+            f"--baseline-steps: {steps} steps cannot be shared evenly among the {even_blocks(params).count} blocks; "
+            f"use {near}"
+        )
+    return steps
+
+
+def _steps(params: SamplingParams) -> int:
+    blocks = even_blocks(params)
+    return blocks.steps * blocks.count
+
+
+def _check_scheduled(params: SamplingParams) -> None:
+    if params.threshold is not None or params.factor is not None or params.remasking in ("order", "slowfast"):
+        raise ConfigError(
+            "--baseline-steps shortens a schedule of steps, and the sampling given has none that could be shortened: "
+            "leave out threshold, factor and remasking 'order' and 'slowfast'"
+        )
+
+
+def _few(
+    llm: LLM, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
+) -> Iterator[tuple[float, Contender]]:
+    """For each row that computes fewer row-layers than its baseline: the steps that would compute as many.
+
+    Measured on one batch; prefix-only passes, which are paid once for many requests, are left out.
+    """
+    work = {row.name: _row_layers(llm, row, workload, engine) for row in rows}
+    for row in rows:
+        params = (row.workload or workload).tasks[0].request.params
+        share = work[row.name] / work[row.baseline]
+        if share < 1:
+            yield share * _steps(params), row
+
+
+def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConfig) -> int:
+    tasks = (row.workload or workload).tasks[: engine.max_num_seqs]
+    work = [Work(task.request, row.policy) for task in tasks]
+    outputs = llm.run(work, engine=llm.new_engine(engine), progress=False)
+    return sum(output.usage.row_layers for output in outputs)
+
+
+def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contender | None) -> Contender:
+    """`none` on `workload` under `params`, compared with what `row` is compared with."""
+    own = {"steps": params.steps}
+    if params.block_length != workload.tasks[0].request.params.block_length:
+        own["block_length"] = params.block_length
+    baseline = "none" if row is None else row.baseline
+    name = f"{baseline} {' '.join(f'{key}={value}' for key, value in own.items())}"
+    settings = {**own, **({"remasking": params.remasking} if baseline != "none" else {})}
+    reduced, policy = workload.under(params), llm.policy("none")
+    llm.engine.check(reduced.tasks[0].request, policy)
+    return Contender(name, policy, reduced, settings, baseline)

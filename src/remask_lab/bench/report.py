@@ -1,0 +1,118 @@
+"""A bench result as a Markdown table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from remask_lab.bench.contenders import described
+from remask_lab.records.record import Record
+
+Result: TypeAlias = Mapping[str, Any]
+Column: TypeAlias = tuple[str, Callable[[Result], str]]
+
+WARNING = "⚠"
+
+
+def table(record: Record, *, detail: bool = False) -> str:
+    """The results of a bench's `record`, one row a policy, and lines that say on what they were measured.
+
+    "speed" and "work saved" are ratios to the baseline: time, and row-layers computed (prefix-only passes included).
+    `detail` shows what a detailed bench measures beside them. A policy that computes less than its baseline and is
+    slower is marked.
+    """
+    columns = DETAILED if detail else SHORT
+    rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
+    return "\n\n".join([markdown([name for name, _ in columns], rows), *_notes(record, detail)])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its columns aligned."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([_line(header, widths), rule, *(_line(row, widths) for row in rows)])
+
+
+def _accuracy(result: Result) -> str:
+    if result["accuracy"] is None:
+        return "-"
+    low, high = result["accuracy_interval"]
+    return f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _agreement(result: Result) -> str:
+    return f"{100 * result['agreement_with_none']:.1f} %"
+
+
+def _speed(compared: Result) -> str:
+    return f"{compared['ratio_to_none']:.2f}x" + (f" {WARNING}" if compared["slower_with_less_work"] else "")
+
+
+def _staleness(result: Result) -> str:
+    return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
+
+
+SHORT: tuple[Column, ...] = (
+    ("cache", lambda result: str(result["cache"])),
+    ("accuracy (95 % interval)", _accuracy),
+    ("agreement", _agreement),
+    ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
+    ("speed", _speed),
+    ("work saved", lambda result: f"{result['work_ratio_to_none']:.2f}x"),
+    ("prefix hits", lambda result: str(result["prefix_hits"])),
+    ("cache memory", lambda result: f"{result['peak_memory_bytes'] / 1e6:.1f} MB"),
+)
+DETAILED: tuple[Column, ...] = (
+    ("method", lambda result: str(result["cache"])),
+    ("settings", lambda result: described(result["settings"])),
+    ("accuracy (95 % interval)", _accuracy),
+    ("agreement", _agreement),
+    ("speed", _speed),
+    ("speed alone", lambda result: _speed(result["alone"])),
+    ("forwards", lambda result: str(result["forwards"])),
+    ("row-layers", lambda result: f"{result['row_layers'] / 1e6:.3f} M"),
+    ("TFLOPs", lambda result: f"{result['flops'] / 1e12:.3g}"),
+    ("FLOPs saved", lambda result: f"{result['flops_saved']:.2f}x"),
+    ("efficiency kept", lambda result: f"{100 * result['efficiency_kept']:.0f} %"),
+    ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
+    ("staleness", _staleness),
+    ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
+)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+
+def _canvas(work: Mapping[str, Any]) -> str:
+    """A uniform model's canvas: the noise after the response is computed by policies that do not cache it."""
+    return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
+
+
+def _shared(work: Mapping[str, Any]) -> str:
+    """What the requests share, if anything."""
+    count = work["prefixes"]
+    return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
+
+
+def _notes(record: Record, detail: bool) -> list[str]:
+    about, results = record.about, record.data["results"]
+    work, machine = about["settings"], about["machine"]
+    notes = [
+        f"{work['requests']} requests{_shared(work)}, "
+        f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
+        f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, medians of {work['rounds']} rounds; "
+        f"{about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
+        f"commit {about['commit'] or 'unknown'}."
+    ]
+    if detail:
+        notes.append(
+            f"Speed alone: the first {work['alone_requests']} requests, one at a time. Cache ratio: share of the K/V "
+            "that a pass does not compute. Staleness: passes since the K/V attended to were written; <= where rows are "
+            "chosen on the device. Speed is FLOPs saved times efficiency kept. Extra memory: at the peak, beyond the "
+            "baseline's."
+        )
+    others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
+    notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
+    if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):
+        notes.append(f"{WARNING} Slower than its baseline although it computes fewer row-layers.")
+    notes += [f"Left out: {left['name']}: {left['reason']}" for left in record.data.get("left_out", ())]
+    return notes

@@ -1,0 +1,89 @@
+"""`remask demo`: a bundled model answers the questions of its task under several cache policies, side by side."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from remask.cli.options import COMPARED_CACHES, open_llm
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.llm import LLM, Output, Work
+from remask.models.source import BUNDLED, BUNDLED_UNIFORM
+from remask_lab.bench.bench import run_bench
+from remask_lab.bench.contenders import Contender
+from remask_lab.bench.report import table
+from remask_lab.bench.workload import (
+    BUNDLED_SAMPLING,
+    UNIFORM_SAMPLING,
+    Workload,
+    bundled_workload,
+    timetable_workload,
+)
+from remask_lab.depth_plot import plot_depth
+
+PICTURE = "out/depth.png"
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="cache policies side by side on a bundled model",
+        description="No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
+        "caching, block-prefix and uniform-cache on a model of uniform diffusion.",
+    )
+    parser.add_argument("--uniform", action="store_true", help="the bundled uniform model and its caches")
+    parser.add_argument("--requests", type=int, default=96, metavar="N")
+    parser.add_argument("--picture", metavar="FILE", help=f"where the picture of b(r) goes (default {PICTURE})")
+    parser.add_argument("--seed", type=int, default=7, help="of the questions")
+    parser.set_defaults(run=run, dtype="float32", device="auto", load_format="auto", depth_table=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one answer, the table, and for the masked model where the picture is."""
+    if args.uniform and args.picture is not None:
+        raise ConfigError("--picture shows depths of shared prefixes, which uniform models do not have; leave it out")
+    args.model = BUNDLED_UNIFORM if args.uniform else BUNDLED
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
+    if args.uniform:
+        params = SamplingParams.from_mapping(UNIFORM_SAMPLING)
+        workload = timetable_workload(llm, args.requests, args.seed, params)
+        _show_timetable(llm, workload)
+        _compare(llm, workload, args)
+        return 0
+    workload = bundled_workload(llm, args.requests, 4, args.seed, SamplingParams.from_mapping(BUNDLED_SAMPLING))
+    _show_ride(llm, workload)
+    _compare(llm, workload, args)
+    picture = Path(args.picture or PICTURE)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    plot_depth(llm.depth_table, picture)
+    print(f"\nHow deep a shared prefix may be reused, by prefix ratio: {picture}")
+    return 0
+
+
+def _compare(llm: LLM, workload: Workload, args: argparse.Namespace) -> None:
+    contenders = [Contender(name, llm.policy(name)) for name in COMPARED_CACHES[llm.loaded.config.kind]]
+    print(table(run_bench(llm, workload, contenders, 1, llm.engine_config, not args.quiet)))
+
+
+def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
+    """The prompt of the first request, what all requests share left out, and what `cache` answers."""
+    request = workload.tasks[0].request
+    (output,) = llm.run([Work(request, llm.policy(cache))], progress=False)
+    assert llm.tokenizer is not None
+    return " ".join(llm.tokenizer.decode(request.prompt_token_ids[request.prefix_length :]).split()), output
+
+
+def _show_ride(llm: LLM, workload: Workload) -> None:
+    task = workload.tasks[0]
+    prompt, output = _answer(llm, workload, "bicache")
+    print(f"{task.request.prefix_length} shared tokens: a table of next stops, then the user's turn:")
+    print(f"  {prompt}\n  -> {output.text}   (right answer: {task.answer})\n")
+
+
+def _show_timetable(llm: LLM, workload: Workload) -> None:
+    task = workload.tasks[0]
+    prompt, output = _answer(llm, workload, "uniform-cache")
+    print("A timetable, by uniform diffusion: the response begins as noise, and any token of a block may change.")
+    print(f"  {prompt}\n  -> {output.text}   ({'right' if task.correct(output.text) else f'right: {task.answer}'})\n")

@@ -1,0 +1,95 @@
+"""`remask eval gen-ppl`: how likely an external judge finds what a model generates."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    check_folder,
+    compared_policies,
+    engine_config,
+    open_llm,
+    sampling_option,
+)
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError, UnknownNameError
+from remask_lab.likelihood.judge import Judge
+from remask_lab.likelihood.perplexity import RESAMPLES, Perplexity, cut_prompts, measure, read_texts
+from remask_lab.records.record import Record, about, write_record
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def add_parser(subjects: Any) -> None:
+    """Register the subject."""
+    perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
+    perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
+    perplexity.add_argument("--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="default auto")
+    perplexity.add_argument(
+        "--prompts", required=True, metavar="FILE", help="a text a line, or JSONL of text or prompt"
+    )
+    perplexity.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="cut to N tokens (default 128)")
+    perplexity.add_argument("--requests", type=int, default=64, metavar="N", help="prompts to take (default 64)")
+    perplexity.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
+    perplexity.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
+    perplexity.add_argument(
+        "--sampling", metavar="JSON", help="sampling parameters; each request has a seed of its own"
+    )
+    perplexity.add_argument("--seed", type=int, default=0, help="of the first request, and of the intervals")
+    perplexity.add_argument("--output", metavar="FILE", help="write every response and its score here, as JSON")
+    add_model_options(perplexity)
+    add_engine_options(perplexity)
+    perplexity.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate, judge, print the table, and save what was asked for."""
+    for name in ("requests", "prompt_tokens"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.judge_dtype not in _DTYPES:
+        raise UnknownNameError("--judge-dtype", args.judge_dtype, _DTYPES)
+    check_folder("--output", args.output)
+    params = SamplingParams.from_mapping(sampling_option(args))
+    if params.seed is not None:
+        raise ConfigError(f"sampling: seed={params.seed} would be every request's; use --seed, from which they count")
+    policies = compared_policies(args)
+    if args.quiet:
+        bars: Any = transformers_logging  # it has no types
+        bars.disable_progress_bar()
+    llm = open_llm(args, engine=engine_config(args))
+    prompts = cut_prompts(llm, read_texts(args.prompts), args.prompt_tokens, args.requests)
+    judge = Judge(args.judge, args.judge_dtype, llm.model.device)
+    rows = measure(llm, judge, prompts, policies, params, args.seed, progress=llm.progress)
+    print(text(judge.name, rows))
+    if args.output is not None:
+        settings = {
+            "judge": judge.name,
+            "judge_dtype": judge.dtype,
+            "prompts": args.prompts,
+            "prompt_tokens": args.prompt_tokens,
+            "requests": args.requests,
+            "sampling": {name: value for name, value in asdict(params).items() if value is not None},
+            "resamples": RESAMPLES,
+        }
+        write_record(args.output, Record("eval gen-ppl", about(llm, seed=args.seed, settings=settings), {"rows": rows}))
+        print(f"\nSaved as {args.output}")
+    return 0
+
+
+def text(judge: str, rows: Sequence[Perplexity]) -> str:
+    """The result for people."""
+    lines = [
+        f"Generative perplexity under {judge}, {len(rows[0].scores)} responses",
+        "",
+        f"{'cache':<28}{'perplexity':>12}{'95 % interval':>22}{'tokens':>9}{'empty':>7}",
+    ]
+    for row in rows:
+        interval = f"{row.low:.2f} to {row.high:.2f}"
+        lines.append(f"{row.cache:<28}{row.perplexity:>12.2f}{interval:>22}{row.tokens:>9}{row.empty:>7}")
+    return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""`remask eval likelihood`: how likely a masked model finds responses, and which of several choices it prefers."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from remask.cli.options import add_model_options, check_folder, open_llm
+from remask.errors import ConfigError
+from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
+from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator
+from remask_lab.likelihood.masked_pass import MAX_ROWS
+from remask_lab.likelihood.pairs import Pair, encode_pair, encode_reply
+from remask_lab.records.jsonl import field_names, read_lines
+from remask_lab.records.record import Record, about, write_record
+
+FIELDS = ("prompt", "response", "choices", "answer")
+
+
+def add_parser(subjects: Any) -> None:
+    """Register the subject."""
+    parser = subjects.add_parser("likelihood", help="log-likelihoods of responses, and multiple choice by them")
+    parser.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="JSONL of prompt and response, or of prompt, choices and answer for multiple choice",
+    )
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help=f"what FILE calls {', '.join(FIELDS)}")
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N lines only")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn, the response its answer")
+    add_draw_options(parser)
+    parser.add_argument("--max-rows", type=int, default=MAX_ROWS, metavar="N", help="rows of a pass (default 4096)")
+    parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood here, as JSON")
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_draw_options(parser: argparse.ArgumentParser) -> None:
+    """How sets of masks are drawn."""
+    usual = Draws()
+    parser.add_argument(
+        "--mc-samples", type=int, default=usual.samples, metavar="N", help="sets of masks a response (default 128)"
+    )
+    parser.add_argument(
+        "--mc-strata",
+        type=int,
+        default=usual.strata,
+        metavar="N",
+        help="spread the numbers of masks evenly, N draws at a time (default 8); 1: each apart",
+    )
+    parser.add_argument("--mc-no-exact", action="store_true", help="draw even where all sets could be computed")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+
+
+def draws_of(args: argparse.Namespace) -> Draws:
+    """The draws as asked for. Raises `ConfigError` where they cannot be made."""
+    return Draws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score, print, and save what was asked for."""
+    for name in ("limit", "max_rows"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    check_folder("--output", args.output)
+    draws = draws_of(args)
+    lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
+    llm = open_llm(args)
+    estimator = LikelihoodEstimator(llm, draws, args.max_rows)
+
+    def encode(prompt: str, response: str) -> Pair:
+        pair = (encode_reply if args.chat else encode_pair)(llm, prompt, response)
+        estimator.check(pair)
+        return pair
+
+    items = read_items(lines, encode)
+    if isinstance(items[0], Question):
+        data = score_questions(estimator, items, llm.progress)
+    else:
+        data = score_responses(estimator, items, llm.progress)
+    print(text(data))
+    if args.output is not None:
+        settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(draws)}
+        write_record(args.output, Record("eval likelihood", about(llm, seed=args.seed, settings=settings), data))
+        print(f"\nSaved as {args.output}")
+    return 0
+
+
+def text(data: Mapping[str, Any]) -> str:
+    """The result for people."""
+    if "questions" in data:
+        shown = [f"Multiple choice by likelihood, {len(data['questions'])} questions", ""]
+        for name, title in (("accuracy", "as it is"), ("accuracy_norm", "a character")):
+            low, high = data[f"{name}_interval"]
+            shown.append(f"accuracy, {title:<12} {data[name]:7.1%} ({low:.1%} to {high:.1%})")
+        return "\n".join(shown)
+    rows = data["responses"]
+    shown = [f"{'log-likelihood':>15}{'+-':>9}{'tokens':>8}  response"]
+    shown += [
+        f"{row['log_likelihood']:>15.3f}{row['standard_error']:>9.3f}{row['tokens']:>8}  {row['text'][:60]!r}"
+        for row in rows
+    ]
+    mean, error = data["log_likelihood_per_token"], data["standard_error"]
+    shown.append(
+        f"\n{mean:.4f} +- {error:.4f} nats a token, {data['tokens']} tokens of {len(rows)} responses (lower bound)"
+    )
+    return "\n".join(shown)

@@ -1,0 +1,186 @@
+"""`remask eval tasks`: benchmarks under a shared system prompt, and lm-eval's tasks, under several cache policies."""
+
+import argparse
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    check_folder,
+    compared_policies,
+    engine_config,
+    open_llm,
+    sampling_option,
+)
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.policies import CachePolicy
+from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
+from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
+from remask_lab.harness.local import chat_tokenizer, run_local
+from remask_lab.harness.report import table
+from remask_lab.likelihood.likelihood import LikelihoodEstimator
+from remask_lab.records.jsonl import field_names
+from remask_lab.records.record import about
+from remask_lab.records.sweep import Sweep
+
+Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
+
+
+def add_parser(subjects: Any) -> None:
+    """Register the subject."""
+    parser = subjects.add_parser(
+        "tasks",
+        help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
+        description="Our own tasks begin with 'remask_': they share a system prompt and are matched strictly. Any "
+        "other name is a task of lm-eval. Without --data, data sets come from the hub, through lm-eval.",
+    )
+    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="what to evaluate; --list names our own")
+    parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
+    parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
+    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
+    parser.add_argument("--include-path", metavar="FOLDER", help="further task configs for lm-eval")
+    parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="what FILE calls the task's fields")
+    parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, over those of a task")
+    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules, in place of the shipped ones")
+    parser.add_argument(
+        "--allow-code-execution",
+        action="store_true",
+        help="run what the model writes (HumanEval, MBPP); limits are set, but they are no security boundary",
+    )
+    parser.add_argument("--output", metavar="FILE", help="keep every row here, as JSON; run again, it goes on from it")
+    add_draw_options(parser)
+    add_model_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print the table, keep the rows."""
+    tasks = _tasks(args)
+    check_folder("--output", args.output)
+    if args.include_path is not None and not Path(args.include_path).is_dir():
+        raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
+    sampling = sampling_option(args)
+    SamplingParams.from_mapping(sampling)
+    policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
+    local = args.data is not None
+    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)
+    llm = open_llm(args, engine=engine_config(args))
+    parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
+    settings = {
+        "sampling": sampling,
+        "limit": args.limit,
+        "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
+        "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
+        "fields": args.fields,
+        "draws": asdict(draws),
+        "engine": asdict(llm.engine_config),
+        "lm_eval": None if local else version("lm_eval"),
+    }
+    sweep = Sweep(args.output, "eval tasks", about(llm, seed=args.seed, settings=settings))
+    measure = begin(llm)
+    rows, notes = [], []
+    for task in tasks:
+        for policy, parsed_policy in zip(policies, parsed, strict=True):
+            point = {"task": task, "cache": policy.name, "settings": policy.settings}
+            result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
+            rows.append({**point, "result": result})
+            if "seconds" not in result:
+                notes.append(f"{task} scores log-likelihoods, in which no cache has a part: it is measured once.")
+                break
+    print("\n\n".join([table(rows), *notes, _summary(llm, args, sweep)]))
+    return 0
+
+
+def _tasks(args: argparse.Namespace) -> list[str]:
+    tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
+    if not tasks:
+        raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
+    if args.limit is not None and args.limit < 1:
+        raise ConfigError(f"--limit must be at least 1, got {args.limit}")
+    for task in [task for task in tasks if is_own(task)]:
+        if benchmark(task).scoring == "code" and not args.allow_code_execution:
+            raise ConfigError(
+                f"{task} runs code that the model writes, with your rights on this machine. Say so with "
+                "--allow-code-execution, best in a container; or leave the task out"
+            )
+    if args.data is not None and (len(tasks) > 1 or not is_own(tasks[0])):
+        raise ConfigError(
+            f"--data holds the questions of one of our own tasks ({', '.join(task_names())}); got --tasks {args.tasks}"
+        )
+    if args.fields is not None and args.data is None:
+        raise ConfigError("--fields says what the fields of --data are called; give both, or neither")
+    return tasks
+
+
+def _local(args: argparse.Namespace, task: str, role: str, sampling: Mapping[str, Any]) -> Callable[[LLM], Measure]:
+    own = benchmark(task)
+    docs = read_docs(own, args.data, field_names("--fields", args.fields, own.format.fields), args.limit)
+    return lambda llm: lambda _, policy: run_local(llm, own, docs, role, policy, sampling, args.seed)
+
+
+def _harness(
+    args: argparse.Namespace, tasks: Sequence[str], role: str, sampling: Mapping[str, Any]
+) -> Callable[[LLM], Measure]:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(
+            "published data sets and lm-eval's tasks need lm-eval: pip install 'remask[eval]'; "
+            "our own tasks run on local data without it (--data)"
+        )
+    # Importing it takes seconds, and it is an extra.
+    from remask_lab.harness.lm import RemaskLM
+    from remask_lab.harness.through_lm_eval import Asked, Harness
+
+    folders = [] if args.include_path is None else [args.include_path]
+    harness = Harness(own_only=all(is_own(task) for task in tasks), folders=folders)
+    harness.check(tasks)
+
+    def begin(llm: LLM) -> Measure:
+        masked = llm.loaded.config.kind == "masked"
+        estimator = LikelihoodEstimator(llm, draws_of(args)) if masked else None
+        chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+        for task in filter(is_own, tasks):
+            chat_tokenizer(llm, task)
+
+        def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
+            given = role if is_own(task) or args.system_prompt is not None else None
+            asked = Asked(given, chat, args.limit, args.allow_code_execution, args.seed)
+            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, asked)
+
+        return measure
+
+    return begin
+
+
+class _List(argparse.Action):
+    """Prints our own tasks and ends, whatever else is given or missing."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(_listed())
+        parser.exit()
+
+
+def _listed() -> str:
+    lines = [f"{'task':<22}{'scored by':<12}data set"]
+    for task in task_names():
+        own = benchmark(task)
+        lines.append(f"{task:<22}{'tests' if own.scoring == 'code' else '## match':<12}{own.data}")
+    lines.append(f"\nFor lm-eval's own command line: --include_path {FOLDER}")
+    return "\n".join(lines)
+
+
+def _summary(llm: LLM, args: argparse.Namespace, sweep: Sweep) -> str:
+    where = f"; saved as {args.output}" if args.output is not None else ""
+    resumed = f"; {sweep.resumed} rows were there already" if sweep.resumed else ""
+    return f"{llm.loaded.name}, {str(llm.model.dtype).removeprefix('torch.')}, seed {args.seed}{where}{resumed}"

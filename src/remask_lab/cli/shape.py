@@ -1,0 +1,67 @@
+"""Requests of random tokens and of one shape, for commands that measure a machine and not answers."""
+
+import argparse
+from dataclasses import replace
+
+from remask.cli.options import add_model_options, object_option, open_llm
+from remask.core.sampling import SamplingParams
+from remask.engine.config import EngineConfig
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.bench.workload import Workload, random_workload
+
+SETTINGS = ("requests", "prefix_tokens", "prompt_tokens", "max_tokens", "sampling")
+
+
+def add_shape_options(parser: argparse.ArgumentParser) -> None:
+    """How many requests run together, how long they are, and on which model."""
+    group = parser.add_argument_group("requests, of random tokens")
+    group.add_argument("--requests", type=int, default=4, metavar="N", help="run at a time (default 4)")
+    group.add_argument("--prefix-tokens", type=int, default=192, metavar="P", help="that they share (default 192)")
+    group.add_argument("--prompt-tokens", type=int, default=64, metavar="Q", help="after these (default 64)")
+    group.add_argument("--max-tokens", type=int, default=128, metavar="G", help="response length (default 128)")
+    group.add_argument("--sampling", metavar="JSON", help="further sampling parameters")
+    group.add_argument("--seed", type=int, default=2024, help="of the tokens")
+    add_model_options(parser)
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, object]:
+    """The options of `add_shape_options` as a record tells them; the seed is told apart."""
+    return {name: getattr(args, name) for name in SETTINGS}
+
+
+def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
+    """The model, its engine with room for the requests and no more, and these.
+
+    A uniform model's canvas ends with the response, unless `canvas_length` says otherwise. Raises `ConfigError` on
+    numbers out of range, and where the model has too few positions.
+    """
+    for name in ("requests", "prompt_tokens", "max_tokens"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.prefix_tokens < 0:
+        raise ConfigError(f"--prefix-tokens must be at least 0, got {args.prefix_tokens}")
+    own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
+    params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
+    # How long canvases are depends on the kind of model.
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
+    config, prompt = llm.loaded.config, args.prefix_tokens + args.prompt_tokens
+    length, stored = prompt + params.max_tokens, args.prefix_tokens
+    if config.kind == "uniform":
+        length = params.canvas_length or length
+        params = replace(params, canvas_length=length)
+    if config.kind == "block_causal":
+        block = params.block_length or config.block_length or 1
+        length, stored = -(-length // block) * block, args.requests * prompt
+    if length > config.max_length:
+        raise ConfigError(
+            f"--prefix-tokens, --prompt-tokens and --max-tokens make {length} positions, and the model has "
+            f"{config.max_length}; lower one of them"
+        )
+    llm.engine_config = EngineConfig(
+        max_num_seqs=args.requests * (2 if params.cfg_scale > 0 else 1),
+        max_model_len=length,
+        store_budget_tokens=stored + 1,  # what the store takes is smaller than its budget
+    )
+    llm.engine = llm.new_engine()
+    return llm, random_workload(llm, args.requests, 1, args.seed, params, args.prefix_tokens, args.prompt_tokens)

@@ -1,0 +1,76 @@
+"""Options that say which requests with shared prefixes a measurement runs, and those requests."""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from remask.cli.options import object_option
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.bench.workload import (
+    PREFIX_TOKENS,
+    PREFIXES,
+    PROMPT_TOKENS,
+    Workload,
+    is_bundled,
+    is_bundled_uniform,
+    usual_workload,
+)
+
+
+def add_workload_options(parser: Any, requests: int) -> None:
+    """How many requests, of what length, and how they are denoised; `requests` is the default number."""
+    parser.add_argument("--requests", type=int, default=requests, metavar="N", help=f"default {requests}")
+    parser.add_argument("--prefixes", type=int, help=f"different shared prefixes (default {PREFIXES})")
+    parser.add_argument(
+        "--prefix-tokens", type=int, metavar="P", help=f"length of a random shared prefix (default {PREFIX_TOKENS})"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="Q", help=f"random tokens after it (default {PROMPT_TOKENS})"
+    )
+    parser.add_argument("--max-tokens", type=int, metavar="G", help="response length")
+    parser.add_argument("--sampling", metavar="JSON", help="further sampling parameters")
+    parser.add_argument("--seed", type=int, default=2024, help="of the workload (default 2024)")
+
+
+def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Sampling parameters as given, which come on top of the workload's usual ones."""
+    lengths = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+    return {**lengths, **object_option("--sampling", args.sampling)}
+
+
+def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
+    """A bundled model's task, GSM8K for a model that takes chats, else random tokens, as `args` shape them.
+
+    Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
+    """
+    for name, least in {"requests": 1, "prefixes": 1, "prefix_tokens": 0, "prompt_tokens": 1}.items():
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
+    if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
+        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
+    if is_bundled_uniform(llm) and args.prefixes is not None:
+        raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
+    return usual_workload(
+        llm,
+        args.requests,
+        args.seed,
+        asked_sampling(args),
+        prefixes=args.prefixes or PREFIXES,
+        prefix_tokens=args.prefix_tokens,
+        prompt_tokens=args.prompt_tokens,
+    )
+
+
+def described(workload: Workload) -> dict[str, Any]:
+    """What was asked, for a record's settings."""
+    params = asdict(workload.tasks[0].request.params)
+    return {
+        "name": workload.name,
+        "requests": len(workload.tasks),
+        "prefixes": workload.prefixes,
+        "prefix_ratio": round(workload.prefix_ratio, 3),
+        "sampling": {name: value for name, value in params.items() if value is not None},
+    }

@@ -1,0 +1,114 @@
+"""Benchmarks by name, read from the same config files as lm-eval reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.prompts import Message
+from remask_lab.harness.docs import FORMATS, Doc, Format
+from remask_lab.harness.score import Scoring
+from remask_lab.records.jsonl import read_lines
+
+FOLDER = Path(__file__).parent / "tasks"
+PREFIX = "remask_"  # of our own tasks' names; all others are lm-eval's
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One of our own tasks.
+
+    Attributes:
+        task: its name.
+        rules: the second part of the system prompt, which says how to write the answer.
+        max_tokens: response positions.
+        scoring: how responses are judged.
+        format: how records are read.
+        data: where lm-eval takes the data set from.
+    """
+
+    task: str
+    rules: str
+    max_tokens: int
+    scoring: Scoring
+    format: Format
+    data: str
+
+    def messages(self, role: str, doc: Doc) -> list[Message]:
+        """The conversation of one question: both parts of the system prompt, which all share, and the user's turn."""
+        return [{"role": "system", "content": f"{role}\n\n{self.rules}"}, {"role": "user", "content": doc.asked}]
+
+
+def task_names() -> tuple[str, ...]:
+    """All of our own tasks."""
+    return tuple(f"{PREFIX}{name}" for name in FORMATS)
+
+
+def is_own(task: str) -> bool:
+    """Whether a name can only be one of our own tasks'."""
+    return task.startswith(PREFIX)
+
+
+@cache
+def benchmark(task: str) -> Benchmark:
+    """The task of that name. Raises `UnknownNameError` where there is none."""
+    if task not in task_names():
+        raise UnknownNameError("task", task, task_names())
+    config = _read(FOLDER / f"{task}.yaml")
+    name = task.removeprefix(PREFIX)
+    source = config.get("dataset_path", "SaylorTwift/bbh")
+    return Benchmark(
+        task=task,
+        rules=config["description"],
+        max_tokens=config["generation_kwargs"]["max_gen_toks"],
+        scoring="code" if config.get("unsafe_code") else "strict",
+        format=FORMATS[name],
+        data=f"{source}, {config['dataset_name']}" if "dataset_name" in config else source,
+    )
+
+
+@cache
+def usual_role() -> str:
+    """The first part of the system prompt, role and rules, unless another one is given."""
+    return (Path(__file__).parent / "system.txt").read_text(encoding="utf-8").strip()
+
+
+def read_role(path: str | None) -> str:
+    """The first part of the system prompt, from a file if one is given; `ConfigError` where it cannot be read."""
+    if path is None:
+        return usual_role()
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the system prompt {path!r} cannot be read: {error}") from error
+    if not text:
+        raise ConfigError(f"the system prompt {path!r} is empty")
+    return text
+
+
+def read_docs(
+    own: Benchmark, path: str, names: Mapping[str, str] | None = None, limit: int | None = None
+) -> Sequence[Doc]:
+    """The questions of a local JSONL file in the data set's shape, whose fields `names` may rename.
+
+    Raises `ConfigError` naming the first bad line and its field.
+    """
+    return [own.format.read(line) for line in read_lines(path, names, limit)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads lm-eval's `!function` as the function's name."""
+
+
+_Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A config over the one that it includes."""
+    config: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    base = config.pop("include", None)
+    return config if base is None else {**_read(path.parent / base), **config}

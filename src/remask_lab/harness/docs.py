@@ -1,0 +1,119 @@
+"""How a record of each benchmark's data set becomes what the model is asked and what is right.
+
+Each reader takes a checked line in the data set's own shape, as its publishers have it, and raises `ConfigError` naming
+line and field where something is missing.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from remask.tasks.gsm8k import final_number
+from remask_lab.likelihood.choices import LETTERS
+from remask_lab.records.jsonl import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Doc:
+    """One question: the user's turn, and the answer that is right; of code the tests, and what stands before it."""
+
+    asked: str
+    right: str
+    before: str = ""
+
+
+Reader = Callable[[Line], Doc]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a benchmark's records are read, and the fields that they must have."""
+
+    read: Reader
+    fields: tuple[str, ...]
+
+
+def _gsm8k(line: Line) -> Doc:
+    worked = line.text("answer")
+    if "####" not in worked:
+        raise line.error(f"field 'answer' has no '####' before its final number: {worked[-60:]!r}")
+    return Doc(line.text("question"), final_number(worked))
+
+
+def _math500(line: Line) -> Doc:
+    return Doc(line.text("problem"), line.text("answer").strip())
+
+
+def _arc(line: Line) -> Doc:
+    choices = line.get("choices")
+    texts, labels = (choices.get(name) if isinstance(choices, dict) else None for name in ("text", "label"))
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        raise line.error(f"field 'choices' must be an object of as many text as label, got {choices!r}")
+    key = line.text("answerKey")
+    if key not in labels:
+        raise line.error(f"field 'answerKey' is {key!r}, which is none of the labels {', '.join(labels)}")
+    # A few questions number their choices; the format rules speak of letters.
+    return _choice(line.text("question"), texts, labels.index(key))
+
+
+def _gpqa(line: Line) -> Doc:
+    right = line.text("Correct Answer").strip()
+    wrong = [line.text(f"Incorrect Answer {number}").strip() for number in (1, 2, 3)]
+    question = line.text("Question").strip()
+    choices = [right, *wrong]
+    # The right one always stands first in the data. By lot, the same one whenever the question is asked.
+    random.Random(question).shuffle(choices)
+    return _choice(question, choices, choices.index(right))
+
+
+def _mmlu(line: Line) -> Doc:
+    choices, answer = line.texts("choices"), line.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise line.error(f"field 'answer' must be a choice's number from 0 to {len(choices) - 1}, got {answer!r}")
+    return _choice(line.text("question"), choices, answer)
+
+
+def _mmlu_pro(line: Line) -> Doc:
+    options, answer = line.texts("options"), line.text("answer")
+    letters = LETTERS[: len(options)]
+    if len(answer) != 1 or answer not in letters:
+        raise line.error(f"field 'answer' must be one of the letters {letters}, got {answer!r}")
+    return _choice(line.text("question"), options, letters.index(answer))
+
+
+def _bbh(line: Line) -> Doc:
+    return Doc(line.text("input"), line.text("target").strip())
+
+
+def _humaneval(line: Line) -> Doc:
+    prompt = line.text("prompt")
+    tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
+    return Doc(f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```", tests, prompt)
+
+
+def _mbpp(line: Line) -> Doc:
+    tests = "\n".join(line.texts("test_list"))
+    setup = line.get("test_setup_code") if line.has("test_setup_code") else ""
+    return Doc(f"{line.text('text').strip()}\nThe code must pass these tests:\n\n{tests}", tests, setup or "")
+
+
+def _choice(question: str, choices: Sequence[str], right: int) -> Doc:
+    listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+    return Doc(f"{question.strip()}\n\n{listed}", LETTERS[right])
+
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "gsm8k": Format(_gsm8k, ("question", "answer")),
+        "math500": Format(_math500, ("problem", "answer")),
+        "arc_challenge": Format(_arc, ("question", "choices", "answerKey")),
+        "gpqa": Format(_gpqa, ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))),
+        "mmlu": Format(_mmlu, ("question", "choices", "answer")),
+        "mmlu_pro": Format(_mmlu_pro, ("question", "options", "answer")),
+        "bbh": Format(_bbh, ("input", "target")),
+        "humaneval": Format(_humaneval, ("prompt", "entry_point", "test")),
+        "mbpp": Format(_mbpp, ("text", "test_list")),
+    }
+)
+"""By the benchmark's name."""

@@ -1,0 +1,130 @@
+"""The engine as a model of lm-eval, in its own process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.model import LM
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.llm import LLM
+from remask.policies import CachePolicy
+from remask_lab.harness.generation import Ask, Generation, generate, params_for
+from remask_lab.likelihood.likelihood import LikelihoodEstimator
+from remask_lab.likelihood.pairs import Pair, encode_pair
+
+_MAX_TOKENS = 256  # of tasks that do not say
+_GENERATION = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k")
+
+
+class RemaskLM(LM):
+    """Answers lm-eval's requests with one model.
+
+    `generate_until` runs all requests batched, under one cache policy; the part before the last user turn of a chat is
+    their shared prefix. `loglikelihood` is the Monte-Carlo estimate of masked models, on which no cache has any part.
+
+    Args:
+        llm: the model.
+        policy: what generation runs under.
+        sampling: sampling parameters, over those of a task.
+        seed: request i of a task has this and i, unless `sampling` has one.
+        estimator: of likelihoods; None refuses tasks that ask for them.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        policy: CachePolicy,
+        sampling: Mapping[str, Any],
+        seed: int = 0,
+        estimator: LikelihoodEstimator | None = None,
+    ) -> None:
+        super().__init__()
+        if llm.tokenizer is None:
+            raise ConfigError("this model folder has no tokenizer, and lm-eval's tasks are text; give a model with one")
+        self._llm, self._policy, self._sampling, self._seed = llm, policy, sampling, seed
+        self._tokenizer, self._estimator = llm.tokenizer, estimator
+        self._shared: dict[str, int] = {}  # leading shared tokens of every chat that was rendered
+        self.generation: Generation | None = None  # what the last `generate_until` took
+        self.standard_errors: list[float] = []  # of the last log-likelihoods, in nats
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The model's name, which stands for its tokenizer and chat template in lm-eval's request cache."""
+        return self._llm.loaded.name.replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The chat as text, by the model's own template. Without a generation prompt its last message is continued."""
+        if add_generation_prompt:
+            text = self._tokenizer.render_chat(chat_history)
+        else:
+            text = self._tokenizer.render_chat(chat_history[:-1]) + chat_history[-1]["content"]
+        self._shared[text] = self._tokenizer.shared_prefix(chat_history)
+        return text
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """One response a request, up to the first of its stop texts."""
+        asks = [self._ask(*request.args) for request in requests]
+        self.generation = generate(self._llm, asks, self._policy, self._seed, self._llm.progress)
+        return [output.text or "" for output in self.generation.outputs]
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Estimated log-likelihood of each continuation, and whether greedy decoding would give it.
+
+        Continuations of one document get the same draws.
+        """
+        estimator = self._likelihoods()
+        pairs = [self._pair(*request.args) for request in requests]
+        groups = [request.doc_id or 0 for request in requests]
+        found = estimator.score(pairs, groups, self._llm.progress)
+        self.standard_errors = [each.standard_error for each in found]
+        greedy = estimator.are_greedy(pairs)
+        return [(each.log_likelihood, told) for each, told in zip(found, greedy, strict=True)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """Estimated log-likelihood of whole texts.
+
+        One that is longer than the model reads is cut into parts of half that length, each after the one before it.
+        """
+        estimator, half = self._likelihoods(), self._llm.model.config.max_length // 2
+        pairs, owner = [], []
+        for number, request in enumerate(requests):
+            tokens = self._tokenizer.encode(request.args[0], add_special_tokens=False)
+            cuts = [0, *range(half, len(tokens), half)] if len(tokens) > 2 * half else [0]
+            for at in cuts:
+                stop = at + half if len(cuts) > 1 else len(tokens)
+                pairs.append(Pair(tokens[max(0, at - half) : at], tokens[at:stop]))
+                owner.append(number)
+        sums = [0.0] * len(requests)
+        for number, found in zip(owner, estimator.score(pairs, range(len(pairs)), self._llm.progress), strict=True):
+            sums[number] += found.log_likelihood
+        return sums
+
+    def _ask(self, context: str, asked: Mapping[str, Any]) -> Ask:
+        for name in asked:
+            if name not in _GENERATION:
+                raise UnknownNameError("generation parameter", name, _GENERATION)
+        until = asked.get("until") or ()
+        stop = [text for text in ([until] if isinstance(until, str) else until) if text]
+        own: dict[str, Any] = {}
+        if asked.get("do_sample") or asked.get("temperature"):
+            own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
+        length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
+        params = params_for({**own, **self._sampling}, length, stop)
+        # A chat's template has written out the special tokens itself.
+        shared = self._shared.get(context)
+        tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)
+        return Ask(tokens, shared or 0, params)
+
+    def _pair(self, context: str, continuation: str) -> Pair:
+        if context in self._shared:
+            encode = self._tokenizer.encode
+            return Pair(encode(context, add_special_tokens=False), encode(continuation, add_special_tokens=False))
+        return encode_pair(self._llm, context, continuation)
+
+    def _likelihoods(self) -> LikelihoodEstimator:
+        if self._estimator is None:
+            raise ConfigError(
+                f"the task asks for log-likelihoods, which are estimated for masked models; {self._llm.loaded.name!r} "
+                f"is a {self._llm.loaded.config.kind} one"
+            )
+        return self._estimator

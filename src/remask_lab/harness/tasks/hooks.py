@@ -1,0 +1,111 @@
+"""What lm-eval calls from the configs beside this file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remask_lab.harness.docs import FORMATS
+from remask_lab.harness.score import score
+from remask_lab.records.jsonl import Line
+
+BBH = (
+    "boolean_expressions",
+    "causal_judgement",
+    "date_understanding",
+    "disambiguation_qa",
+    "dyck_languages",
+    "formal_fallacies",
+    "geometric_shapes",
+    "hyperbaton",
+    "logical_deduction_five_objects",
+    "logical_deduction_seven_objects",
+    "logical_deduction_three_objects",
+    "movie_recommendation",
+    "multistep_arithmetic_two",
+    "navigate",
+    "object_counting",
+    "penguins_in_a_table",
+    "reasoning_about_colored_objects",
+    "ruin_names",
+    "salient_translation_error_detection",
+    "snarks",
+    "sports_understanding",
+    "temporal_sequences",
+    "tracking_shuffled_objects_five_objects",
+    "tracking_shuffled_objects_seven_objects",
+    "tracking_shuffled_objects_three_objects",
+    "web_of_lies",
+    "word_sorting",
+)
+"""Names of BIG-Bench Hard's tasks, each a configuration of the data set."""
+
+
+def gsm8k(dataset: Any) -> Any:
+    """Questions and numbers."""
+    return _prepared(dataset, "gsm8k")
+
+
+def math500(dataset: Any) -> Any:
+    """Problems and LaTeX."""
+    return _prepared(dataset, "math500")
+
+
+def arc_challenge(dataset: Any) -> Any:
+    """Questions and letters."""
+    return _prepared(dataset, "arc_challenge")
+
+
+def gpqa(dataset: Any) -> Any:
+    """Questions and letters, the choices in an order drawn by the question."""
+    return _prepared(dataset, "gpqa")
+
+
+def mmlu(dataset: Any) -> Any:
+    """Questions and letters."""
+    return _prepared(dataset, "mmlu")
+
+
+def mmlu_pro(dataset: Any) -> Any:
+    """Questions and letters."""
+    return _prepared(dataset, "mmlu_pro")
+
+
+def bbh(dataset: Any) -> Any:
+    """Inputs and targets."""
+    return _prepared(dataset, "bbh")
+
+
+def humaneval(dataset: Any) -> Any:
+    """Function heads and tests."""
+    return _prepared(dataset, "humaneval")
+
+
+def mbpp(dataset: Any) -> Any:
+    """Descriptions and tests."""
+    return _prepared(dataset, "mbpp")
+
+
+def bbh_dataset(**_: Any) -> Mapping[str, Any]:
+    """All of BIG-Bench Hard's tasks as one split, from the hub."""
+    from datasets import concatenate_datasets, load_dataset
+
+    return {"test": concatenate_datasets([load_dataset("SaylorTwift/bbh", name)["test"] for name in BBH])}
+
+
+def strict(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Strict match of what follows the last `##`, and equality up to notation."""
+    return score("strict", results[0], doc["right"]).metrics
+
+
+def passes(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Whether the generated code passes its tests: runs it."""
+    return score("code", results[0], doc["right"], doc["before"]).metrics
+
+
+def _prepared(dataset: Any, name: str) -> Any:
+    read = FORMATS[name].read
+
+    def prepare(doc: Mapping[str, Any], number: int) -> dict[str, str]:
+        found = read(Line(f"{name}, record {number}:", doc, {}))
+        return {"asked": found.asked, "right": found.right, "before": found.before}
+
+    return dataset.map(prepare, with_indices=True)

@@ -1,0 +1,124 @@
+"""A task of lm-eval, or one of ours on its published data, as one row of results."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from remask.errors import ConfigError
+from remask_lab.harness.benchmark import FOLDER, is_own
+from remask_lab.harness.lm import RemaskLM
+from remask_lab.harness.score import shares
+from remask_lab.records.interval import wilson
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How lm-eval is asked.
+
+    Attributes:
+        role: the first part of the system prompt; None: a task's own alone.
+        chat: whether prompts are rendered by the chat template.
+        limit: documents of a task; None: all.
+        run_code: whether tasks that execute generated code may run.
+        seed: of few-shot examples.
+    """
+
+    role: str | None
+    chat: bool
+    limit: int | None
+    run_code: bool
+    seed: int
+
+
+class Harness:
+    """lm-eval with our own tasks beside its own, whose index is read once."""
+
+    def __init__(self, *, own_only: bool, folders: Sequence[str] = ()) -> None:
+        """`folders` hold further configs; with `own_only` lm-eval's own are left out."""
+        self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
+
+    def check(self, tasks: Sequence[str]) -> None:
+        """Raise `ConfigError` on what lm-eval does not know, and on a tag."""
+        known = self._manager.all_tasks
+        for task in tasks:
+            if task not in known:
+                raise ConfigError(f"Unknown task {task!r}: neither one of ours nor of lm-eval's ('lm_eval ls tasks')")
+            if task in self._manager.all_tags:
+                raise ConfigError(f"{task!r} is a tag of several tasks, which have no common score; name them instead")
+
+    def run(self, lm: RemaskLM, task: str | Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+        """One row: metrics, samples, and what generation cost. `task` is a name, or a config over one.
+
+        Raises `ConfigError` where lm-eval cannot run it: its data are not at hand, or it runs code and may not.
+        """
+        logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        try:
+            found = simple_evaluate(
+                model=lm,
+                tasks=[task if isinstance(task, str) else dict(task)],
+                limit=asked.limit,
+                bootstrap_iters=0,
+                system_instruction=asked.role,
+                apply_chat_template=asked.chat,
+                task_manager=self._manager,
+                confirm_run_unsafe_code=asked.run_code,
+                random_seed=asked.seed,
+                numpy_random_seed=asked.seed,
+                torch_random_seed=asked.seed,
+                fewshot_random_seed=asked.seed,
+            )
+        except (OSError, ValueError, ImportError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}") from error
+        assert found is not None
+        name = task if isinstance(task, str) else task["task"]
+        row: dict[str, Any] = {} if lm.generation is None else lm.generation.costs()
+        if is_own(name):
+            samples = _own_samples(found["samples"][name], lm)
+            return {**row, "metrics": shares(samples), "samples": samples}
+        samples = _samples(found["samples"])
+        return {**row, "metrics": _metrics(found["results"][name], samples), "samples": samples}
+
+
+def _own_samples(samples: Sequence[Mapping[str, Any]], lm: RemaskLM) -> list[dict[str, Any]]:
+    assert lm.generation is not None
+    rows = []
+    ordered = sorted(samples, key=lambda sample: int(sample["doc_id"]))
+    for sample, output in zip(ordered, lm.generation.outputs, strict=True):
+        metrics = {name: float(sample[name]) for name in sample["metrics"]}
+        rows.append(
+            {"text": output.text, "token_ids": list(output.token_ids), "right": sample["doc"]["right"], **metrics}
+        )
+    return rows
+
+
+def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Metrics by document; of what several numbers make up, such as perplexities, nothing."""
+    return [
+        {
+            "task": task,
+            "doc": sample["doc_id"],
+            "filter": sample["filter"],
+            **{name: sample[name] for name in sample["metrics"] if isinstance(sample[name], int | float)},
+        }
+        for task, each in samples.items()
+        for sample in each
+    ]
+
+
+def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """lm-eval's numbers ("metric,filter"), with Wilson's interval where one is the share of right documents."""
+    found = {}
+    for key, value in results.items():
+        metric, separator, chosen = key.partition(",")
+        if not separator or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        each = [sample[metric] for sample in samples if sample["filter"] == chosen and metric in sample]
+        share = each and all(one in (0, 1) for one in each) and abs(sum(each) / len(each) - value) < 1e-9
+        found[key] = {"value": float(value), "interval": list(wilson(int(sum(each)), len(each))) if share else None}
+    return found

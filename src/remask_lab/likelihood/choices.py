@@ -1,0 +1,140 @@
+"""Multiple choice by likelihood: the choice that the model finds most likely, as lm-eval counts it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remask.errors import ConfigError
+from remask_lab.likelihood.likelihood import Likelihood, LikelihoodEstimator
+from remask_lab.likelihood.pairs import Pair
+from remask_lab.records.interval import wilson
+from remask_lab.records.jsonl import Line
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+Encode = Callable[[str, str], Pair]
+"""Makes a pair of a prompt and a response, and raises `ConfigError` on one that cannot be scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt with each of the `choices` that may follow it, as `pairs`; `answer` is the number of the right one."""
+
+    prompt: str
+    choices: Sequence[str]
+    answer: int
+    pairs: Sequence[Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A text and the pair of its prompt and it."""
+
+    text: str
+    pair: Pair
+
+
+def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[Response]:
+    """The lines of a file: questions where the first has `choices`, else prompts with a `response`.
+
+    `choices` are texts, or an object of `text` and `label` as ARC has it; `answer` is a choice's number from 0 (MMLU),
+    its label or letter, or its text. Raises `ConfigError` naming the line, and the field where one is at fault; where
+    both kinds are mixed; and what `encode` raises.
+    """
+    several = lines[0].has("choices")
+    for line in lines:
+        if line.has("choices") != several:
+            raise line.error("a file holds questions with 'choices', or prompts with a 'response', and not both")
+    if several:
+        return [_question(line, encode) for line in lines]
+    return [Response(text, _pair(line, text, encode)) for line in lines for text in (line.text("response"),)]
+
+
+def _question(line: Line, encode: Encode) -> Question:
+    choices: Any = line.get("choices")
+    labels: Any = list(LETTERS)
+    if isinstance(choices, dict):
+        labels = choices.get("label", labels)
+        choices = choices.get("text")
+    texts = isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices)
+    if not texts or len(choices) < 2 or not isinstance(labels, list):
+        raise line.error(
+            f"field 'choices' must be a list of two texts or more, or an object of text and label, got {choices!r}"
+        )
+    pairs = [_pair(line, choice, encode) for choice in choices]
+    answer = line.get("answer")
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
+        return Question(line.text("prompt"), choices, answer, pairs)
+    for named in (labels[: len(choices)], choices):
+        if answer in named:
+            return Question(line.text("prompt"), choices, named.index(answer), pairs)
+    raise line.error(
+        f"field 'answer' is {answer!r}, which is neither a number from 0 to {len(choices) - 1}, nor one of the labels "
+        f"{', '.join(map(str, labels[: len(choices)]))}, nor the text of a choice"
+    )
+
+
+def _pair(line: Line, text: str, encode: Encode) -> Pair:
+    prompt = line.text("prompt")
+    try:
+        return encode(prompt, text)
+    except ConfigError as error:
+        raise line.error(str(error)) from error
+
+
+def score_responses(
+    estimator: LikelihoodEstimator, items: Sequence[Response], progress: bool = False
+) -> dict[str, Any]:
+    """Log-likelihoods of all responses, and their sum: in nats a token, with its standard error."""
+    found = estimator.score([item.pair for item in items], range(len(items)), progress)
+    tokens = sum(each.tokens for each in found)
+    error = sum(each.standard_error**2 for each in found) ** 0.5
+    return {
+        "responses": [_row(item.text, each) for item, each in zip(items, found, strict=True)],
+        "tokens": tokens,
+        "log_likelihood_per_token": sum(each.log_likelihood for each in found) / tokens,
+        "standard_error": error / tokens,
+    }
+
+
+def score_questions(
+    estimator: LikelihoodEstimator, items: Sequence[Question], progress: bool = False
+) -> dict[str, Any]:
+    """Which choice of every question is most likely, and the share of right ones with Wilson's 95 % interval.
+
+    `accuracy` compares log-likelihoods as they are, `accuracy_norm` a character of the choice. The choices of a
+    question are scored under the same draws.
+    """
+    pairs = [pair for item in items for pair in item.pairs]
+    groups = [number for number, item in enumerate(items) for _ in item.choices]
+    found = iter(estimator.score(pairs, groups, progress))
+    questions = []
+    for item in items:
+        own = [next(found) for _ in item.choices]
+        sums = [each.log_likelihood for each in own]
+        by_character = [value / len(choice) for value, choice in zip(sums, item.choices, strict=True)]
+        questions.append(
+            {
+                "prompt": item.prompt,
+                "answer": item.answer,
+                "chosen": sums.index(max(sums)),
+                "chosen_norm": by_character.index(max(by_character)),
+                "choices": [_row(choice, each) for choice, each in zip(item.choices, own, strict=True)],
+            }
+        )
+    result: dict[str, Any] = {"questions": questions}
+    for name, chosen in (("accuracy", "chosen"), ("accuracy_norm", "chosen_norm")):
+        right = sum(question[chosen] == question["answer"] for question in questions)
+        result[name] = right / len(questions)
+        result[f"{name}_interval"] = list(wilson(right, len(questions)))
+    return result
+
+
+def _row(text: str, found: Likelihood) -> dict[str, Any]:
+    return {
+        "text": text,
+        "log_likelihood": found.log_likelihood,
+        "standard_error": found.standard_error,
+        "tokens": found.tokens,
+        "draws": found.draws,
+    }

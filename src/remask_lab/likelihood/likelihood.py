@@ -1,0 +1,174 @@
+"""Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992).
+
+Of a response of L tokens, l of them are masked, l drawn evenly from 1 to L and the positions without replacement. The
+mean over draws of L / l times the summed log-probability of the masked tokens, given all others, estimates a lower
+bound of the log-likelihood: the mean log-likelihood over all orders in which the tokens could be decoded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from remask.core.checks import whole
+from remask.core.plan import Mask
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.likelihood.masked_pass import MAX_ROWS, Job, MaskedPasses
+from remask_lab.likelihood.pairs import Pair
+
+TOGETHER = 64  # pairs whose masked canvases are at hand at a time
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The estimate for one response.
+
+    Attributes:
+        log_likelihood: in nats, summed over the response's tokens; a lower bound in expectation.
+        standard_error: of the estimate, over its draws; 0 where every set of masks was computed.
+        tokens: of the response.
+        draws: sets of masks that were drawn; 0 where all were computed.
+    """
+
+    log_likelihood: float
+    standard_error: float
+    tokens: int
+    draws: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How sets of masks are drawn.
+
+    Attributes:
+        samples: sets drawn for a response; a whole number of strata, two at least.
+        strata: so many numbers of masks at a time are spread evenly over 1 to L, each by itself still drawn evenly.
+            1 draws each apart.
+        seed: of the draws. They depend on it, on the response's length and on the pair's group, and on nothing else.
+        exact: compute all sets of masks where that takes no more passes than `samples`.
+    """
+
+    samples: int = 128
+    strata: int = 8
+    seed: int = 0
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        whole("strata", self.strata, low=1)
+        whole("samples", self.samples, low=1)
+        whole("seed", self.seed, low=0)
+        if self.samples % self.strata or self.samples < 2 * self.strata:
+            raise ConfigError(
+                f"samples={self.samples} must be a multiple of strata={self.strata}, and at least two of them: "
+                "the standard error comes from how they differ"
+            )
+
+
+class LikelihoodEstimator:
+    """Estimates log-likelihoods of responses under a masked model. Raises `ConfigError` on a model of another kind."""
+
+    def __init__(self, llm: LLM, draws: Draws | None = None, max_rows: int = MAX_ROWS) -> None:
+        self.draws = draws or Draws()
+        self._passes = MaskedPasses(llm, max_rows)
+
+    def check(self, pair: Pair) -> None:
+        """Raise `ConfigError` on a pair that cannot be scored."""
+        self._passes.check(pair)
+
+    def score(
+        self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
+    ) -> list[Likelihood]:
+        """The log-likelihood of every response after its prompt.
+
+        Pairs of one of `groups` (default: all of one) get the same draws where their responses are equally long, which
+        takes noise out of their comparison: the choices of a question are a group. What else is scored has no part
+        in a result.
+
+        Raises `ConfigError`, before anything runs, on a pair that cannot be run.
+        """
+        for pair in pairs:
+            self.check(pair)
+        each = [0] * len(pairs) if groups is None else groups
+        scored = []
+        with tqdm(total=len(pairs), desc="likelihood", unit="resp", disable=not progress) as bar:
+            for at in range(0, len(pairs), TOGETHER):
+                drawn = [self._draw(*item) for item in zip(pairs[at : at + TOGETHER], each[at:], strict=False)]
+                found = self._passes.log_probabilities([job for own in drawn for job in own.jobs])
+                parts = np.split(found, np.cumsum([len(own.jobs) for own in drawn])[:-1])
+                scored += [own.estimate(part, self.draws) for own, part in zip(drawn, parts, strict=True)]
+                bar.update(len(drawn))
+        return scored
+
+    def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
+        """Whether decoding greedily, the most confident token a step, would give each response.
+
+        A pair is done at the first token that differs: it takes from one pass to as many as it has tokens.
+        """
+        for pair in pairs:
+            self.check(pair)
+        masks = [np.ones(len(pair.response), dtype=np.bool_) for pair in pairs]
+        open_ones = list(range(len(pairs)))
+        while open_ones:
+            found = self._passes.most_confident([(pairs[number], masks[number]) for number in open_ones])
+            for number, (place, token) in zip(open_ones, found, strict=True):
+                masks[number][place] = token != pairs[number].response[place]
+            alike = [number for number, (place, _) in zip(open_ones, found, strict=True) if not masks[number][place]]
+            open_ones = [number for number in alike if masks[number].any()]
+        return [not mask.any() for mask in masks]
+
+    def _draw(self, pair: Pair, group: int) -> "_Drawn":
+        draws, length = self.draws, len(pair.response)
+        # 2 ** length grows out of bounds long before it is needed.
+        if draws.exact and length < 63 and 2**length - 1 <= draws.samples:
+            masks, weights = every_mask(length)
+            return _Drawn([(pair, mask) for mask in masks], weights, None)
+        masks = draw_masks(length, draws, group)
+        # A set that is drawn twice is computed once.
+        distinct, which = np.unique(masks, axis=0, return_inverse=True)
+        return _Drawn([(pair, mask) for mask in distinct], length / distinct.sum(axis=1), which.reshape(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The masked canvases of one pair, what each counts, and which of them each draw is; None: all there are."""
+
+    jobs: list[Job]
+    weights: Floats
+    which: NDArray[np.intp] | None
+
+    def estimate(self, found: Floats, draws: Draws) -> Likelihood:
+        """From the summed log-probabilities of the jobs."""
+        length, weighted = len(self.jobs[0][0].response), found * self.weights
+        if self.which is None:
+            return Likelihood(float(weighted.sum()), 0.0, length, 0)
+        estimates = weighted[self.which].reshape(-1, draws.strata).mean(axis=1)
+        error = float(estimates.std(ddof=1) / np.sqrt(len(estimates)))
+        return Likelihood(float(estimates.mean()), error, length, draws.samples)
+
+
+def draw_masks(length: int, draws: Draws, group: int = 0) -> Mask:
+    """Sets of masks, bool [samples, length], stratum by stratum."""
+    rng = np.random.default_rng([draws.seed, group, length])
+    masks = np.zeros((draws.samples, length), dtype=np.bool_)
+    # One uniform number shifts the evenly spaced points of a stratum round the circle: each is uniform by itself.
+    starts = rng.random(draws.samples // draws.strata).repeat(draws.strata)
+    points = (starts + np.tile(np.arange(draws.strata) / draws.strata, draws.samples // draws.strata)) % 1.0
+    counts = np.minimum((points * length).astype(np.int64), length - 1) + 1
+    for mask, count in zip(masks, counts, strict=True):
+        mask[rng.permutation(length)[:count]] = True
+    return masks
+
+
+def every_mask(length: int) -> tuple[Mask, Floats]:
+    """All sets of masks but the empty one, bool [2 ** length - 1, length], and what each counts in the expectation."""
+    numbers = np.arange(1, 2**length)
+    masks = (numbers[:, None] >> np.arange(length)) % 2 == 1
+    # Probability 1 / length of the number of masks, 1 / comb of the set among those of that size; times length / masks.
+    weights = np.array([1 / (count * comb(length, count)) for count in masks.sum(axis=1).tolist()])
+    return masks, weights

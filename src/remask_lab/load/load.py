@@ -1,0 +1,98 @@
+"""Requests at a rate, at a concurrency, or both."""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from remask.core.checks import real, whole
+from remask.errors import ConfigError
+from remask_lab.load.client import Outcome, send
+from remask_lab.load.mix import Ask
+from remask_lab.load.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """When requests are sent.
+
+    Attributes:
+        request_rate: arrivals a second, a Poisson process; `inf` sends all at once.
+        max_concurrency: requests that are open at a time at most; an arrival waits for its turn. None: no limit.
+        timeout_s: seconds without a byte after which a request counts as failed.
+        seed: of the arrivals.
+
+    Raises `ConfigError` on values out of range.
+    """
+
+    request_rate: float = math.inf
+    max_concurrency: int | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.request_rate != math.inf:
+            real("request_rate", self.request_rate, low=0.0, above=True)
+        whole("max_concurrency", self.max_concurrency, low=1, optional=True)
+        real("timeout_s", self.timeout_s, low=0.0, above=True)
+        whole("seed", self.seed, low=0)
+
+    def arrivals(self, count: int) -> list[float]:
+        """Seconds after the start at which each of `count` requests arrives."""
+        if self.request_rate == math.inf:
+            return [0.0] * count
+        rng, at, times = random.Random(self.seed), 0.0, []
+        for _ in range(count):
+            times.append(at)
+            at += rng.expovariate(self.request_rate)
+        return times
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Outcomes in the order of the requests, and the seconds from the first one sent to the last one ended."""
+
+    outcomes: list[Outcome]
+    seconds: float
+    peak_concurrency: int
+
+
+async def put(
+    target: Target, asks: Sequence[Ask], load: Load, extra: Mapping[str, Any] | None = None, *, progress: bool = False
+) -> Run:
+    """Put `asks` on the server; `extra` fields go into every body. Raises `ConfigError` where there are none."""
+    if not asks:
+        raise ConfigError("a load needs at least one request")
+    most = load.max_concurrency or len(asks)
+    turns = asyncio.Semaphore(most)
+    fields = {"model": target.model, **(extra or {})}
+    limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
+    timeout = httpx.Timeout(load.timeout_s, pool=None)
+    running = peak = 0
+    with tqdm(total=len(asks), desc="requests", unit="req", disable=not progress) as bar:
+        async with httpx.AsyncClient(
+            base_url=target.base_url, headers=dict(target.headers), limits=limits, timeout=timeout
+        ) as client:
+            origin = time.perf_counter()
+
+            async def one(ask: Ask, at: float) -> Outcome:
+                nonlocal running, peak
+                await asyncio.sleep(max(0.0, origin + at - time.perf_counter()))
+                async with turns:
+                    running += 1
+                    peak = max(peak, running)
+                    try:
+                        return await send(client, ask, fields, origin)
+                    finally:
+                        running -= 1
+                        bar.update()
+
+            outcomes = await asyncio.gather(*map(one, asks, load.arrivals(len(asks))))
+            seconds = time.perf_counter() - origin
+    return Run(list(outcomes), seconds, peak)

@@ -1,0 +1,126 @@
+"""What is asked: prompts of which a given share have one of a few shared prefixes, and the others their own."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from remask.core.checks import real, whole
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.source import BUNDLED
+from remask.tasks import gsm8k, transit
+from remask_lab.bench.workload import MAX_GSM8K_PREFIXES
+from remask_lab.load.target import Target
+
+Body: TypeAlias = dict[str, Any]
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+DATASETS = ("transit", "gsm8k", "random")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: where its body goes, the only right answer where there is one, and headers of its own."""
+
+    path: str
+    body: Mapping[str, Any]
+    answer: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How prompts are drawn.
+
+    Attributes:
+        dataset: `transit` (the bundled model's task), `gsm8k`, `random` token ids, or `auto`: the first that the
+            server can take, in this order.
+        num_prompts: requests.
+        prefixes: different shared prefixes; fewer where fewer requests share.
+        prefix_share: share of the requests that have one of them; the others' prefixes are as long and never repeat.
+        prefix_tokens, prompt_tokens: lengths of random prefixes and of what follows.
+        seed: the same arguments and seed give the same prompts.
+
+    Raises `ConfigError` on values out of range.
+    """
+
+    dataset: str = "auto"
+    num_prompts: int = 200
+    prefixes: int = 4
+    prefix_share: float = 1.0
+    prefix_tokens: int = 230
+    prompt_tokens: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dataset not in ("auto", *DATASETS):
+            raise UnknownNameError("dataset", self.dataset, ["auto", *DATASETS])
+        for name in ("num_prompts", "prefixes", "prefix_tokens", "prompt_tokens"):
+            whole(name, getattr(self, name), low=1)
+        whole("seed", self.seed, low=0)
+        real("prefix_share", self.prefix_share, low=0.0, high=1.0)
+
+    def chosen(self, target: Target) -> str:
+        """The dataset that `auto` means for this server."""
+        if self.dataset != "auto":
+            return self.dataset
+        if target.info.get("model_path") == BUNDLED:
+            return "transit"
+        return "gsm8k" if target.info.get("has_chat_template", True) else "random"
+
+    def draw(self, target: Target) -> list[Ask]:
+        """The requests. Raises `ConfigError` where the server does not tell what random tokens need."""
+        name = self.chosen(target)
+        rng = random.Random(self.seed)
+        shared = round(self.prefix_share * self.num_prompts)
+        # Which shared prefix a request has; None for one of its own.
+        places: list[int | None] = [number % self.prefixes for number in range(shared)]
+        places += [None] * (self.num_prompts - shared)
+        rng.shuffle(places)
+        if name == "transit":
+            return _transit(rng, places, self.prefixes)
+        if name == "gsm8k":
+            return _gsm8k(places, self.prefixes, self.seed)
+        return _random(rng, places, self, target)
+
+
+def _transit(rng: random.Random, places: list[int | None], prefixes: int) -> list[Ask]:
+    lines = [transit.draw_prompt(rng) for _ in range(prefixes)]
+    asks = []
+    for place in places:
+        line = transit.draw_prompt(rng) if place is None else lines[place]
+        question = transit.draw_question(rng, line)
+        asks.append(Ask(CHAT, {"messages": transit.messages(line, question)}, transit.route(line, question)[-1]))
+    return asks
+
+
+def _gsm8k(places: list[int | None], prefixes: int, seed: int) -> list[Ask]:
+    if prefixes > MAX_GSM8K_PREFIXES:
+        raise ConfigError(f"--prefixes must be at most {MAX_GSM8K_PREFIXES} with GSM8K questions, got {prefixes}")
+    questions = gsm8k.make_questions(prefixes * len(places), prefixes, seed)
+    asks = []
+    for number, place in enumerate(places):
+        item = questions[number * prefixes + (place or 0)]
+        system, user = item.messages
+        if place is None:
+            system = {**system, "content": f"Conversation {number}. {system['content']}"}
+        asks.append(Ask(CHAT, {"messages": [system, user]}, item.answer))
+    return asks
+
+
+def _random(rng: random.Random, places: list[int | None], mix: Mix, target: Target) -> list[Ask]:
+    vocab = target.info.get("vocab_size")
+    if not isinstance(vocab, int):
+        raise ConfigError(
+            "--dataset random draws token ids, and this server does not tell its vocabulary at /get_model_info; use "
+            "--dataset gsm8k"
+        )
+    kept = {target.info.get("mask_token_id"), *target.info.get("stop_token_ids", ())}
+    tokens = [token for token in range(vocab) if token not in kept]
+    shared = [rng.choices(tokens, k=mix.prefix_tokens) for _ in range(mix.prefixes)]
+    asks = []
+    for place in places:
+        prefix = rng.choices(tokens, k=mix.prefix_tokens) if place is None else shared[place]
+        prompt = prefix + rng.choices(tokens, k=mix.prompt_tokens)
+        asks.append(Ask(TEXT, {"prompt": prompt, "prefix_length": mix.prefix_tokens}))
+    return asks

@@ -1,0 +1,169 @@
+"""docs/gallery.md, made from docs/gallery/entries.toml; and the pictures, made by the commands named there.
+
+    python -m remask_lab.pages.gallery                 # write the page
+    python -m remask_lab.pages.gallery --draw [TEXT]   # first run the commands of pictures whose name contains TEXT
+
+An entry has a picture below docs/gallery, the command that makes it when run from the root of a checkout, and a
+reading.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from PIL import Image
+
+from remask.errors import ConfigError, RemaskError, UnknownNameError
+
+ROOT = Path(__file__).parents[1]
+GROUPS = ("BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
+LARGEST = 100_000  # bytes of a picture
+COLORS = 192
+CLI = "import sys; from remask.cli import main; sys.exit(main())"
+HEAD = """# Gallery
+
+What the papers' figures show, drawn from the models that come with the package. These are small models of narrow
+tasks: they show that a measurement works and what it looks like, not what a model of 8B would show. Each picture stands
+with the command that made it, to be run from the root of a checkout; `--model` takes any other model. The page is made
+by `python -m remask_lab.pages.gallery`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One picture.
+
+    Attributes:
+        picture: its path below docs/gallery.
+        group: the heading that it stands under.
+        title: what it shows.
+        source: the figures and tables that it answers.
+        command: what makes it.
+        reading: what is to be seen.
+    """
+
+    picture: str
+    group: str
+    title: str
+    source: str
+    command: str
+    reading: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw what was asked for, and write the page. Returns 0, or 2 on an error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m remask_lab.pages.gallery",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--draw", nargs="?", const="", metavar="TEXT", help="make the pictures whose name contains TEXT"
+    )
+    parser.add_argument("--root", default=str(ROOT), metavar="FOLDER", help="of the checkout (default: this one)")
+    args = parser.parse_args(argv)
+    root = Path(args.root)
+    try:
+        entries = read_entries(root / "docs" / "gallery" / "entries.toml")
+        if args.draw is not None:
+            draw(entries, args.draw, root)
+        (root / "docs" / "gallery.md").write_text(page(entries), encoding="utf-8")
+    except RemaskError as error:
+        print(f"remask_lab.pages.gallery: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The gallery's entries, in their order. Raises `ConfigError` where the file or an entry cannot be used."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))["entries"]
+    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path.name} is no list of entries: {error}") from error
+    known = [field.name for field in fields(Entry)]
+    entries = []
+    for number, item in enumerate(raw, start=1):
+        for key in item:
+            if key not in known:
+                raise UnknownNameError(f"key of entry {number}", key, known)
+        missing = [key for key in known if not item.get(key)]
+        if missing:
+            raise ConfigError(f"entry {number} of {path.name} has no {', '.join(missing)}")
+        entries.append(Entry(**item))
+    _check(entries)
+    return entries
+
+
+def page(entries: Sequence[Entry]) -> str:
+    """The page, in Markdown."""
+    parts = [HEAD.rstrip()]
+    for group in GROUPS:
+        own = [entry for entry in entries if entry.group == group]
+        parts += [f"## {group}"] if own else []
+        for entry in own:
+            parts += [
+                f"### {entry.title}",
+                f"![{entry.title}](gallery/{entry.picture})",
+                f"{entry.reading.strip()} ({entry.source})",
+                f"```\n{entry.command}\n```",
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(entries: Sequence[Entry], text: str, root: Path) -> None:
+    """Run each command that makes a picture whose name contains `text`, once, and keep the entries' pictures alone.
+
+    Raises `ConfigError` where a command fails, makes no such picture, or one that is too large.
+    """
+    folder = root / "docs" / "gallery"
+    commands = dict.fromkeys(entry.command for entry in entries if text in entry.picture)
+    if not commands:
+        raise ConfigError(f"no picture's name contains {text!r}; there are {', '.join(e.picture for e in entries)}")
+    for command in commands:
+        own = {folder / entry.picture for entry in entries if entry.command == command}
+        for picture in own:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+        print(f"$ {command}", flush=True)
+        words = [sys.executable, "-c", CLI, "--quiet", *shlex.split(command)[1:]]
+        done = subprocess.run(words, cwd=root, env=dict(os.environ), stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise ConfigError(f"the command failed with status {done.returncode}: {command}")
+        for extra in {path for picture in own for path in picture.parent.glob("*.png")} - _pictures(entries, folder):
+            extra.unlink()
+        for picture in sorted(own):
+            _reduce(picture)
+
+
+def _pictures(entries: Sequence[Entry], folder: Path) -> set[Path]:
+    return {folder / entry.picture for entry in entries}
+
+
+def _reduce(picture: Path) -> None:
+    """Keep a palette in place of full colour, which plots do not need."""
+    if not picture.is_file():
+        raise ConfigError(f"the command did not make {str(picture)!r}")
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    if picture.stat().st_size >= LARGEST:
+        raise ConfigError(f"{str(picture)!r} has {picture.stat().st_size} bytes; a picture has less than {LARGEST}")
+
+
+def _check(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        if entry.group not in GROUPS:
+            raise UnknownNameError(f"group of {entry.picture}", entry.group, GROUPS)
+        if not entry.command.startswith("remask "):
+            raise ConfigError(f"{entry.picture}: its command must be one of remask, got {entry.command!r}")
+    pictures = [entry.picture for entry in entries]
+    if len(set(pictures)) != len(pictures):
+        raise ConfigError("two entries have one picture")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

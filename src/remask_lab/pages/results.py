@@ -1,0 +1,120 @@
+"""docs/results.md, made from the result files that are kept in benchmarks/results, and never typed.
+
+    python -m remask_lab.pages.results [--results FOLDER] [--output FILE]
+
+Takes what `python -m remask_lab.papers` and `remask bench` write. Files of one table stand apart, each with the model
+and the machine that it was measured on.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from remask import __version__
+from remask.errors import ConfigError, RecordError, RemaskError
+from remask_lab.bench.report import table as bench_table
+from remask_lab.papers.definition import Table, load_table, table_names
+from remask_lab.papers.run import SUBJECT
+from remask_lab.papers.show import beside, published
+from remask_lab.records.record import Record, read_record
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+BENCH = "bench"
+HEAD = """# Results
+
+Made from the result files in `benchmarks/results` by `python -m remask_lab.pages.results`; nothing here is typed. The papers'
+numbers are copied from them and stand beside ours for comparison of ratios, not of absolute figures: other models,
+other machines.
+What the columns mean is told in [benchmarks](../benchmarks/README.md).
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page. Returns 0, or 2 where a result file cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python -m remask_lab.pages.results",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
+    parser.add_argument("--output", default=str(PAGE), metavar="FILE", help="default docs/results.md")
+    args = parser.parse_args(argv)
+    try:
+        Path(args.output).write_text(page(read_all(args.results)), encoding="utf-8")
+    except RemaskError as error:
+        print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_all(folder: str | Path) -> dict[str, Record]:
+    """The records of a folder's JSON files, by file name, in order of the names.
+
+    Raises `ConfigError` without the folder, and `RecordError` where a file is none of ours or of a subject that the
+    page does not show.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(f"there is no folder of results {str(folder)!r}")
+    records = {}
+    for path in sorted(Path(folder).glob("*.json")):
+        record = read_record(path)
+        if record.subject not in (SUBJECT, BENCH):
+            raise RecordError(f"{path.name} holds {record.subject!r}; the page shows {SUBJECT!r} and {BENCH!r}")
+        records[path.name] = record
+    return records
+
+
+def page(records: dict[str, Record]) -> str:
+    """The page. Raises `RecordError` where a record is of another version of its table, or not complete."""
+    parts = [HEAD.rstrip()]
+    own = {name: record for name, record in records.items() if record.subject == SUBJECT}
+    known = table_names()
+    for name, record in own.items():
+        if record.about["settings"]["table"] not in known:
+            raise RecordError(f"{name} is of table {record.about['settings']['table']!r}, which is none of ours")
+    for table in map(load_table, known):
+        mine = {name: record for name, record in own.items() if record.about["settings"]["table"] == table.name}
+        parts.append(f"## {table.name}: {table.title}")
+        parts += _measured(table, mine) if mine else [_unmeasured(table)]
+    benches = {name: record for name, record in records.items() if record.subject == BENCH}
+    for name, record in benches.items():
+        parts += [f"## {Path(name).stem}", _marked(record, bench_table(record, detail="alone" in _first(record)))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured(table: Table, records: dict[str, Record]) -> list[str]:
+    parts = []
+    for name, record in records.items():
+        about = record.about
+        machine = about["machine"]
+        if len(records) > 1:
+            parts.append(f"### {about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({name})")
+        try:
+            text = beside(table, record)
+        except RecordError as error:
+            raise RecordError(f"{name}: {error}") from error
+        parts.append(_marked(record, text))
+    return parts
+
+
+def _unmeasured(table: Table) -> str:
+    return f"{published(table)}\n\nNo results of ours are kept: `python -m remask_lab.papers {table.name}` makes them."
+
+
+def _first(record: Record) -> dict[str, object]:
+    first: dict[str, object] = record.data["results"][0]
+    return first
+
+
+def _marked(record: Record, text: str) -> str:
+    """`text`, with a line that says so where another version of the package was measured."""
+    version = record.about["versions"]["remask"]
+    if version == __version__:
+        return text
+    return f"**Measured with remask {version}; this is {__version__}.**\n\n{text}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The papers' tables, ours beside the published numbers.
+
+    python -m remask_lab.papers bicache-1 [--json FILE]
+    python -m remask_lab.papers bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
+    python -m remask_lab.papers --all --out benchmarks/results
+
+The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package; "paper"
+takes the paper's lengths. An interrupted run goes on where it stopped. `--list` names the tables.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from remask import LLM, EngineConfig
+from remask.cli.options import check_folder
+from remask.errors import ConfigError, RemaskError
+from remask_lab.likelihood.judge import Judge
+from remask_lab.papers.cell import with_requests
+from remask_lab.papers.definition import SCALES, WORKLOADS, Table, load_table, table_names
+from remask_lab.papers.measure import Bench
+from remask_lab.papers.run import check_kind, run_table
+from remask_lab.papers.show import beside, published
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure what was asked for. Returns 0, 2 on an error, and 130 when interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        _run(args)
+    except RemaskError as error:
+        print(f"remask_lab.papers: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("remask_lab.papers: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m remask_lab.papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="names, as --list gives them")
+    parser.add_argument("--all", action="store_true", help="every table that the model's kind allows")
+    parser.add_argument("--list", action="store_true", help="name the tables and end")
+    parser.add_argument("--published", action="store_true", help="print the published numbers alone, and end")
+    parser.add_argument("--scale", default="bundled", choices=SCALES)
+    parser.add_argument("--json", metavar="FILE", help="result file of a single table")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of result files, one a table and model")
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="in place of the table's; rows with a number of their own keep it"
+    )
+    parser.add_argument("--rounds", type=int, metavar="K", help="turns of each contender, in place of the table's")
+    parser.add_argument("--seed", type=int, default=31337, help="of the workload")
+    parser.add_argument("--workload", choices=WORKLOADS, help="in place of the table's: random measures speed alone")
+    parser.add_argument("--prompts", metavar="FILE", help="texts, for the workload 'texts'")
+    parser.add_argument("--judge", metavar="MODEL", help="causal language model that scores texts, for perplexities")
+    parser.add_argument("--ar-model", metavar="MODEL", help="autoregressive model (default: random weights, our shape)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", help="folder, hub id or preset, in place of the table's")
+    group.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights of a preset's shape")
+    group.add_argument("--dtype", help="auto, float32, bfloat16 or float16, in place of the table's")
+    group.add_argument("--device", default="auto")
+    group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    return parser
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.list:
+        print("\n".join(f"{name:<24}{load_table(name).title}" for name in table_names()))
+        return
+    if bool(args.tables) is args.all:
+        raise ConfigError(f"give names of tables, or --all; there are {', '.join(table_names())}")
+    tables = [load_table(name) for name in (table_names() if args.all else args.tables)]
+    if args.published:
+        print("\n\n".join(f"## {table.name}: {table.title}\n\n{published(table)}" for table in tables))
+        return
+    _check(args, len(tables))
+    for table in tables:
+        _table(table, args)
+
+
+def _check(args: argparse.Namespace, tables: int) -> None:
+    for name in ("requests", "rounds"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {value}")
+    if args.json is not None and (tables > 1 or args.out is not None):
+        raise ConfigError("--json is the result file of a single table; --out FOLDER takes those of many")
+    check_folder("--json", args.json)
+    if args.out is not None and not Path(args.out).is_dir():
+        raise ConfigError(f"--out: there is no folder {args.out!r}; make it, or name another one")
+    if args.judge is not None and args.prompts is None:
+        raise ConfigError("--judge scores responses to texts: give a file of them with --prompts")
+
+
+def _table(table: Table, args: argparse.Namespace) -> None:
+    own = table.scales[args.scale]
+    workload = "texts" if args.prompts is not None and args.workload is None else args.workload
+    scale = with_requests(own, args.requests, args.rounds, workload)
+    load_format = args.load_format or (own.load_format if args.model is None else "auto")
+    llm = LLM(
+        args.model or own.model,
+        dtype=args.dtype or (own.dtype if args.model is None else "auto"),
+        device=args.device,
+        load_format=load_format,
+        depth_table=args.depth_table,
+        engine=EngineConfig(max_num_seqs=scale.concurrency),
+        progress=not args.quiet,
+    )
+    if args.all:
+        try:
+            check_kind(table, llm)
+        except ConfigError as error:
+            print(f"left out: {error}\n")
+            return
+    judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
+    bench = Bench(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model)
+    path = args.json if args.out is None else Path(args.out) / f"{table.name}.{_slug(llm.loaded.name)}.json"
+    record = run_table(table, args.scale, scale, bench, path, progress=not args.quiet)
+    print(f"## {table.name}: {table.title}\n\n{beside(table, record)}\n", flush=True)
+
+
+def _slug(model: str) -> str:
+    """`model` as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The speed of an autoregressive model of the same size, through `transformers` with its KV cache."""
+
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from remask.errors import CheckpointError
+from remask.llm import LLM
+from remask_lab.bench.workload import Workload
+
+
+class Autoregressive:
+    """A causal language model that generates with its KV cache. Random weights have no answers: it is timed only.
+
+    Args:
+        llm: the model that it stands beside; without a `name` it gets the same shape with random weights, causal.
+        name: folder or hub id of a causal language model; code in it is never run.
+
+    Raises `CheckpointError` where the named model cannot be loaded.
+    """
+
+    def __init__(self, llm: LLM, name: str | None) -> None:
+        kind: Any = llm.model.dtype
+        if name is None:
+            model: Any = _same_shape(llm)
+        else:
+            try:
+                model = AutoModelForCausalLM.from_pretrained(name, dtype=kind, trust_remote_code=False)
+            # A missing name, a missing file and a foreign architecture surface as OSError, ValueError and others.
+            except Exception as error:
+                raise CheckpointError(
+                    f"--ar-model {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal "
+                    "language model that transformers knows."
+                ) from error
+        self._model = model.to(llm.model.device, kind).eval()
+        self.name = name or "random weights of our model's shape, causal"
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, tied ones once."""
+        return sum(weight.numel() for weight in self._model.parameters())
+
+    @torch.inference_mode()
+    def seconds(self, workload: Workload, batch: int) -> float:
+        """Time of generating as many tokens as the response has positions, for all requests, `batch` at a time.
+
+        Prompts have the workload's lengths, in a batch that of its shortest; ids are taken modulo the vocabulary.
+        """
+        vocab, device = self._model.config.vocab_size, self._model.device
+        prompts = [task.request.prompt_token_ids for task in workload.tasks]
+        new = workload.tasks[0].request.params.max_tokens
+        start = time.perf_counter()
+        for first in range(0, len(prompts), batch):
+            some = prompts[first : first + batch]
+            shortest = min(map(len, some))
+            ids = torch.tensor([[token % vocab for token in prompt[:shortest]] for prompt in some], device=device)
+            mask = torch.ones_like(ids)
+            done = self._model.generate(
+                ids, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False, use_cache=True
+            )
+            assert done.shape[1] == shortest + new
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+
+def _same_shape(llm: LLM) -> Any:
+    c = llm.loaded.config
+    config = LlamaConfig(
+        vocab_size=c.vocab,
+        hidden_size=c.hidden,
+        intermediate_size=c.intermediate,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        max_position_embeddings=c.max_length,
+        rms_norm_eps=c.norm_eps,
+        tie_word_embeddings=c.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config)

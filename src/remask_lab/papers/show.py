@@ -1,0 +1,211 @@
+"""A table in Markdown: the published numbers, and ours beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from remask.errors import RecordError
+from remask_lab.papers.cell import cell_of
+from remask_lab.papers.definition import Metric, Row, Scale, Table
+from remask_lab.records.record import Record, as_json
+
+Result: TypeAlias = Mapping[str, Any]
+Column: TypeAlias = tuple[str, Callable[[Result], str | None]]
+
+NONE = "-"
+ASKED = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
+
+
+def published(table: Table) -> str:
+    """The published numbers alone, and where they stand."""
+    grid = _grid(["row", *table.columns], [[row.name, *_published(table, row)] for row in table.rows])
+    return "\n\n".join([grid, *_sources(table)])
+
+
+def beside(table: Table, record: Record) -> str:
+    """The published numbers with the `record`'s beside them, and lines that say how both were measured.
+
+    Raises `RecordError` where the record is of another version of the table, or lacks a row.
+    """
+    results = results_of(table, record)
+    columns = [
+        (header, cell)
+        for header, cell in _OURS
+        if any(cell(result) is not None for result in results.values())
+        and (cell is not _prefix or len(_prefixes(results)) > 1)
+    ]
+    rows = []
+    for row in table.rows:
+        result = results.get(row.name)
+        ours = [NONE if result is None else cell(result) or NONE for _, cell in columns]
+        rows.append([row.name, *_published(table, row), *ours])
+    header = ["row", *table.columns, *(f"ours: {header}" for header, _ in columns)]
+    return "\n\n".join([_grid(header, rows), *_sources(table), *_conditions(table, record, results)])
+
+
+def results_of(table: Table, record: Record) -> dict[str, Result]:
+    """The record's result for each row of which there is something of ours, by the row's name.
+
+    Raises `RecordError` where the record is of another table or another version of it, or lacks a row.
+    """
+    settings = record.about["settings"]
+    if settings["table"] != table.name:
+        raise RecordError(f"these results are of table {settings['table']}, not {table.name}")
+    if settings["identity"] != table.identity:
+        raise RecordError(
+            f"these results of table {table.name} were measured from another version of its definition; measure again"
+        )
+    asked = {name: settings[name] for name in ("workload", "sampling", "concurrency")}
+    known = Scale(record.about["model"], **asked)
+    results: dict[str, Result] = {}
+    for row in table.rows:
+        if row.missing is not None:
+            continue
+        point = as_json(cell_of(table, row, settings["scale"], known).point)
+        found = [item["result"] for item in record.data["rows"] if item["point"] == point]
+        if not found:
+            raise RecordError(f"these results of table {table.name} lack {row.name!r}; run the same command again")
+        results[row.name] = found[0] if row.operation is None else _operation(found[0], row.operation)
+    return results
+
+
+def _operation(result: Result, operation: str) -> Result:
+    """Of times by operation, those of one."""
+    if "left_out" in result:
+        return result
+    times = {name: spent[operation] for name, spent in result.items()}
+    return times | {"overhead": [spent["overhead"] for spent in result.values()]}
+
+
+def _published(table: Table, row: Row) -> list[str]:
+    return [_cell(table.metrics, row.published.get(column, ())) for column in table.columns]
+
+
+def _cell(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
+    shown = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
+    text = ", ".join(shown)
+    # What belongs to the number before it is written with its own bracket.
+    return text.replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
+
+
+def _throughput(result: Result) -> str | None:
+    return f"{result['throughput_tok_s']:.0f}" if "throughput_tok_s" in result else None
+
+
+def _ratio(key: str) -> Callable[[Result], str | None]:
+    return lambda result: None if result.get(key) is None else f"{result[key]:.2f}x"
+
+
+def _accuracy(result: Result) -> str | None:
+    if result.get("accuracy") is None:
+        return None
+    low, high = result["accuracy_interval"]
+    return f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def _agreement(result: Result) -> str | None:
+    return f"{100 * result['agreement_with_none']:.1f} %" if "agreement_with_none" in result else None
+
+
+def _perplexity(result: Result) -> str | None:
+    if "perplexity" not in result:
+        return None
+    low, high = result["perplexity_interval"]
+    return f"{result['perplexity']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _prefix(result: Result) -> str | None:
+    return f"{100 * result['prefix_ratio']:.1f} %" if result.get("prefix_ratio") else None
+
+
+def _depth(result: Result) -> str | None:
+    return f"{result['prefix_depth']:.1f}" if result.get("prefix_depth") else None
+
+
+def _prefixes(results: Mapping[str, Result]) -> set[str]:
+    return {shown for result in results.values() if (shown := _prefix(result)) is not None}
+
+
+def _spent(name: str) -> Callable[[Result], str | None]:
+    return lambda result: f"{result[name]:,.0f} ms" if name in result else None
+
+
+def _reduction(result: Result) -> str | None:
+    return f"{result['baseline_ms'] / result['ours_ms']:.2f}x" if result.get("ours_ms") else None
+
+
+_OURS: tuple[Column, ...] = (
+    ("prefix ratio", _prefix),
+    ("depth", _depth),
+    ("tok/s", _throughput),
+    ("speed", _ratio("ratio_to_none")),
+    ("work saved", _ratio("work_ratio_to_none")),
+    ("FLOPs saved", _ratio("flops_saved")),
+    ("accuracy (95 % interval)", _accuracy),
+    ("agreement", _agreement),
+    ("perplexity (95 % interval)", _perplexity),
+    ("baseline", _spent("baseline_ms")),
+    ("cached", _spent("ours_ms")),
+    ("reduction", _reduction),
+)
+
+
+def _sources(table: Table) -> list[str]:
+    if table.setting is None:
+        lines = [f"Ours alone; it belongs to {table.paper}, {table.source}."]
+    else:
+        cells = ", ".join(f"{metric.name} in {metric.unit}" for metric in table.metrics)
+        lines = [f"Published: {table.paper}, {table.source}; {table.setting}. In each cell: {cells}."]
+    lines += table.notes
+    lines += [f"{row.name}: nothing of ours. {row.missing}" for row in table.rows if row.missing is not None]
+    return lines
+
+
+def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> list[str]:
+    about, settings = record.about, record.about["settings"]
+    work, machine = settings["workload"], about["machine"]
+    sampling = ", ".join(f"{name}={value}" for name, value in settings["sampling"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    ratios = _prefixes(results)
+    shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
+    made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
+    threads = f"{machine.get('gpu', machine['cpu'])} ({machine['threads']} threads)"
+    batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
+    busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
+    lines = [
+        f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters), {work['requests']} requests, "
+        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, "
+        f"seed {about['seed']}; {machine['dtype']} on {threads}; {made}; {versions}. Speed, work saved and "
+        "agreement are against the row's baseline, measured beside it in the same run; throughput counts tokens up to "
+        "the end token."
+    ]
+    for row in table.rows:
+        result = results.get(row.name, {})
+        if "left_out" in result:
+            lines.append(f"{row.name}: left out. {result['left_out']}")
+        if row.measure == "operations" and row.operation == "total" and "overhead" in result:
+            shares = " and ".join(f"{100 * share:.0f} %" for share in result["overhead"])
+            lines.append(f"The instruments add {shares} to the times of baseline and cached.")
+        if row.measure == "autoregressive" and "model" in result:
+            lines.append(
+                f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
+                "with its KV cache, as many new tokens as the response has positions. Speed only."
+            )
+    return [*lines, *_baselines(table)]
+
+
+def _baselines(table: Table) -> list[str]:
+    """Which row others are compared with, where it is not the first one for all."""
+    compared: dict[str, list[str]] = {}
+    for row in table.rows:
+        baseline = table.baseline(row)
+        if row.missing is None and row.measure != "operations" and baseline is not row:
+            compared.setdefault(baseline.name, []).append(row.name)
+    if set(compared) <= {table.rows[0].name}:
+        return []
+    told = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
+    return [f"Baselines: {'; '.join(told)}."]
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,134 @@
+"""The speed of the uniform thesis's tables at its shapes, from one block of a response on random weights.
+
+    python -m remask_lab.papers.uniform_shapes thesis-6-9 [--model gidd-100m] [--json FILE]
+
+Rows, lengths and batches are those of `python -m remask_lab.papers TABLE --scale paper`, which generates whole
+responses; here only the middle block of one is timed, some steps of each kind standing for all (`--full-steps`,
+`--cached-steps`), and rows take turns with their baseline step by step. So random weights tell in minutes how a table's
+times compare. With `--json` a baseline and its rows are kept as soon as they are known, and a second call goes on
+there.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from remask import LLM, EngineConfig
+from remask.errors import ConfigError
+from remask_lab.papers.cell import Cell, cell_of
+from remask_lab.papers.definition import Table, load_table
+from remask_lab.records.record import about
+from remask_lab.records.sweep import Sweep
+from remask_lab.speed.uniform_blocks import BlockShape, time_block
+
+TABLES = ("thesis-6-1", "thesis-6-9", "thesis-6-10", "thesis-6-11", "thesis-figure-6-4")
+"""Those of speed under the adaptive sampler, whose steps alone a block stands for."""
+
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Measure one table, print it, and keep its rows where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--model", default="gidd-100m", help="preset whose shape is taken")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--full-steps", type=int, default=3, help="steps of none and block-prefix that a block runs")
+    parser.add_argument("--cached-steps", type=int, default=32, help="steps of uniform-cache, beside the first")
+    parser.add_argument("--divide", type=int, default=1, help="divide the thesis's lengths, for shorter canvases")
+    parser.add_argument("--json", metavar="FILE", help="keep rows here, and resume from here")
+    args = parser.parse_args()
+    limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
+    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
+    if llm.loaded.config.kind != "uniform":
+        raise ConfigError(f"the tables are of uniform models, and {llm.loaded.name!r} is none")
+    given = {name: getattr(args, name) for name in ("table", "full_steps", "cached_steps", "divide")}
+    sweep = Sweep(args.json, "uniform shapes", about(llm, seed=0, settings=given))
+    results: dict[str, Json] = {}
+    for cells in groups(load_table(args.table)):
+        point = {name: cell.point for name, cell in cells.items()}
+        results |= sweep.row(point, partial(result, llm, cells, args.divide, args.full_steps, args.cached_steps))
+    print(text(results))
+
+
+def groups(table: Table) -> list[dict[str, Cell]]:
+    """What is measured at the paper's scale, by the row's name: each baseline with what is compared with it."""
+    found: dict[str, dict[str, Cell]] = {}
+    for row in table.rows:
+        found.setdefault(table.baseline(row).name, {})[row.name] = cell_of(table, row, "paper", table.scales["paper"])
+    return list(found.values())
+
+
+def result(llm: LLM, cells: dict[str, Cell], divide: int, full_steps: int, cached_steps: int) -> Json:
+    """Times of every row of a group, by its name: the block stands for whole responses to all requests.
+
+    It is the middle one, where `block-prefix` saves its mean; what stands before it counts as prompt.
+
+    Raises `ConfigError` where the model's canvas is too short.
+    """
+    baseline = next(name for name, cell in cells.items() if cell.baseline is None)
+    shape, blocks, batches = shape_of(llm, cells[baseline], divide)
+    policies = {name: llm.policy(cell.cache, cell.settings) for name, cell in cells.items()}
+    times = time_block(llm, shape, policies, full_steps, cached_steps)
+    none = times[baseline]
+    return {
+        name: {
+            "shape": asdict(shape),
+            "seconds": own.block_s * blocks * batches,
+            "tokens_per_s": shape.batch * shape.block / own.block_s,
+            "gain": none.block_s / own.block_s,
+            "gain_in_work": none.block_rows / own.block_rows,
+        }
+        for name, own in times.items()
+    }
+
+
+def shape_of(llm: LLM, cell: Cell, divide: int) -> tuple[BlockShape, int, int]:
+    """The middle block of a response, how many a response has, and how many batches all requests make."""
+    params, asked = cell.params, cell.workload
+    assert params.canvas_length is not None
+    assert params.block_length is not None
+    assert params.steps_per_block is not None
+    longest = llm.loaded.config.max_length
+    if longest < params.canvas_length // divide:
+        raise ConfigError(
+            f"the thesis's canvas has {params.canvas_length} positions and {llm.loaded.name!r} takes {longest}; divide "
+            f"all lengths with --divide {-(-params.canvas_length // longest)}"
+        )
+    prompt, response, block, steps = (
+        max(1, length // divide)
+        for length in (asked["prompt_tokens"], params.max_tokens, params.block_length, params.steps_per_block)
+    )
+    shape = BlockShape(
+        canvas=params.canvas_length // divide,
+        prompt=prompt + (response - block) // 2,
+        block=block,
+        steps=steps,
+        per_step=params.tokens_per_step or 1,
+        batch=min(cell.concurrency, asked["requests"]),
+        next_block=response > block,
+    )
+    return shape, -(-response // block), -(-asked["requests"] // shape.batch)
+
+
+def text(results: dict[str, Json]) -> str:
+    """The table as Markdown."""
+    lines = ["| row | batch | time, s | tok/s | gain | gain in work |", "|" + "---|" * 6]
+    for name, own in results.items():
+        cells: Sequence[str] = (
+            name,
+            str(own["shape"]["batch"]),
+            f"{own['seconds']:.1f}",
+            f"{own['tokens_per_s']:.1f}",
+            f"{own['gain']:.2f}x",
+            f"{own['gain_in_work']:.2f}x",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a table's contenders are asked: the model's own questions, texts of a file, or random tokens."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.bench.workload import (
+    Task,
+    Workload,
+    bundled_workload,
+    gsm8k_workload,
+    is_bundled,
+    is_bundled_uniform,
+    random_workload,
+    reads_chats,
+    timetable_workload,
+)
+from remask_lab.likelihood.perplexity import cut_prompts, read_texts
+
+
+def draw(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
+    """The requests that `spec` (the `workload` of a scale) describes, the same for the same seed.
+
+    Every request has a seed of its own, so that the same draws and the same noise meet every policy.
+
+    Raises `ConfigError` where the model has no questions, or texts are wanted and `prompts` names no file of them.
+    """
+    workload = _drawn(llm, spec, sampling, seed, prompts)
+    tasks = []
+    for number, task in enumerate(workload.tasks):
+        params = replace(task.request.params, seed=seed + number)
+        tasks.append(replace(task, request=replace(task.request, params=params)))
+    return replace(workload, tasks=tuple(tasks))
+
+
+def _drawn(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
+    if spec["name"] == "random":
+        # Random tokens carry no meaning, so an end token among them must not shorten the work.
+        endless = replace(sampling, ignore_eos=True)
+        return random_workload(
+            llm, spec["requests"], spec["prefixes"], seed, endless, spec["prefix_tokens"], spec["prompt_tokens"]
+        )
+    if spec["name"] == "texts":
+        return _texts(llm, spec, sampling, seed, prompts)
+    return _questions(llm, spec, sampling, seed)
+
+
+def _questions(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int) -> Workload:
+    if is_bundled(llm):
+        return bundled_workload(llm, spec["requests"], spec["prefixes"], seed, sampling)
+    if is_bundled_uniform(llm):
+        return timetable_workload(llm, spec["requests"], seed, sampling)
+    if reads_chats(llm):
+        return gsm8k_workload(llm, spec["requests"], spec["prefixes"], seed, sampling)
+    raise ConfigError(
+        f"the model {llm.loaded.name!r} has no chat template, so it cannot be asked questions; "
+        "--workload random measures speed on random tokens of the table's lengths"
+    )
+
+
+def _texts(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, path: str | None) -> Workload:
+    """Texts to go on with."""
+    if path is None:
+        raise ConfigError(
+            f"this table reads texts of {spec['prompt_tokens']} tokens: give a file of them with --prompts, or "
+            "--workload random for speed on random tokens"
+        )
+    tokens = cut_prompts(llm, read_texts(path), spec["prompt_tokens"], spec["requests"])
+    tasks = tuple(Task(Request(str(number), ids, sampling)) for number, ids in enumerate(tokens))
+    return Workload("texts", seed, tasks, 0)

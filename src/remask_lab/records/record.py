@@ -1,0 +1,112 @@
+"""Measured results as files: one JSON shape for all of them, which says what was measured on what."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from remask.errors import RecordError
+from remask.llm import LLM
+from remask_lab.records.machine import commit, machine, versions
+
+FORMAT = "remask-record-1"
+# What two measurements must share to stand in one table.
+IDENTITY = ("model", "fingerprint", "depth_table", "settings", "seed", "commit", "machine", "versions")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A measured result.
+
+    Attributes:
+        subject: what was measured, as the command's words: "analyze drift".
+        about: the model, its fingerprint and the identity of its depth table, settings, seed, commit, machine (dtype
+            included), library versions, date.
+        data: the numbers; what is not a number is None.
+    """
+
+    subject: str
+    about: Mapping[str, Any]
+    data: Any
+
+
+def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All facts that a result of `llm` needs beside it. `settings` are those of the measurement itself."""
+    config = llm.loaded.config
+    facts = {
+        "model": llm.loaded.name,
+        "fingerprint": llm.loaded.fingerprint,
+        "depth_table": llm.depth_table.identity if config.kind == "masked" and llm.has_depth_table else None,
+        "family": config.family,
+        "kind": config.kind,
+        "layers": config.layers,
+        "parameters": config.parameters,
+        "settings": settings or {},
+        "seed": seed,
+        "commit": commit(),
+        "machine": machine(llm),
+        "versions": versions(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    plain: dict[str, Any] = as_json(facts)
+    return plain
+
+
+def write_record(path: str | Path, record: Record) -> None:
+    """Write `record` as JSON, whole or not at all: an interrupted write leaves what was there before."""
+    target = Path(path)
+    content = {"format": FORMAT, "subject": record.subject, "about": record.about, "data": record.data}
+    text = json.dumps(as_json(content), indent=1, ensure_ascii=False, allow_nan=False)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RecordError(f"the result {str(target)!r} cannot be written: {error.strerror}") from error
+
+
+def read_record(path: str | Path, subject: str | None = None) -> Record:
+    """Read what `write_record` wrote.
+
+    Raises `RecordError` where the file cannot be read, is none of ours, or is about another subject than `subject`.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"the result {str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecordError(f"{str(path)!r} is no result file: it does not hold JSON ({error})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise RecordError(
+            f"{str(path)!r} is no result file of this version: its format is {found!r}, not {FORMAT!r}; measure again"
+        )
+    missing = [name for name in ("subject", "about", "data") if name not in content]
+    if missing:
+        raise RecordError(f"{str(path)!r} is incomplete: it has no {', '.join(missing)}; measure again")
+    if subject is not None and content["subject"] != subject:
+        raise RecordError(f"{str(path)!r} holds {content['subject']!r}, not {subject!r}; name another file")
+    return Record(content["subject"], content["about"], content["data"])
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Which of the facts that decide results differ between two `about`s, as "name: this, that"."""
+    return [
+        f"{name}: {first.get(name)!r}, {second.get(name)!r}" for name in IDENTITY if first.get(name) != second.get(name)
+    ]
+
+
+def as_json(value: Any) -> Any:
+    """`value` in JSON's own types: dataclasses as objects, NaN and infinities as None, keys as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return as_json(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

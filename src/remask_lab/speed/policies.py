@@ -1,0 +1,181 @@
+"""What each cache policy's saved work is worth in time, step by step beside `none`.
+
+    python -m remask_lab.speed.policies [--model llada-100m] [--steps 32] [--batch 4]
+
+Every policy has an engine of its own with the same requests; the engines take turns, one step each. A policy's gain in
+time over its gain in row-layers says how much of the saved work is saved time. It is taken over the steps with 64 or
+more rows computed a layer; in those with fewer, reading the weights is the floor, and the time is set against the bare
+matrix products and attention of the same rows, run right after the step.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask import LLM, EngineConfig, SamplingParams
+from remask.core.ledger import Ledger
+from remask.core.meter import CacheMeter
+from remask.core.plan import Plan
+from remask.engine.engine import Engine
+from remask.errors import ConfigError
+from remask.policies import policy_names, settings_of
+from remask_lab.bench.contenders import COMPOSITIONS, described
+from remask_lab.bench.workload import Workload, random_workload
+from remask_lab.ops.operations import touch_memory
+from remask_lab.records.machine import commit, machine
+from remask_lab.speed.bare import bare_pass, timed
+
+MANY = 64  # rows a layer from which on work decides, and not the reading of weights
+
+
+@dataclass(slots=True)
+class RowCount(CacheMeter):
+    """Notes the rows computed in each layer of a pass, all its canvases together."""
+
+    rows: list[int] = field(default_factory=list)
+    predicted: int = 0
+
+    def note(self, ledger: Ledger, plan: Plan) -> None:  # noqa: ARG002
+        """Add one canvas."""
+        per_layer = [span.cost // len(span.layers) for span in plan.spans for _ in span.layers]
+        self.rows = [a + b for a, b in zip(self.rows or [0] * len(per_layer), per_layer, strict=True)]
+        self.predicted += int(plan.predict.sum())
+
+
+@dataclass(slots=True)
+class Lane:
+    """One policy: its engine, and time and work of every step."""
+
+    name: str
+    settings: dict[str, Any]
+    engine: Engine
+    seconds: list[float] = field(default_factory=list)
+    row_layers: list[int] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)  # of the steps with few rows; else nan
+
+
+def main() -> None:
+    """Measure, print the table, and write where asked one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llada-100m")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, default=4, help="requests that run at a time")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--prefix", type=int, default=480, help="leading tokens of the prompt that all requests share")
+    parser.add_argument("--response", type=int, default=256, help="response tokens, one a step")
+    parser.add_argument("--block-length", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=32, help="steps timed, from the first on")
+    parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    args = parser.parse_args()
+    limits = EngineConfig(
+        max_num_seqs=args.batch, max_model_len=args.prompt + args.response, store_budget_tokens=args.prompt
+    )
+    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
+    # Positions drawn at random let nearly every policy take part, and cost `none` the same as any others.
+    sampling = SamplingParams(
+        max_tokens=args.response, block_length=args.block_length, remasking="random", seed=0, ignore_eos=True
+    )
+    own = args.prompt - args.prefix
+    workload = random_workload(llm, args.batch, 1, 0, sampling, args.prefix, own)
+    lanes = [lane for name in (*policy_names(), *COMPOSITIONS) if (lane := _lane(llm, name, workload)) is not None]
+    for _ in range(args.steps):
+        for lane in lanes:
+            _step(llm, lane, args.prompt + args.response, args.batch)
+    layers = llm.loaded.config.layers
+    results = [_result(lane, lanes[0], layers) for lane in lanes]
+    shape = {"batch": args.batch, "prompt": args.prompt, "prefix": args.prefix, "response": args.response}
+    shape |= {"block_length": args.block_length, "steps": args.steps}
+    report = {"machine": machine(llm), "commit": commit(), "model": args.model, **shape, "results": results}
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(table(results))
+
+
+def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
+    """The policy with its requests admitted and their prefix in the store; None where it cannot run.
+
+    One that cannot run with positions drawn at random transfers the most confident one in each step.
+    """
+    layers = llm.loaded.config.layers
+    policy = llm.policy(name, {"depth": layers // 2} if name.startswith("bicache") else None)
+    engine = llm.new_engine()
+    confident = workload.under(replace(workload.tasks[0].request.params, remasking="low_confidence"))
+    try:
+        llm.engine.check(workload.tasks[0].request, policy)
+    except ConfigError:
+        workload = confident
+    try:
+        for task in workload.tasks:
+            engine.add(task.request, policy)
+    except ConfigError as error:
+        print(f"left out: {name}: {error}")
+        return None
+    touch_memory(engine, [policy])
+    request = workload.tasks[0].request
+    canvas = len(request.prompt_token_ids) + request.params.max_tokens
+    if request.prefix_length and policy.boundary(request.prefix_length, canvas, layers):
+        engine.step()  # the prefix-only pass, for which the requests wait
+        assert engine.stats.prefix_passes == 1
+    return Lane(name, settings_of(policy), engine)
+
+
+def _step(llm: LLM, lane: Lane, keys: int, batch: int) -> None:
+    count = RowCount()
+    lane.engine.meter = count
+    lane.seconds.append(timed(llm, lane.engine.step))
+    lane.row_layers.append(sum(count.rows))
+    few = sum(count.rows) < MANY * len(count.rows)
+    lane.bare.append(timed(llm, bare_pass(llm, count.rows, count.predicted, keys, batch)) if few else float("nan"))
+
+
+def _result(lane: Lane, none: Lane, layers: int) -> dict[str, Any]:
+    ours, theirs, bare = np.array(lane.seconds), np.array(none.seconds), np.array(lane.bare)
+    work, reference = np.array(lane.row_layers), np.array(none.row_layers)
+    many = work >= MANY * layers
+
+    def gain(chosen: Any) -> tuple[float, float]:
+        return theirs[chosen].sum() / ours[chosen].sum(), reference[chosen].sum() / work[chosen].sum()
+
+    speed, saved = gain(slice(None))
+    quotient = None
+    if many.any():
+        with_many = gain(many)
+        quotient = with_many[0] / with_many[1]
+    return {
+        "cache": lane.name,
+        "settings": lane.settings,
+        "step_ms": 1e3 * float(np.median(ours)),
+        "gain": float(speed),
+        "work_gain": float(saved),
+        "rows_a_layer": [float(work.min() / layers), float(work.max() / layers)],
+        "steps_with_many_rows": int(many.sum()),
+        "quotient": None if quotient is None else float(quotient),
+        "times_bare_with_few_rows": None if many.all() else float(ours[~many].sum() / bare[~many].sum()),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results as a Markdown table."""
+    lines = [
+        "| cache | settings | ms a step (median) | gain | work gain | rows a layer | quotient, 64 rows or more | "
+        "times bare, fewer |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results:
+        low, high = row["rows_a_layer"]
+        quotient, bare = row["quotient"], row["times_bare_with_few_rows"]
+        lines.append(
+            f"| {row['cache']} | {described(row['settings'])} | {row['step_ms']:.0f} | {row['gain']:.2f}x | "
+            f"{row['work_gain']:.2f}x | {low:.0f} to {high:.0f} | {'-' if quotient is None else f'{quotient:.2f}'} | "
+            f"{'-' if bare is None else f'{bare:.2f}x'} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What exact sharing of pages gains: many requests under one system prompt, with and without it.
+
+    python -m remask_lab.speed.sharing [--model sdar-100m] [--requests 100] [--prompt 1000]
+
+Both runs are under `exact`, one with a store of pages and one with none; they take turns. The counts are asserted: the
+context is computed once, and its pages are held once.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from remask import LLM, EngineConfig, SamplingParams
+from remask.core.request import Request
+from remask.engine.engine import Engine
+from remask.llm import Output, Work
+from remask_lab.records.machine import commit, machine
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sdar-100m")
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--prompt", type=int, default=1000, help="tokens of the common system prompt")
+    parser.add_argument("--own", type=int, default=24, help="tokens of each request's own")
+    parser.add_argument("--response", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    length = args.prompt + args.own + args.response
+    sharing = EngineConfig(max_num_seqs=args.concurrency, max_model_len=length + 64, store_budget_tokens=16 * length)
+    off = EngineConfig(max_num_seqs=args.concurrency, max_model_len=length + 64, store_budget_tokens=0)
+    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=off)
+    work = requests(llm, args)
+    rounds = [(run(llm, work, sharing), run(llm, work, off)) for _ in range(args.rounds)]
+    last, reference = rounds[-1]
+    pages = len(work[0].request.prompt_token_ids[: args.prompt]) // last["page_size"]
+    assert all(found == pages * last["page_size"] for found in last["found"][1:]), "the context was computed again"
+    assert last["context_pages"] == pages, "the context's pages are held more than once"
+    assert last["tokens"] == reference["tokens"], "sharing changed an answer"
+    firsts = last["first_settled_s"]
+    result = {
+        "machine": machine(llm),
+        "commit": commit(),
+        **{name: getattr(args, name) for name in ("model", "requests", "prompt", "own", "response", "concurrency")},
+        "throughput_gain": statistics.median(theirs["seconds"] / ours["seconds"] for ours, theirs in rounds),
+        "row_layers_gain": reference["row_layers"] / last["row_layers"],
+        "requests_that_skip_the_context": sum(found > 0 for found in last["found"]),
+        "first_settled_first_ms": 1e3 * firsts[0],
+        "first_settled_alone_hit_ms": 1e3 * alone(llm, work[-1], last["engine"]),
+        "tok_per_s": [args.requests * args.response / run["seconds"] for run in (last, reference)],
+    }
+    print(json.dumps(result, indent=2))
+
+
+def requests(llm: LLM, args: argparse.Namespace) -> list[Work]:
+    """The same random system prompt, and random tokens of each request's own."""
+    rng = np.random.default_rng(0)
+    vocab = llm.loaded.config.vocab
+    system = rng.integers(0, vocab, args.prompt).tolist()
+    params = SamplingParams(max_tokens=args.response, ignore_eos=True)
+    policy = llm.policy("exact")
+    prompts = [system + rng.integers(0, vocab, args.own).tolist() for _ in range(args.requests)]
+    return [Work(Request(str(number), prompt, params), policy) for number, prompt in enumerate(prompts)]
+
+
+def run(llm: LLM, work: list[Work], config: EngineConfig) -> dict[str, Any]:
+    """All requests on an engine of its own."""
+    engine = llm.new_engine(config)
+    start = time.perf_counter()
+    outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
+    seconds = time.perf_counter() - start
+    ordered: list[Output] = [outputs[item.request.id] for item in work]
+    chain = engine.memory.chain
+    return {
+        "engine": engine,
+        "seconds": seconds,
+        "page_size": chain.page_size,
+        "tokens": [output.token_ids for output in ordered],
+        "found": [output.usage.cached_tokens for output in ordered],
+        "row_layers": sum(output.usage.row_layers for output in ordered),
+        "first_settled_s": [output.first_settled_s for output in ordered],
+        "context_pages": sum(page.hits == len(work) - 1 for page in chain.pages),
+    }
+
+
+def alone(llm: LLM, item: Work, engine: Engine) -> float:
+    """Seconds until the first settled token of a request that finds the context, and has the engine to itself."""
+    again = Request("again", item.request.prompt_token_ids, item.request.params)
+    (output,) = llm.run([Work(again, item.policy)], engine=engine, progress=False)
+    assert output.first_settled_s is not None
+    return output.first_settled_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Where a block's queries look: the share of attention that each region gets."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from remask.models.attention import Attention, Sink
+from remask.models.stage import Segments
+from remask_lab.subjects.regions import REGIONS, SINK
+
+TILE = 128  # queries whose probabilities exist at a time
+
+
+class QueryTap:
+    """An attention that keeps the queries of the pass, layer after layer, and otherwise is the one that it wraps."""
+
+    def __init__(self, inner: Attention) -> None:
+        self.inner = inner
+        self.queries: list[Tensor] = []  # [rows, heads, Dh] each, after RoPE
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+        """See `Attention`."""
+        self.queries.append(q)
+        return self.inner(q, k, v, segments, sink)
+
+
+def attention_mass(q: Tensor, k: Tensor, region: Tensor, sink_k: Tensor | None, cap: float | None) -> Tensor:
+    """The share of attention that each of `REGIONS` gets in one layer, float32 [8]: mean over heads and queries.
+
+    `q` [n, heads, Dh] and `k` [m, kv_heads, Dh] are after RoPE, and every query sees all of `k`; `region` int64 [m] are
+    the keys' regions; `sink_k` [kv_heads, Dh] is the model's learned key and `cap` its cap on scores.
+    """
+    keys = k if sink_k is None else torch.cat([sink_k[None], k])
+    total = torch.zeros(len(keys), device=q.device)
+    for at in range(0, len(q), TILE):
+        total += attention_scores(q[at : at + TILE], keys, cap).softmax(dim=-1).sum(dim=(0, 1, 2))
+    total /= q[:, :, 0].numel()
+    if sink_k is not None:
+        region = torch.cat([region.new_full((1,), SINK), region])
+    return torch.zeros(len(REGIONS), device=q.device).index_add(0, region, total)
+
+
+def attention_scores(q: Tensor, k: Tensor, cap: float | None = None) -> Tensor:
+    """Scores before the softmax, float32 [n, kv_heads, heads / kv_heads, m], heads in their order.
+
+    `q` [n, heads, Dh] and `k` [m, kv_heads, Dh] are after RoPE; `cap` is the model's cap on scores.
+    """
+    rows, heads, dim = q.shape
+    groups = k.shape[1]
+    grouped = (q * (1 / math.sqrt(dim))).view(rows, groups, heads // groups, dim)
+    scores = torch.einsum("nghd,mgd->nghm", grouped, k).float()
+    return scores if cap is None else cap * (scores / cap).tanh()

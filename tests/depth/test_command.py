@@ -1,0 +1,51 @@
+import argparse
+from pathlib import Path
+
+import pytest
+
+from remask.cli import profile
+from remask.depth.find import DepthTable
+from remask.errors import ConfigError
+from tests import goldens
+
+MODEL = ["--model", str(goldens.model_dir("llada")), "--dtype", "float32", "--device", "cpu"]
+
+
+def remask(*args: str) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quiet", action="store_true")
+    profile.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["--quiet", "profile", *MODEL, *args])
+    status: int = parsed.run(parsed)
+    return status
+
+
+def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, picture = tmp_path / "t.json", tmp_path / "t.svg"
+    options = ["--tau", "0.5", "--samples", "2", "--ratios", "50", "90", "--canvas", "100", "--seed", "3"]
+    assert remask(*options, "--output", str(table), "--plot", str(picture)) == 0
+    out = capsys.readouterr().out
+    saved = DepthTable.load(table)
+    assert (saved.tau, saved.samples, list(saved.curves)) == (0.5, 2, [50, 90])
+    assert "seed 3" in saved.source
+    assert picture.exists()
+    assert f"--depth-table {table}" in out
+    rows = [line.split() for line in out.splitlines() if line.strip()[:2] in ("50", "90")]
+    assert rows == [[str(r), str(saved.lookup.depth(r, 100)), f"{b:.2f}"] for r, b in saved.request_depths.items()]
+
+
+def test_growth_is_reported_and_nothing_is_saved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4]}\n')
+    options = ["--official", "--max-samples", "16", "--ratios", "50", "--canvas", "20", "--prompts", str(prompts)]
+    assert remask(*options) == 0
+    out = capsys.readouterr().out
+    assert "official similarity, 16 requests" in out
+    assert "Mean change of depth as N grew: 0.00 at 16" in out
+    assert "Not saved" in out
+
+
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_targets_are_checked_before_anything_runs(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        remask(option, str(tmp_path / "none" / "t.png"))

@@ -1,0 +1,242 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remask.core.depth import DepthLookup
+from remask.depth import profile as profiling
+from remask.depth.conversations import Conversation, RandomPrompts
+from remask.depth.find import Growth
+from remask.depth.profile import (
+    ProfileSettings,
+    depth_entries,
+    mean_curves,
+    profile,
+    request_depths,
+    run_depth,
+    stands_still,
+    table_distance,
+)
+from remask.depth.prompts import default_prompts
+from remask.depth.similarity import PrefixProbe
+from remask.errors import ConfigError
+from remask.llm import LLM
+from tests import goldens
+from tests.depth.models import open_model
+
+QUICK = ProfileSettings(tau=0.5, ratios=(20, 60, 90), samples=3, canvas=100)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LLM:
+    return open_model("llada-tiny", dummy=True)
+
+
+@pytest.fixture(scope="module")
+def golden() -> LLM:
+    return open_model(str(goldens.model_dir("llada")))
+
+
+def test_depth_is_a_run_of_leading_layers_strictly_above_tau() -> None:
+    assert run_depth([1, 0.98, 0.97, 0.99], 0.97) == 2
+    assert run_depth([0.9, 1.0], 0.97) == 0
+    assert run_depth([1.0, 0.99], 0.97) == 2
+
+
+def test_entries_grow() -> None:
+    curves = {50: [1.0, 0.99, 0.5], 10: [1.0, 0.5, 0.5], 70: [1.0, 0.9, 0.9], 90: [1.0, 1.0, 1.0], 5: [0.1, 1.0, 1.0]}
+    assert depth_entries(curves, 0.97) == {10: 1, 50: 2, 90: 3}
+
+
+def test_mean_of_similarities_is_not_the_mean_of_depths() -> None:
+    requests = [np.array([[1.0, 0.99, 0.99]]), np.array([[1.0, 0.96, 0.99]])]
+    assert mean_curves((50,), requests) == {50: (1.0, 0.975, 0.99)}
+    assert request_depths((50,), requests, 0.97) == {50: 2.0}
+    assert depth_entries(mean_curves((50,), requests), 0.97) == {50: 3}
+
+
+def test_distance_is_per_ratio() -> None:
+    assert table_distance(DepthLookup({10: 1}), DepthLookup({10: 1, 50: 4}), (10, 50, 90, 95)) == 9 / 4
+
+
+@pytest.mark.parametrize(
+    ("distances", "still"), [([], False), ([0], False), ([0, 1], False), ([1, 0], False), ([1, 0, 0], True)]
+)
+def test_stands_still_after_two_growths(distances: list[float], still: bool) -> None:
+    assert stands_still([Growth(8, d) for d in distances], 0) is still
+    assert stands_still([Growth(8, d) for d in distances], 1) is (len(distances) > 1)
+
+
+def test_dummy_model_end_to_end(tiny: LLM) -> None:
+    table = profile(tiny, default_prompts(tiny.loaded), QUICK, progress=True)
+    assert table.fingerprint == tiny.loaded.fingerprint
+    assert (table.model, table.layers, table.samples) == ("llada-tiny", 2, 3)
+    assert list(table.curves) == [20, 60, 90]
+    assert "random token ids" in table.source
+    assert all(curve[0] == pytest.approx(1, abs=1e-5) for curve in table.curves.values())
+    depths = [table.lookup.depth(r, 100) for r in range(101)]
+    assert depths == sorted(depths)
+
+
+def test_golden_model_end_to_end(golden: LLM) -> None:
+    table = profile(golden, default_prompts(golden.loaded), QUICK)
+    assert len(table.entries) > 1
+    assert list(table.entries.values()) == sorted(set(table.entries.values()))
+    assert table.entries == depth_entries(table.curves, 0.5)
+    similarities = np.array(list(table.curves.values()))
+    assert (np.diff(similarities[:, 1:], axis=0) > 0).all(), "a longer prefix is less disturbed"
+
+
+def test_one_seed_one_table(golden: LLM) -> None:
+    prompts = default_prompts(golden.loaded)
+    first = profile(golden, prompts, QUICK)
+    assert profile(golden, prompts, QUICK) == first
+    other = ProfileSettings(tau=0.5, ratios=(20, 60, 90), samples=3, canvas=100, seed=1)
+    assert profile(golden, prompts, other).curves != first.curves
+
+
+def test_growing_keeps_earlier_requests(golden: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 2)
+    drawn: list[Conversation] = []
+    draw = RandomPrompts.draw
+
+    def record(self: RandomPrompts, *args: Any) -> Conversation:
+        drawn.append(draw(self, *args))
+        return drawn[-1]
+
+    monkeypatch.setattr(RandomPrompts, "draw", record)
+    prompts = default_prompts(golden.loaded)
+    table = profile(golden, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=5, canvas=50))
+    assert [step.samples for step in table.growth] == [4, 5]
+    assert len(drawn) == table.samples == 5
+    profile(golden, prompts, ProfileSettings(tau=0.5, ratios=(60,), samples=3, canvas=50))
+    assert drawn[5:] == drawn[:3]
+
+
+def test_growth_stops_when_the_table_stands_still(golden: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths = iter([1, *[3] * 20])  # of one request after the other
+
+    def similarity(self: PrefixProbe, *_: Any) -> Any:
+        depth = next(depths)
+        return np.tile([1.0] * depth + [0.0] * (6 - depth), (2, 1))
+
+    monkeypatch.setattr(PrefixProbe, "similarity", similarity)
+    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
+    settings = ProfileSettings(tau=0.4, ratios=(60,), canvas=50)
+    table = profile(golden, default_prompts(golden.loaded), settings)
+    assert table.growth == (Growth(2, 2), Growth(4, 0), Growth(8, 0))
+    assert table.samples == 8
+    assert table.entries == {60: 3}
+    assert table.request_depths == {60: 2.75}
+
+
+def test_growth_ends_at_the_most_samples(golden: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = iter(range(100))
+
+    def similarity(self: PrefixProbe, *_: Any) -> Any:
+        high = next(number).bit_length() % 2  # the mean swings from one doubling to the next
+        return np.full((2, 6), float(high))
+
+    monkeypatch.setattr(PrefixProbe, "similarity", similarity)
+    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
+    settings = ProfileSettings(tau=0.4, ratios=(60,), max_samples=12, canvas=50)
+    table = profile(golden, default_prompts(golden.loaded), settings)
+    assert table.growth == (Growth(2, 6), Growth(4, 6), Growth(8, 6), Growth(12, 0))
+    assert table.samples == 12
+    tolerant = ProfileSettings(tau=0.4, ratios=(60,), max_samples=12, canvas=50, tolerance=6)
+    assert profile(golden, default_prompts(golden.loaded), tolerant).samples == 4
+
+
+def canvases(llm: LLM, settings: ProfileSettings, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    seen: list[tuple[int, int, int]] = []
+
+    def similarity(self: PrefixProbe, prompt: list[int], response: int, prefix: int, measure: str) -> Any:
+        seen.append((prefix, len(prompt), response))
+        assert measure == ("official" if settings.official else "flat")
+        return np.ones((2, llm.loaded.config.layers))
+
+    monkeypatch.setattr(PrefixProbe, "similarity", similarity)
+    profile(llm, default_prompts(llm.loaded), settings)
+    return seen
+
+
+def test_the_ratio_counts_the_masks(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = canvases(tiny, ProfileSettings(samples=1, canvas=400, response=32), monkeypatch)
+    ratios = [round(100 * prefix / (prompt + masks)) for prefix, prompt, masks in seen]
+    assert ratios == [*range(5, 100, 5), 97, 98], "of 99 % too little would be left"
+    assert all(prompt + masks == 400 for _, prompt, masks in seen)
+    assert [masks for _, _, masks in seen] == [32] * 16 + [30, 20, 10, 6, 4]
+
+
+def test_the_official_ratio_has_no_masks(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = canvases(tiny, ProfileSettings(samples=1, official=True), monkeypatch)
+    assert all(masks == 0 for _, _, masks in seen)
+    assert {prompt for _, prompt, _ in seen} == {512}
+
+
+@pytest.mark.parametrize(
+    ("ends", "prefix", "canvas"),
+    [((), 150, 200), ((60, 90, 120, 160), 120, 160), ((150,), 150, 200), ((74,), 150, 200), ((75,), 75, 100)],
+)
+def test_prefixes_end_with_turns_where_they_can(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...], prefix: int, canvas: int
+) -> None:
+    draw = RandomPrompts.draw
+    monkeypatch.setattr(RandomPrompts, "draw", lambda *args: Conversation(draw(*args).tokens, ends))
+    ((length, prompt, masks),) = canvases(tiny, ProfileSettings(samples=1, ratios=(75,), canvas=200), monkeypatch)
+    assert (length, prompt + masks) == (prefix, canvas)
+
+
+def test_official_similarities_differ(golden: LLM) -> None:
+    prompts = default_prompts(golden.loaded)
+    settings = ProfileSettings(ratios=(60,), samples=1, canvas=50, official=True)
+    table = profile(golden, prompts, settings)
+    assert table.definition == "official"
+    flat = profile(golden, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50))
+    assert flat.curves != table.curves
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tau": 0}, "tau must lie"),
+        ({"tau": float("nan")}, "tau must lie"),
+        ({"tolerance": -1}, "tolerance"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"max_samples": 0}, "max_samples must be at least 1"),
+        ({"canvas": 1}, "canvas must be at least 2"),
+        ({"response": 0}, "response must be at least 1"),
+        ({"ratios": ()}, "ratios must be percents"),
+        ({"ratios": (100,)}, "ratios must be percents"),
+        ({"ratios": (-1,)}, "ratios must be percents"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ProfileSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"canvas": 513}, "exceeds the model's 512"),
+        ({"canvas": 10, "ratios": (33,)}, "cannot be cut at a prefix ratio of 33 %"),
+        ({"canvas": 4}, "too short"),
+    ],
+)
+def test_canvases_that_cannot_be(tiny: LLM, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profile(tiny, default_prompts(tiny.loaded), ProfileSettings(**settings))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gidd-tiny", "uniform"), ("sdar-tiny", "block_causal")])
+def test_only_masked_models_have_a_table(name: str, kind: str) -> None:
+    llm = open_model(name, dummy=True)
+    with pytest.raises(ConfigError, match=f"runs on masked models; '{name}' .* is {kind}"):
+        profile(llm, default_prompts(llm.loaded), QUICK)
+
+
+def test_profiling_leaves_the_engine_alone(tiny: LLM) -> None:
+    before = tiny.engine.allocator.used
+    profile(tiny, default_prompts(tiny.loaded), QUICK)
+    assert tiny.engine.allocator.used == before

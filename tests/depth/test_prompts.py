@@ -1,0 +1,170 @@
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.core.depth import percent
+from remask.depth.conversations import ChatPrompts, RandomPrompts, TokenPrompts, TransitPrompts
+from remask.depth.profile import ProfileSettings, profile
+from remask.depth.prompts import default_prompts, read_prompts
+from remask.errors import ConfigError
+from remask.models.loaded import LoadedModel
+from remask.tasks.transit import RULES, make_workload
+from tests import goldens
+from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
+
+LLADA = goldens.model_dir("llada")
+USER, ANSWER = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.fixture(scope="module")
+def ascii_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return loaded(str(with_ascii_tokenizer(LLADA, tmp_path_factory.mktemp("models") / "ascii")))
+
+
+@pytest.fixture(scope="module")
+def bare_model() -> LoadedModel:
+    return loaded(str(LLADA))
+
+
+def text(model: LoadedModel, tokens: Sequence[int]) -> str:
+    assert model.tokenizer is not None
+    return model.tokenizer.decode(tokens)
+
+
+def _rows(conversation: str) -> int:
+    return conversation.split("from")[0].count(">")
+
+
+def test_the_default_is_gsm8k(ascii_model: LoadedModel) -> None:
+    prompts = default_prompts(ascii_model)
+    assert isinstance(prompts, ChatPrompts)
+    assert "200 questions of GSM8K" in prompts.source
+    drawn = prompts.draw(random.Random(0), 2000)
+    assert len(drawn.tokens) >= 2000
+    conversation = text(ascii_model, drawn.tokens)
+    assert conversation.startswith("[user]")
+    assert conversation.endswith("?\n[assistant]")
+    assert conversation.count("[user]") == conversation.count("[assistant]") >= 3
+    assert "<<" not in conversation
+    assert len(drawn.ends) >= 2
+    for end in drawn.ends:
+        assert text(ascii_model, drawn.tokens[end:]).startswith("[user]"), "a user's turn comes next"
+    assert prompts.draw(random.Random(0), 2000) == drawn
+    assert prompts.draw(random.Random(1), 2000) != drawn
+
+
+def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
+    folder = with_transit_tokenizer(LLADA, tmp_path / "transit")
+    model = loaded(str(folder))
+    prompts = default_prompts(model)
+    assert isinstance(prompts, TransitPrompts)
+    assert model.tokenizer is not None
+    drawn = prompts.draw(random.Random(0), 400)
+    conversation = text(model, drawn.tokens)
+    assert drawn.ends[0] == model.tokenizer.shared_prefix(make_workload(1, 1, 0, _rows(conversation))[0].messages)
+    assert RULES in conversation
+    assert conversation.count("where am i") > 2
+    assert conversation.count("##") == conversation.count("where am i") - 1
+    table = profile(open_model(str(folder)), prompts, ProfileSettings(samples=1, ratios=(50, 88)))
+    assert "transit" in table.source
+    assert "canvases of up to 288 tokens, 16 masks" in table.source
+
+
+def test_the_bundled_model_gets_its_own_task() -> None:
+    assert isinstance(default_prompts(loaded("bundled")), TransitPrompts)
+
+
+def test_no_tokenizer_gets_random_tokens(bare_model: LoadedModel) -> None:
+    prompts = default_prompts(bare_model)
+    assert isinstance(prompts, RandomPrompts)
+    drawn = prompts.draw(random.Random(0), 5000)
+    assert len(drawn.tokens) == 5000
+    assert drawn.ends == ()
+    assert set(drawn.tokens) == set(range(256)) - {bare_model.config.mask_id}
+    assert "no tokenizer" in prompts.source
+
+
+def test_the_system_message_stands_first_and_roles_alternate(ascii_model: LoadedModel, tmp_path: Path) -> None:
+    lines = [{"messages": [SYSTEM, USER, ANSWER]}, {"prompt": "One?"}, {"prompt": "Two?"}]
+    prompts = read_prompts(write_lines(tmp_path / "p.jsonl", lines), ascii_model)
+    for seed in range(8):
+        conversation = text(ascii_model, prompts.draw(random.Random(seed), 120).tokens)
+        roles = [line.split("]")[0][1:] for line in conversation.split("\n") if line.startswith("[")]
+        assert "system" not in roles[1:]
+        assert all(a != b for a, b in pairwise(roles))
+        assert roles[-2:] == ["user", "assistant"]
+        assert (roles[0] == "system") == conversation.endswith("Why?\n[assistant]")
+
+
+def test_without_a_chat_template_the_texts_are_joined(tmp_path: Path) -> None:
+    model = loaded(str(with_ascii_tokenizer(LLADA, tmp_path / "plain", None)))
+    path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}])
+    drawn = read_prompts(path, model).draw(random.Random(0), 20)
+    assert text(model, drawn.tokens) == "\n\n".join(["One?"] * 5)
+    assert drawn.ends == ()
+
+
+def test_token_ids_need_no_tokenizer(bare_model: LoadedModel, tmp_path: Path) -> None:
+    lines = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [7]}]
+    prompts = read_prompts(write_lines(tmp_path / "p.jsonl", lines), bare_model)
+    assert isinstance(prompts, TokenPrompts)
+    drawn = prompts.draw(random.Random(0), 4)
+    assert sorted(drawn.tokens) == [1, 2, 3, 7]
+    assert drawn.ends == ((3, 4) if drawn.tokens[-1] == 7 else (1, 4))
+    assert prompts.source == "2 prompts of p.jsonl"
+    settings = ProfileSettings(samples=2, ratios=(50,), canvas=40)
+    assert profile(open_model(str(LLADA)), prompts, settings).samples == 2
+
+
+def test_a_file_of_prompts_end_to_end(ascii_model: LoadedModel, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}, {"messages": [USER, ANSWER]}])
+    prompts = read_prompts(path, ascii_model)
+    table = profile(open_model(ascii_model.name), prompts, ProfileSettings(samples=2, ratios=(50,), canvas=60))
+    assert table.source.startswith("2 prompts of p.jsonl")
+    assert percent(30, 60) in table.curves
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([1], "a line must be a JSON object, got list"),
+        ({"promt": "x"}, "Unknown key 'promt'. Did you mean 'prompt'"),
+        ({}, "exactly one of messages, prompt, prompt_token_ids, got none"),
+        ({"prompt": "x", "prompt_token_ids": [1]}, "exactly one of"),
+        ({"prompt": "  "}, "not empty"),
+        ({"prompt": 3}, "must be a text"),
+        ({"prompt_token_ids": []}, "token ids from 0 to 255"),
+        ({"prompt_token_ids": [256]}, "token ids from 0 to 255"),
+        ({"prompt_token_ids": [True]}, "token ids from 0 to 255"),
+        ({"messages": []}, "must hold a user's turn"),
+        ({"messages": [ANSWER]}, "must hold a user's turn"),
+        ({"messages": "Why?"}, "messages must be a list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages must be a list"),
+    ],
+)
+def test_bad_lines_are_named(ascii_model: LoadedModel, tmp_path: Path, line: Any, message: str) -> None:
+    path = write_lines(tmp_path / "p.jsonl", [{"prompt": "One?"}, line])
+    with pytest.raises(ConfigError, match=rf"line 2: .*{message}"):
+        read_prompts(path, ascii_model)
+
+
+def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompts(path, ascii_model)
+    path.write_text("\n\n")
+    with pytest.raises(ConfigError, match="holds no prompts"):
+        read_prompts(path, ascii_model)
+    path.write_text('\n{"prompt": ')
+    with pytest.raises(ConfigError, match="line 2: a line is not JSON"):
+        read_prompts(path, ascii_model)
+    write_lines(path, [{"prompt": "One?"}, {"prompt_token_ids": [1]}])
+    with pytest.raises(ConfigError, match="both texts and token ids"):
+        read_prompts(path, ascii_model)
+    with pytest.raises(ConfigError, match="line 1: 'prompt' needs a tokenizer"):
+        read_prompts(path, bare_model)

@@ -1,0 +1,163 @@
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.core.depth import DepthLookup, percent
+from remask.depth import cuts
+from remask.depth import profile as profiling
+from remask.depth.find import DepthTable, Growth, find_table, shipped_table
+from remask.depth.profile import depth_entries
+from remask.errors import TableError
+from remask.models.presets import preset
+from tests import goldens
+from tests.depth.models import loaded, open_model
+
+TABLE = DepthTable(
+    model="llada-tiny",
+    fingerprint="0123456789abcdef",
+    family="llada",
+    layers=2,
+    hidden=64,
+    vocab=256,
+    tau=0.97,
+    definition="flat",
+    samples=16,
+    source="a test",
+    entries={5: 1, 40: 2},
+    curves={5: (1.0, 0.9), 40: (1.0, 0.98)},
+    request_depths={5: 1.25, 40: 2.0},
+    growth=(Growth(16, 0.5),),
+)
+CASES = [
+    (case["similarity"], float(tau), expected)
+    for case in goldens.profiler()["table_cases"]
+    for tau, expected in case["by_threshold"].items()
+]
+
+
+@pytest.mark.parametrize(("similarity", "tau", "expected"), CASES)
+def test_golden_tables_and_lookups(similarity: list[list[float]], tau: float, expected: dict[str, Any]) -> None:
+    entries = depth_entries(dict(enumerate(similarity)), tau)
+    assert entries == {int(r): b for r, b in expected["table"].items()}
+    lookup = DepthLookup(entries)
+    for ratio, depth in expected["lookup"].items():
+        assert lookup.depth(int(ratio), 100) == (depth or 0)
+
+
+def test_golden_ratios() -> None:
+    for case in goldens.profiler()["ratio_cases"]:
+        assert percent(case["prefix_len"], case["seq_len"]) == case["ratio"]
+    for name, pair in goldens.profiler()["pairs"].items():
+        assert percent(pair["prefix_len"], pair["seq_len"]) == pair["profiler_ratio"], name
+        assert percent(pair["prefix_len"], pair["seq_len"] + 16) == pair["engine_ratio"], name
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    TABLE.save(tmp_path / "table.json")
+    assert DepthTable.load(tmp_path / "table.json") == TABLE
+    assert TABLE.lookup.depth(45, 100) == 2
+
+
+def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="cannot be written"):
+        TABLE.save(tmp_path / "missing" / "table.json")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="cannot be read"):
+        DepthTable.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version is 2"),
+        ({"definition": "other"}, "definition is 'other'"),
+        ({"layers": "two"}, "layers must be a whole number"),
+        ({"layers": True}, "layers must be a whole number"),
+        ({"model": None}, "model must be text"),
+        ({"fingerprint": 7}, "fingerprint must be text"),
+        ({"tau": 1.5}, "tau must be a number from 0 to 1"),
+        ({"tau": float("nan")}, "tau must be a number"),
+        ({"entries": [1, 2]}, "entries must be an object"),
+        ({"entries": {"five": 1}}, "entries must be an object"),
+        ({"entries": {"5": 3}}, "entries.5 must be a whole number from 0 to 2"),
+        ({"entries": {"5": 2, "40": 1}}, "must not decrease"),
+        ({"entries": {"105": 1}}, "percents from 0 to 100"),
+        ({"curves": {"5": [1.0]}}, "curves.5 must be a list of 2"),
+        ({"curves": {"5": [1.0, "x"]}}, "curves.5 must be a number"),
+        ({"request_depths": {"5": -1}}, "request_depths.5 must be a number"),
+        ({"growth": [[16]]}, "not enough values"),
+        ({"growth": 3}, "not iterable"),
+    ],
+)
+def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "table.json"
+    TABLE.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(TableError, match=message):
+        DepthTable.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}'])
+def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(TableError, match=r"is no depth table.*remask profile"):
+        DepthTable.load(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"fingerprint": "other"}, {"layers": 3, "curves": {}}, {"fingerprint": None, "hidden": 128}]
+)
+def test_a_table_of_another_model(tmp_path: Path, change: dict[str, Any]) -> None:
+    model = loaded("llada-tiny", dummy=True)
+    table = replace(TABLE, model="some other", fingerprint=model.fingerprint)
+    path = tmp_path / "table.json"
+    table.save(path)
+    assert DepthTable.load(path, model) == table
+    replace(table, **change).save(path)
+    with pytest.raises(TableError, match=r"some other.*llada-tiny.*is loaded.*remask profile --model llada-tiny"):
+        DepthTable.load(path, model)
+
+
+def test_the_published_table_goes_by_shape() -> None:
+    tiny = loaded("llada-tiny", dummy=True)
+    big = replace(tiny, name="anything", config=preset("llada-8b"))
+    table = shipped_table(big)
+    assert table is not None
+    assert table.model == "GSAI-ML/LLaDA-8B-Instruct"
+    assert "ACache" in table.source
+    assert [table.lookup.depth(r, 100) for r in (0, 4, 12, 76, 88, 90, 95, 99)] == [1, 1, 3, 16, 17, 17, 19, 32]
+    assert shipped_table(tiny) is None
+    assert shipped_table(replace(tiny, config=preset("dream-7b"))) is None
+
+
+def test_a_shipped_table_names_its_source(caplog: pytest.LogCaptureFixture) -> None:
+    llm = open_model("llada-tiny", dummy=True)
+    llm.loaded = replace(llm.loaded, config=preset("llada-8b"))
+    with caplog.at_level(logging.INFO):
+        assert find_table(llm).definition == "published"
+    assert "LLaDA-8B-Instruct, which has this model's shape: published values" in caplog.text
+
+
+def test_a_given_table_is_used(tmp_path: Path) -> None:
+    model = loaded("llada-tiny", dummy=True)
+    path = tmp_path / "table.json"
+    replace(TABLE, fingerprint=model.fingerprint).save(path)
+    llm = open_model("llada-tiny", dummy=True, depth_table=path)
+    assert llm.depth_table.source == "a test"
+
+
+def test_without_a_table_the_model_is_profiled(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
+    monkeypatch.setattr(cuts, "RATIOS", (50, 90))
+    with caplog.at_level(logging.WARNING):
+        table = find_table(open_model("llada-tiny", dummy=True))
+    assert "remask profile --model llada-tiny" in caplog.text
+    assert table.layers == 2
+    assert list(table.curves) == [50, 90]

@@ -1,0 +1,67 @@
+"""Which policies `--caches all` finds, on what they run, and what they are compared with."""
+
+import re
+from typing import Any
+
+import pytest
+
+from remask import LLM, SamplingParams
+from remask.errors import ConfigError
+from remask.policies import names_for
+from remask_lab.bench.contenders import COMPOSITIONS, DRAWN, Contender, LeftOut, every_contender
+from remask_lab.bench.workload import random_workload
+
+SETTINGS: dict[str, dict[str, Any]] = {name: {"depth": 1} for name in ("bicache", *COMPOSITIONS)}
+
+
+def found(
+    model: str, settings: dict[str, dict[str, Any]] | None = None, **sampling: Any
+) -> tuple[dict[str, Contender], list[LeftOut]]:
+    llm = LLM(model, load_format="dummy", dtype="float32")
+    params = SamplingParams(**{"max_tokens": 16, "ignore_eos": True, **sampling})
+    workload = random_workload(llm, 2, 1, 0, params, 8, 4)
+    rows, left_out = every_contender(llm, workload, SETTINGS | (settings or {}))
+    assert rows[0].name == "none"
+    assert len({row.name for row in rows}) == len(rows)
+    return {row.name: row for row in rows}, left_out
+
+
+def test_what_needs_an_order_runs_on_drawn_positions_beside_its_own_baseline() -> None:
+    rows, left_out = found("llada-tiny")
+    assert set(rows) == {*names_for("masked"), *COMPOSITIONS, DRAWN}
+    assert not left_out
+    for name, row in rows.items():
+        drawn = name in ("dkv-greedy", DRAWN)
+        assert row.baseline == (DRAWN if drawn else "none")
+        assert (row.workload is not None) is drawn
+        assert row.settings.get("remasking") == ("random" if drawn else None)
+        if row.workload is not None:
+            assert {task.request.params.remasking for task in row.workload.tasks} == {"random"}
+    assert rows["dkv-greedy"].settings["window"] == 4
+
+
+def test_where_positions_are_drawn_anyway_there_is_one_baseline() -> None:
+    rows, left_out = found("llada-tiny", remasking="random")
+    assert set(rows) == {*names_for("masked"), *COMPOSITIONS}
+    assert {row.baseline for row in rows.values()} == {"none"}
+    assert not left_out
+
+
+@pytest.mark.parametrize(
+    ("model", "sampling", "reason"),
+    [
+        ("dream-tiny", {}, "with remasking 'random': dkv-greedy is defined for models .* not Dream"),
+        ("llada-tiny", {"threshold": 0.5}, "use remasking 'random' or 'order'; .*: no schedule says"),
+        ("llada-tiny", {"remasking": "slowfast"}, "use remasking 'random' or 'order'; .*: no schedule says"),
+    ],
+)
+def test_what_cannot_run_is_left_out_with_the_reason(model: str, sampling: dict[str, Any], reason: str) -> None:
+    rows, (left,) = found(model, **sampling)
+    assert set(rows) == {*names_for("masked"), *COMPOSITIONS} - {"dkv-greedy"}
+    assert left.name == "dkv-greedy"
+    assert re.search(reason, left.reason)
+
+
+def test_settings_that_nobody_could_use_are_errors() -> None:
+    with pytest.raises(ConfigError, match="ratio must be"):
+        found("llada-tiny", {"dllm-cache": {"ratio": 5}})

@@ -1,0 +1,87 @@
+"""What the table says of results, and the notes under it."""
+
+from typing import Any
+
+from remask_lab.bench.report import DETAILED, SHORT, table
+from remask_lab.records.record import Record
+
+COMPARED = {"ratio_to_none": 1.0, "ratio_range": [1.0, 1.0], "work_ratio_to_none": 1.0, "slower_with_less_work": False}
+
+
+def result(name: str, **values: Any) -> dict[str, Any]:
+    return {
+        "cache": name,
+        "settings": {},
+        "baseline": "none",
+        "throughput_tok_s": 10.0,
+        **COMPARED,
+        "accuracy": None,
+        "accuracy_interval": None,
+        "agreement_with_none": 1.0,
+        "forwards": 8,
+        "row_layers": 1_234_000,
+        "prefix_hits": 0,
+        "prefix_depth": 0.0,
+        "peak_memory_bytes": 2_000_000,
+        "extra_memory_bytes": 0,
+        "alone": dict(COMPARED),
+        "flops": 2.5e11,
+        "flops_saved": 4.0,
+        "efficiency_kept": 0.75,
+        "cache_ratio": 0.25,
+        "staleness": 1.5,
+        "staleness_is_upper_bound": False,
+        **values,
+    }
+
+
+def report(*results: dict[str, Any], **more: Any) -> Record:
+    workload: dict[str, Any] = {"requests": 4, "prefixes": 2, "prefix_ratio": 0.5, "concurrency": 2, "max_tokens": 8}
+    workload |= {"steps": 8, "block_length": 8, "canvas_length": None, "rounds": 1}
+    workload |= {"alone_requests": 2}
+    machine = {"dtype": "float32", "cpu": "c", "threads": 1}
+    about = {"model": "m", "seed": 0, "settings": workload, "machine": machine, "commit": None}
+    return Record("bench", about, {"results": list(results), **more})
+
+
+def cells(text: str, row: int) -> dict[str, str]:
+    """A row of a table by its columns' names."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return dict(zip(lines[0], lines[row + 2], strict=True))
+
+
+def test_a_detailed_row() -> None:
+    settings = {"refresh_interval": None, "ratio": 0.5}
+    values = {"accuracy": 0.5, "accuracy_interval": [0.25, 0.75], "extra_memory_bytes": -500_000}
+    shown = cells(table(report(result("x", settings=settings, **values)), detail=True), 0)
+    assert list(shown) == [name for name, _ in DETAILED]
+    assert shown["settings"] == "refresh_interval=null, ratio=0.5"
+    assert shown["accuracy (95 % interval)"] == "50.0 % (25.0 to 75.0)"
+    assert (shown["forwards"], shown["row-layers"], shown["cache ratio"]) == ("8", "1.234 M", "25.0 %")
+    assert (shown["TFLOPs"], shown["FLOPs saved"], shown["efficiency kept"]) == ("0.25", "4.00x", "75 %")
+    assert (shown["staleness"], shown["extra memory"]) == ("1.50", "-0.5 MB")
+
+
+def test_a_bound_is_shown_as_one() -> None:
+    text = table(report(result("x", staleness_is_upper_bound=True)), detail=True)
+    assert cells(text, 0)["staleness"] == "<= 1.50"
+
+
+def test_less_work_in_more_time_is_marked_and_explained() -> None:
+    slow = {**COMPARED, "ratio_to_none": 0.8, "slower_with_less_work": True}
+    plain, batched, alone = report(result("a")), report(result("a", **slow)), report(result("a", alone=slow))
+    assert "⚠" not in table(plain, detail=True)
+    assert cells(table(batched), 0)["speed"] == "0.80x ⚠"
+    text = table(alone, detail=True)
+    assert (cells(text, 0)["speed"], cells(text, 0)["speed alone"]) == ("1.00x", "0.80x ⚠")
+    for shown in (table(batched), text):
+        assert shown.splitlines()[-1] == "⚠ Slower than its baseline although it computes fewer row-layers."
+
+
+def test_other_baselines_and_what_is_left_out_are_named() -> None:
+    rows = [result("none"), result("drawn", baseline="drawn"), result("y", baseline="drawn")]
+    text = table(report(*rows, left_out=[{"name": "z", "reason": "it cannot be"}]))
+    assert list(cells(text, 0)) == [name for name, _ in SHORT]
+    assert "y is compared with 'drawn', not with 'none'." in text
+    assert text.count("is compared with") == 1
+    assert text.endswith("Left out: z: it cannot be")

@@ -1,0 +1,59 @@
+"""Workloads and how answers are compared."""
+
+from pathlib import Path
+
+import pytest
+
+from remask import LLM, SamplingParams
+from remask.core.request import Request
+from remask.errors import ConfigError
+from remask_lab.bench.workload import Task, gsm8k_workload, random_workload, reads_chats, token_agreement
+from tests.depth.models import open_model, with_ascii_tokenizer
+from tests.goldens import model_dir
+
+
+@pytest.mark.parametrize(
+    ("these", "those", "share"), [([1, 2], [1, 2], 1.0), ([1, 2], [1, 3], 0.5), ([1], [1, 2], 0.5), ([], [], 1.0)]
+)
+def test_agreement_counts_missing_positions(these: list[int], those: list[int], share: float) -> None:
+    assert token_agreement(these, those) == share
+
+
+def test_a_task_without_an_answer_has_no_verdict() -> None:
+    request = Request("0", [1])
+    assert Task(request).correct("## a") is None
+    assert Task(request, "a").correct(None) is None
+    assert Task(request, "a").correct("x ## a") is True
+
+
+def test_random_workloads_share_their_prefixes_and_repeat() -> None:
+    llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
+    params = SamplingParams(max_tokens=4)
+    workload = random_workload(llm, 6, 2, 3, params, 10, 5)
+    prompts = [task.request.prompt_token_ids for task in workload.tasks]
+    assert {tuple(prompt[:10]) for prompt in prompts} == {tuple(prompts[0][:10]), tuple(prompts[1][:10])}
+    assert len({tuple(prompt) for prompt in prompts}) == 6
+    assert workload == random_workload(llm, 6, 2, 3, params, 10, 5)
+    assert workload.prefix_ratio == pytest.approx(10 / 19)
+
+
+def test_gsm8k_questions_share_their_worked_examples(tmp_path: Path) -> None:
+    llm = open_model(str(with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")))
+    assert reads_chats(llm)
+    workload = gsm8k_workload(llm, 6, 2, 0, SamplingParams(max_tokens=256, steps=128))
+    prompts = [task.request for task in workload.tasks]
+    first, second = prompts[0], prompts[2]
+    assert first.prefix_length == second.prefix_length > 1000
+    assert first.prompt_token_ids[: first.prefix_length] == second.prompt_token_ids[: first.prefix_length]
+    assert first.prompt_token_ids != second.prompt_token_ids
+    assert workload.tasks[0].correct(f"It adds up.\n## {workload.tasks[0].answer}") is True
+    assert 0.7 < workload.prefix_ratio < 1
+    with pytest.raises(ConfigError, match="1 to 12 shared prefixes, got 13"):
+        gsm8k_workload(llm, 20, 13, 0, SamplingParams())
+
+
+def test_gsm8k_needs_a_tokenizer() -> None:
+    llm = open_model(str(model_dir("llada")))
+    assert not reads_chats(llm)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        gsm8k_workload(llm, 2, 1, 0, SamplingParams())

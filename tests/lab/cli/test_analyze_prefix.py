@@ -1,0 +1,222 @@
+"""`remask analyze` on shared prefixes: records, pictures and readings, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+from remask_lab.records.record import read_record
+
+DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
+UNFIT = [
+    (["--model", "bundled-uniform"], "is a uniform one"),
+    (["--model", "sdar-tiny", "--load-format", "dummy"], "is a block_causal one"),
+    ([*DUMMY, "--output", "/nowhere/x.json"], "there is no folder"),
+    ([*DUMMY, "--plots", "/nowhere/x"], "there is no folder"),
+]
+SHAPE = ["--requests", "2", "--prefixes", "1", "--prefix-tokens", "24", "--prompt-tokens", "4", "--max-tokens", "4"]
+
+
+def analyze(*options: str) -> int:
+    return main(["--quiet", "analyze", *options])
+
+
+def check_picture(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") >= 1200
+
+
+def test_prefix_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "p.json", tmp_path / "plots"
+    assert analyze("prefix-similarity", *DUMMY, *SHAPE, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze prefix-similarity")
+    assert record.about["settings"]["name"] == "random tokens"
+    assert (record.about["settings"]["tau"], record.about["seed"]) == (0.97, 2024)
+    assert (record.data["requests"], record.data["steps"], record.data["prefix_tokens"]) == (2, 4, 24)
+    assert len(record.data["similarity"]) == record.about["layers"]
+    assert record.data["similarity"][0] == pytest.approx([1.0] * 4, abs=1e-6)
+    check_picture(plots / "prefix-similarity.png")
+    text = capsys.readouterr().out
+    assert "llada-tiny: random tokens, 2 requests over 1 prefixes" in text
+    assert record.data["reading"].split()[:5] == ["A", "prefix", "of", "24", "tokens"]
+    assert " ".join(record.data["reading"].split()) in " ".join(text.split())
+
+
+def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "bundled", "--dtype", "float32", "--requests", "1", "--official", "--tau", "0.9"]
+    assert analyze("prefix-similarity", *options) == 0
+    text = capsys.readouterr().out
+    assert "bundled: transit, 1 requests over 1 prefixes" in text
+    assert "stays above 0.9 in every step" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
+        ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
+    ],
+)
+def test_bad_workloads(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "reuse", "depth", "leakage"])
+@pytest.mark.parametrize(("options", "message"), UNFIT)
+def test_what_does_not_fit(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("subject", ["prefix-similarity", "sweep", "depth", "leakage"])
+def test_tau_is_a_similarity(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(subject, *DUMMY, "--tau", "1.5") == 2
+    assert "tau must lie between 0 and 1" in capsys.readouterr().err
+
+
+def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("prefix-similarity", *DUMMY, "--sampling", '{"cfg_scale": 1}') == 2
+    assert "leave cfg_scale out" in capsys.readouterr().err
+
+
+SWEEP = ["--model", "bundled", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "s.json", tmp_path / "plots"
+    points = ["--caches", "bicache", "--refresh-interval", "4", "--output", str(output), "--plots", str(plots)]
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "--refresh-intervals") == 0
+    (first,) = read_record(output, "analyze sweep").data["rows"]
+    assert "A single point shows no trend" in capsys.readouterr().out
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.97", "0.99", "--refresh-intervals", "4", "4") == 0
+    text = capsys.readouterr().out
+    assert f"1 points are known from {output}" in text
+    data = read_record(output, "analyze sweep").data
+    assert data["rows"][0] == first, "what is known is not measured again"
+    assert [row["point"]["tau"] for row in data["rows"]] == [0.97, 0.99]
+    assert "as tau grows from 0.97 to 0.99" in data["reading"]
+    check_picture(plots / "sweep-tau.png")
+    check_picture(plots / "sweep-refresh-interval.png")
+    before = output.read_bytes()
+    assert analyze("sweep", *SWEEP, *points, "--taus", "0.9", "--rounds", "2") == 2
+    assert "rows of another measurement (settings" in capsys.readouterr().err
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--taus", "--refresh-intervals"], "nothing to sweep"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--refresh-intervals", "0"], "refresh_interval must be"),
+        (["--caches", "none"], "must begin with it"),
+        (["--depth-table", "missing.json"], "missing.json cannot be read"),
+    ],
+)
+def test_bad_sweeps(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("sweep", *SWEEP, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_depth_table_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "other.json"
+    options = ["--samples", "1", "--canvas", "64", "--ratios", "50", "--output", str(table)]
+    assert main(["--quiet", "profile", *DUMMY, *options]) == 0
+    assert analyze("sweep", *SWEEP, "--depth-table", str(table)) == 2
+    assert "is of the model 'llada-tiny'" in capsys.readouterr().err
+
+
+def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "r.json", tmp_path / "plots"
+    options = ["--depth", "1", "--refresh-interval", "2", "--traced", "1", "--rounds", "1"]
+    assert analyze("reuse", *DUMMY, *SHAPE, *options, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze reuse")
+    assert record.about["settings"]["depth"] == 1
+    assert record.data["deep"]["depth"] == [1]
+    assert [row["cache"] for row in record.data["collapse"]] == ["none", "reuse", "bicache"]
+    assert "K/V refreshed every 2 steps" in record.data["reading"]
+    assert "of its tokens are those of no cache" in record.data["reading"]
+    for name in ("reuse-deep", "reuse-collapse"):
+        check_picture(plots / f"{name}.png")
+    assert "K/V of the prefix in deep layers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--depth", "0"], "has no shallow layers; give a depth of 1 to"),
+        (["--depth", "99"], "exceeds the model's"),
+        (["--traced", "0"], "--traced must be at least 1"),
+        (["--refresh-interval", "0"], "refresh_interval must be"),
+    ],
+)
+def test_bad_reuse(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("reuse", *DUMMY, *SHAPE, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots, prompts = tmp_path / "d.json", tmp_path / "plots", tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
+    options = ["--samples", "2", "--canvas", "40", "--response", "4", "--ratios", "50", "90", "--system-prompts", "2"]
+    tasks = ["--task", f"one={prompts}", "--task", f"two={prompts}"]
+    assert analyze("depth", *DUMMY, *options, *tasks, "--output", str(output), "--plots", str(plots)) == 0
+    record = read_record(output, "analyze depth")
+    assert [task["task"] for task in record.data["tasks"]] == ["one", "two"]
+    assert record.data["ratios"] == [50, 90]
+    assert record.data["convergence"][0]["distance"] is None
+    assert record.about["settings"]["samples"] == 2
+    for name in ("depth-tasks", "depth-stability"):
+        check_picture(plots / f"{name}.png")
+    text = capsys.readouterr().out
+    assert "ratio %" in text
+    assert "a standard deviation of 0.00 over 2 tasks" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--task", "nofile"], "--task must be NAME=FILE, got 'nofile'"),
+        (["--task", "a=/nowhere/p.jsonl"], "cannot be read"),
+        (["--system-prompts", "1"], "need at least 2"),
+        (["--samples", "0"], "samples must be at least 1"),
+        (["--ratios", "51", "--canvas", "20"], "cannot be cut at a prefix ratio of 51 %"),
+    ],
+)
+def test_bad_depths(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("depth", *DUMMY, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_task_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1]}\n')
+    assert analyze("depth", *DUMMY, "--task", f"a={prompts}", "--task", f"a={prompts}") == 2
+    assert "names 'a' twice" in capsys.readouterr().err
+
+
+def test_leakage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots, prompts = tmp_path / "l.json", tmp_path / "plots", tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7]}\n')
+    options = ["--samples", "1", "--canvas", "40", "--response", "4", "--ratios", "50", "90", "--steps", "2"]
+    files = ["--prompts", str(prompts), "--output", str(output), "--plots", str(plots)]
+    assert analyze("leakage", *DUMMY, *options, *files) == 0
+    record = read_record(output, "analyze leakage")
+    assert list(record.data["ratios"]) == ["50", "90"]
+    assert record.about["settings"]["steps"] == 2
+    check_picture(plots / "leakage.png")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 prompts of p.jsonl" in text
+    assert record.data["reading"] in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--steps", "0"], "steps must be at least 1"), (["--prompts", "/nowhere/p"], "cannot be read")],
+)
+def test_bad_leakage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("leakage", *DUMMY, *options) == 2
+    assert message in capsys.readouterr().err

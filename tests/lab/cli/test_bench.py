@@ -1,0 +1,245 @@
+"""`remask bench`: the table, the JSON, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+from remask.policies import names_for
+from remask_lab.records.record import read_record
+from tests.depth.models import with_ascii_tokenizer
+from tests.goldens import model_dir
+
+KEYS = {
+    "cache",
+    "throughput_tok_s",
+    "ratio_to_none",
+    "accuracy",
+    "agreement_with_none",
+    "forwards",
+    "row_layers",
+    "prefix_hits",
+    "peak_memory_bytes",
+}
+SMALL = ["--requests", "6", "--prefixes", "2", "--concurrency", "3", "--rounds", "2", "--dtype", "float32"]
+
+
+def bench(*options: str) -> int:
+    return main(["--quiet", "bench", *options])
+
+
+def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "40", "--prompt-tokens", "6", "--max-tokens", "8"]
+    policies = ["--caches", "none,reuse,bicache", "--cache-config", '{"bicache": {"depth": 1, "refresh_interval": 4}}']
+    model = ["--model", "llada-tiny", "--load-format", "dummy"]
+    assert bench(*model, *SMALL, *shape, *policies, "--json", str(target)) == 0
+    report = read_record(target, "bench")
+    assert report.data["left_out"] == []
+    none, reuse, bicache = report.data["results"]
+    assert [row["cache"] for row in report.data["results"]] == ["none", "reuse", "bicache"]
+    assert all(set(row) >= KEYS for row in report.data["results"])
+    assert all(row["accuracy"] is None for row in report.data["results"])
+    layers = report.about["layers"]
+    steps = 6 * 8
+    assert none["forwards"] == reuse["forwards"] == bicache["forwards"] == steps
+    assert none["row_layers"] == steps * 54 * layers
+    assert reuse["row_layers"] == steps * 14 * layers + 2 * 40 * layers, "two prefix-only passes are counted"
+    refreshes = 6 * 2
+    assert bicache["row_layers"] == reuse["row_layers"] + refreshes * 40 * (layers - 1)
+    assert (none["prefix_hits"], reuse["prefix_hits"], bicache["prefix_hits"]) == (0, 4, 4)
+    assert none["ratio_to_none"] == none["agreement_with_none"] == 1
+    table = capsys.readouterr().out
+    assert table.count("|") == 9 * (2 + 3)
+
+
+def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
+    assert bench("--model", "bundled", *SMALL, *options) == 0
+    rows = {row["cache"]: row for row in read_record(target, "bench").data["results"]}
+    assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
+    assert rows["bicache depth=0"]["agreement_with_none"] == 1
+    assert rows["bicache depth=0"]["row_layers"] == rows["none"]["row_layers"]
+    assert all(
+        0 <= row["accuracy_interval"][0] <= row["accuracy"] <= row["accuracy_interval"][1] for row in rows.values()
+    )
+
+
+def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
+    assert bench("--model", "bundled", *SMALL, *options) == 0
+    report = read_record(target, "bench")
+    assert report.about["settings"]["name"] == "transit, conversations"
+    none, exact, longest = report.data["results"]
+    assert [row["cache"] for row in (exact, longest)] == ["reuse", "reuse, longest"]
+    assert (none["accuracy"], none["cached_tokens"], exact["partial_prefix_hits"]) == (1, 0, 0)
+    assert 0 < longest["partial_prefix_hits"] <= longest["prefix_hits"]
+    assert longest["cached_tokens"] > exact["cached_tokens"]
+    assert longest["row_layers"] != exact["row_layers"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
+        (["--cache-config", '{"reuse": {}}', "--caches", "none"], "not among --caches"),
+        (["--requests", "0"], "--requests must be at least 1"),
+        (["--depths", "one"], "--depths must be numbers"),
+        (["--depths", "99"], "exceeds the model's"),
+        (["--without-prefix"], "only 'bundled' has a task"),
+        (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
+    ],
+)
+def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
+    assert bench("--model", "llada-tiny", "--load-format", "dummy", "--caches", "none", *options) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--model", "bundled", "--prefix-tokens", "5") == 2
+    assert "the bundled model has a task" in capsys.readouterr().err
+    assert bench("--model", "bundled", "--prefix-match", "longest", "--without-prefix") == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "deep" / "depth.png"
+    assert main(["--quiet", "demo", "--requests", "8", "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "right answer:" in out
+    assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
+    assert picture.stat().st_size > 10_000
+
+
+def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", "demo", "--uniform", "--requests", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "bus every" in out
+    assert "(right" in out
+    assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
+    assert "on canvases of 128" in out
+    assert main(["--quiet", "demo", "--uniform", "--picture", "x.png"]) == 2
+    assert "--picture shows depths" in capsys.readouterr().err
+
+
+def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
+    assert bench("--model", "bundled-uniform", *options) == 0
+    report = read_record(target, "bench")
+    none, prefix, cache = report.data["results"]
+    assert [row["cache"] for row in report.data["results"]] == ["none", "block-prefix", "uniform-cache"]
+    assert report.about["settings"]["name"] == "timetable"
+    assert (report.about["settings"]["steps"], report.about["settings"]["canvas_length"]) == (32, 128)
+    assert none["accuracy"] >= 1 / 3, "a guess of 32 departures is right with probability 60 ** -32"
+    assert prefix["agreement_with_none"] > 0.95, "exact but for rounding"
+    layers = report.about["layers"]
+    assert none["row_layers"] == 6 * 32 * 128 * layers
+    # Prompts have 12 tokens. The second block is refreshed with the first, four times; after the last nothing is.
+    assert cache["row_layers"] == 6 * layers * (2 * (128 + 15 * 16) + 4 * 16)
+    assert prefix["row_layers"] == 6 * layers * (2 * 128 + 15 * (116 + 100))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--prefixes", "2"], "share no prefix"),
+        (["--prompt-tokens", "5"], "the bundled model has a task"),
+        (["--without-prefix"], "only 'bundled' has a task"),
+        (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--caches", "bicache"], "uniform"),
+        (["--max-tokens", "150"], "max_model_len is 128"),
+    ],
+)
+def test_what_the_uniform_task_refuses(capsys: pytest.CaptureFixture[str], options: list[str], text: str) -> None:
+    assert bench("--model", "bundled-uniform", *options) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "caches"),
+    [("sdar-tiny", {"none", "exact"}), ("gidd-tiny", {"none", "block-prefix", "uniform-cache"})],
+)
+def test_the_default_policies_suit_the_kind(tmp_path: Path, model: str, caches: set[str]) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "8", "--prompt-tokens", "4", "--max-tokens", "8", "--json", str(target)]
+    assert bench("--model", model, "--load-format", "dummy", *SMALL, *shape) == 0
+    assert {row["cache"] for row in read_record(target, "bench").data["results"]} == caches
+
+
+def test_unknown_commands_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("remask ")
+    with pytest.raises(SystemExit) as stop:
+        main(["generte"])
+    assert stop.value.code == 2
+
+
+def test_a_model_that_chats_is_asked_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tiny model's context is too short for the worked examples, which the error says."""
+    folder = with_ascii_tokenizer(model_dir("llada"), tmp_path / "model")
+    assert bench("--model", str(folder), "--caches", "none", "--requests", "2") == 2
+    assert "max_tokens=256" in capsys.readouterr().err
+    lengths = ["--prefix-tokens", "20", "--prompt-tokens", "4", "--max-tokens", "4"]
+    assert bench("--model", str(folder), *SMALL, "--caches", "none", *lengths) == 0
+
+
+SETTINGS = {
+    name: {"depth": 1} for name in ("bicache", "bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
+} | {"elastic-cache": {"window": 4}}
+
+
+@pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
+def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    target = tmp_path / "bench.json"
+    shape = ["--prefix-tokens", "20", "--prompt-tokens", "6", "--max-tokens", "8", "--baseline-steps", "half"]
+    options = ["--model", model, "--load-format", "dummy", "--caches", "all", "--cache-config", json.dumps(SETTINGS)]
+    assert bench(*SMALL, *shape, *options, "--json", str(target)) == 0
+    report = read_record(target, "bench")
+    rows = {row["cache"]: row for row in report.data["results"]}
+    left_out = {left["name"]: left["reason"] for left in report.data["left_out"]}
+    assert set(rows) | set(left_out) == {*names_for("masked"), *SETTINGS, "none steps=4", *rows}
+    out = capsys.readouterr().out
+    if model == "dream-tiny":
+        assert "not Dream" in left_out["dkv-greedy"]
+        assert f"Left out: dkv-greedy: {left_out['dkv-greedy']}" in out
+    else:
+        assert rows["dkv-greedy"]["baseline"] == "none, random order"
+        assert rows["none, random order"]["ratio_to_none"] == rows["none, random order"]["agreement_with_none"] == 1
+        assert not left_out
+    none = rows["none"]
+    assert (none["cache_ratio"], none["staleness"], none["extra_memory_bytes"]) == (0, 0, 0)
+    assert rows["none steps=4"]["row_layers"] * 2 <= none["row_layers"] + 6 * 34 * report.about["layers"]
+    assert (none["flops_saved"], none["efficiency_kept"]) == (1, 1)
+    for row in rows.values():
+        assert row["ratio_to_none"] == pytest.approx(row["flops_saved"] * row["efficiency_kept"])
+        assert sum(row["flops_by_operation"].values()) == row["flops"] <= row["executed_flops"]
+        assert row["bytes"] > 0
+    keys = 32 if model == "dream-tiny" else 64
+    layer = 34 * (2 * 64 * (2 * 64 + 2 * keys + 3 * 160) + 4 * 64 * 34)
+    head = none["flops_by_operation"]["head"]
+    assert none["flops"] - head == none["forwards"] * layer * report.about["layers"], "34 rows in every pass"
+    assert head % (2 * 64 * 256) == 0
+    assert rows["dkv-prefill"]["cache_ratio"] == pytest.approx(7 / 8 * 25 / 34), "25 of 34 rows, in all steps but one"
+    assert rows["dkv-prefill"]["staleness"] == pytest.approx(sum(range(8)) / 8 * 25 / 34)
+    assert rows["dllm-cache"]["extra_memory_bytes"] > 0
+    assert rows["dllm-cache"]["staleness_is_upper_bound"]
+    assert rows["elastic-cache"]["extra_memory_bytes"] > 0
+    assert rows["elastic-cache"]["row_layers"] < none["row_layers"]
+    assert report.about["settings"]["alone_requests"] == 2
+    assert all(row["alone"]["ratio_to_none"] > 0 for row in rows.values())
+    assert all(f"| {name} " in out for name in rows)
+
+
+def test_settings_of_a_policy_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "llada-tiny", "--load-format", "dummy"]
+    assert bench(*model, *SMALL, "--caches", "none,dkv-greedy", "--max-tokens", "8") == 2
+    assert "use remasking 'random'" in capsys.readouterr().err
+    assert bench(*model, *SMALL, "--caches", "all", "--cache-config", '{"bicahe": {}}', "--depths", "1") == 2
+    assert "names 'bicahe'" in capsys.readouterr().err

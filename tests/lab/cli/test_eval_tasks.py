@@ -1,0 +1,175 @@
+"""`remask eval tasks` on local data: questions, caches, verdicts, interruptions and what is refused."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from remask.tasks.gsm8k import final_number
+from remask.tasks.transit import make_workload
+from remask_lab.harness import local
+from remask_lab.records.record import read_record
+from tests.depth.models import with_ascii_tokenizer, write_lines
+from tests.goldens import model_dir
+from tests.lab.harness.records import CODE, RECORDS
+from tests.lab.harness.scripted import scripted
+
+GSM8K = Path(__file__).parents[1] / "data" / "gsm8k" / "test.jsonl"
+QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
+
+
+def tasks(*options: str, model: str = "bundled") -> int:
+    return main(["--quiet", "eval", "tasks", "--model", model, "--dtype", "float32", "--device", "cpu", *options])
+
+
+def gsm8k(*options: str) -> int:
+    return tasks("--tasks", "remask_gsm8k", "--data", str(GSM8K), "--limit", "3", *QUICK, *options)
+
+
+def result(path: Path, row: int = 0) -> Any:
+    return read_record(path, "eval tasks").data["rows"][row]["result"]
+
+
+def test_gsm8k_on_local_data_under_two_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.json"
+    assert gsm8k("--caches", "none,bicache", "--output", str(output)) == 0
+    none, bicache = (result(output, row) for row in (0, 1))
+    assert [sample["right"] for sample in none["samples"]] == ["18", "3", "70000"]
+    assert none["metrics"]["strict_match"]["value"] == 0, "the bundled model knows no arithmetic"
+    assert none["metrics"]["strict_match"]["interval"][1] < 0.6
+    assert (none["prefix_hits"], bicache["prefix_hits"]) == (0, 2), "three questions share one system prompt"
+    assert bicache["row_layers"] < none["row_layers"]
+    assert none["prefix_ratio"] == bicache["prefix_ratio"] > 0.8
+    assert none["throughput_tok_s"] == pytest.approx(none["completion_tokens"] / none["seconds"])
+    told = capsys.readouterr().out
+    assert "| remask_gsm8k | none    | 0.0 % (0.0 to 56.2)" in told
+    assert "| 100.0 %   |" in told, "a cache agrees with itself"
+    assert f"saved as {output}" in told
+
+
+def test_perfect_answers_are_scored_right_on_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [final_number(json.loads(line)["answer"]) for line in GSM8K.read_text().splitlines()[:3]]
+    output = tmp_path / "out.json"
+    texts = [f"So many.\n## {numbers[0]}", f"## ${numbers[1]}.", f"It is {numbers[2]}"]
+    monkeypatch.setattr(local, "generate", scripted(texts))
+    assert gsm8k("--output", str(output)) == 0
+    found = result(output)
+    assert [sample["strict_match"] for sample in found["samples"]] == [1, 0, 0]
+    assert [sample["same_answer"] for sample in found["samples"]] == [1, 1, 0]
+    assert [sample["answer"] for sample in found["samples"]] == ["18", "$3.", None]
+    assert found["metrics"]["strict_match"]["value"] == pytest.approx(1 / 3)
+    assert found["metrics"]["same_answer"]["value"] == pytest.approx(2 / 3)
+
+
+def test_a_model_that_can_answer_gets_answers_right(tmp_path: Path) -> None:
+    """The bundled model's own task as another benchmark's data: its table is the role, its questions are the inputs."""
+    items = make_workload(8, 1, 3)
+    role, output = tmp_path / "role.txt", tmp_path / "out.json"
+    role.write_text(items[0].prompt.text)
+    lines = [{"question": item.question.text, "answer": item.answer} for item in items]
+    options = ["--data", str(write_lines(tmp_path / "x.jsonl", lines)), "--fields", "input=question,target=answer"]
+    options += ["--system-prompt", str(role), "--caches", "none,bicache", "--output", str(output)]
+    assert tasks("--tasks", "remask_bbh", *options) == 0
+    for row in (0, 1):
+        assert result(output, row)["metrics"]["strict_match"]["value"] > 0.2, "by chance it would be 2 %"
+
+
+def test_an_interrupted_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    output = tmp_path / "out.json"
+    assert gsm8k("--caches", "none", "--output", str(output)) == 0
+    before = result(output)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "generate", stop)
+        assert gsm8k("--caches", "none,bicache", "--output", str(output)) == 130
+        assert gsm8k("--caches", "none", "--output", str(output)) == 0, "nothing is computed again"
+    assert gsm8k("--caches", "none,bicache", "--output", str(output)) == 0
+    assert "1 rows were there already" in capsys.readouterr().out
+    assert result(output) == before
+    assert len(read_record(output).data["rows"]) == 2
+    assert gsm8k("--caches", "none", "--seed", "1", "--output", str(output)) == 2
+    assert "rows of another measurement (" in capsys.readouterr().err
+
+
+def test_code_runs_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.json"
+    path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
+    monkeypatch.setattr(local, "generate", scripted([CODE["humaneval"], "```python\nroot = abs\n```"]))
+    options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
+    assert tasks(*options, "--allow-code-execution") == 0
+    right, wrong = result(output)["samples"]
+    assert (right["pass_at_1"], wrong["pass_at_1"]) == (1, 0)
+    assert wrong["failure"].startswith("AssertionError")
+    assert result(output)["metrics"]["pass_at_1"]["value"] == 0.5
+
+
+def test_code_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("remask_lab.cli.evaluate.tasks.open_llm", lambda *_, **__: pytest.fail("a model was opened"))
+    for task in ("remask_humaneval", "remask_mbpp"):
+        assert tasks("--tasks", f"remask_gsm8k,{task}") == 2
+        assert f"{task} runs code that the model writes" in capsys.readouterr().err
+
+
+def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", "tasks", "--list"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "remask_gsm8k          ## match    openai/gsm8k, main" in told
+    assert "remask_humaneval      tests       openai/openai_humaneval" in told
+    assert "--include_path" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "remask_gsm9k"], "Did you mean 'remask_gsm8k'?"),
+        (["--tasks", " , "], "--tasks names none"),
+        (["--tasks", "remask_gsm8k,remask_bbh", "--data", "x"], "questions of one of our own tasks"),
+        (["--tasks", "gsm8k", "--data", "x"], "questions of one of our own tasks"),
+        (["--tasks", "remask_gsm8k", "--fields", "question=q"], "give both, or neither"),
+        (["--tasks", "remask_gsm8k", "--data", "nowhere.jsonl"], "cannot be read"),
+        (["--tasks", "remask_gsm8k", "--limit", "0"], "--limit must be at least 1"),
+        (["--tasks", "remask_gsm8k", "--caches", "bicach"], "Did you mean 'bicache'?"),
+        (["--tasks", "remask_gsm8k", "--cache-config", '{"reuse": {}}'], "not among --caches"),
+        (["--tasks", "remask_gsm8k", "--system-prompt", "nowhere.txt"], "cannot be read"),
+        (["--tasks", "remask_gsm8k", "--sampling", '{"step": 1}'], "Did you mean 'steps'?"),
+        (["--tasks", "remask_gsm8k", "--output", "/nowhere/x.json"], "there is no folder"),
+        (["--tasks", "remask_gsm8k", "--include-path", "/nowhere"], "--include-path: there is no folder"),
+        (["--tasks", "remask_gsm8k", "--mc-samples", "3"], "must be a multiple of strata"),
+    ],
+)
+def test_what_cannot_be_evaluated(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    data = [] if "--data" in options or "--fields" in options else ["--data", str(GSM8K)]
+    assert tasks(*data, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_fields_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [RECORDS["gsm8k"][0], {"problem": "?", "answer": "#### 1"}])
+    assert tasks("--tasks", "remask_gsm8k", "--data", str(path)) == 2
+    assert f"{path}, line 2: has no field 'question'; its fields: problem, answer." in capsys.readouterr().err
+
+
+def test_a_question_that_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gsm8k("--max-model-len", "64") == 2
+    assert "max_model_len" in capsys.readouterr().err
+
+
+def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = with_ascii_tokenizer(model_dir("llada"), tmp_path / "plain", template=None)
+    for folder in (plain, model_dir("llada")):
+        assert tasks("--tasks", "remask_gsm8k", "--data", str(GSM8K), model=str(folder)) == 2
+        assert "has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
+def test_lm_eval_is_named_where_it_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks("--tasks", "remask_gsm8k") == 2
+    assert "pip install 'remask[eval]'" in capsys.readouterr().err

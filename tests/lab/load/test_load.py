@@ -1,0 +1,193 @@
+"""Load: when requests are sent, what is asked, and how outcomes add up."""
+
+import asyncio
+import math
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.errors import ConfigError
+from remask_lab.load.client import Outcome, send
+from remask_lab.load.load import Load, Run, put
+from remask_lab.load.mix import CHAT, TEXT, Ask, Mix
+from remask_lab.load.result import TIMES, detail, lines, summary
+from remask_lab.load.target import ServerError, Target, find_target
+
+BUNDLED = Target("http://x", "bundled", info={"model_path": "bundled", "has_chat_template": True})
+BARE = Target("http://x", "m", info={"has_chat_template": False, "vocab_size": 20, "mask_token_id": 3})
+FOREIGN = Target("http://x", "gpt")
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    times = Load(request_rate=50.0, seed=4).arrivals(4000)
+    gaps = [b - a for a, b in pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    deviation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+    assert times[0] == 0
+    assert mean == pytest.approx(1 / 50, rel=0.06)
+    assert deviation == pytest.approx(mean, rel=0.06), "gaps of a Poisson process deviate by their mean"
+    assert Load(request_rate=50.0, seed=4).arrivals(10) == times[:10]
+    assert Load().arrivals(3) == [0, 0, 0]
+
+
+def systems(asks: list[Ask]) -> list[str]:
+    return [ask.body["messages"][0]["content"] for ask in asks]
+
+
+@pytest.mark.parametrize("target", [BUNDLED, FOREIGN], ids=["transit", "gsm8k"])
+@pytest.mark.parametrize(("share", "different"), [(1.0, 3), (0.5, 3 + 10), (0.0, 20)])
+def test_the_asked_share_has_shared_prefixes(target: Target, share: float, different: int) -> None:
+    mix = Mix(num_prompts=20, prefixes=3, prefix_share=share, seed=1)
+    asks = mix.draw(target)
+    assert all(ask.path == CHAT for ask in asks)
+    assert len(asks) == 20
+    assert len(set(systems(asks))) == different
+    assert asks == mix.draw(target)
+    assert asks != Mix(num_prompts=20, prefixes=3, prefix_share=share, seed=2).draw(target)
+    assert all(ask.answer for ask in asks)
+
+
+def test_random_tokens_where_there_is_no_chat_template() -> None:
+    mix = Mix(num_prompts=6, prefixes=2, prefix_tokens=12, prompt_tokens=3)
+    asks = mix.draw(BARE)
+    assert {ask.path for ask in asks} == {TEXT}
+    assert {len(ask.body["prompt"]) for ask in asks} == {15}
+    assert len({tuple(ask.body["prompt"][:12]) for ask in asks}) == 2
+    assert all(ask.body["prefix_length"] == 12 for ask in asks)
+    assert not any({3} & set(ask.body["prompt"]) for ask in asks), "no mask tokens"
+    assert len({tuple(ask.body["prompt"][:12]) for ask in Mix(num_prompts=6, prefix_share=0).draw(BARE)}) == 6
+    with pytest.raises(ConfigError, match="does not tell its vocabulary"):
+        Mix("random").draw(FOREIGN)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"dataset": "gsm9k"}, "Did you mean 'gsm8k'"),
+        ({"num_prompts": 0}, "num_prompts"),
+        ({"prefixes": 0}, "prefixes"),
+        ({"prefix_share": 1.5}, "prefix_share must be a number from 0 to 1"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_bad_mixes(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Mix(**fields)
+
+
+def test_more_prefixes_than_questions_allow() -> None:
+    with pytest.raises(ConfigError, match="at most 12"):
+        Mix("gsm8k", prefixes=13).draw(FOREIGN)
+
+
+@pytest.mark.parametrize("fields", [{"request_rate": 0.0}, {"max_concurrency": 0}, {"timeout_s": 0.0}, {"seed": -1}])
+def test_bad_loads(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Load(**fields)
+
+
+def answered(handler: Any) -> Outcome:
+    """The outcome of one request to `handler`."""
+
+    async def ask() -> Outcome:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://x") as client:
+            return await send(client, Ask(CHAT, {"messages": []}, "oak"), {}, 0.0)
+
+    return asyncio.run(ask())
+
+
+CHUNK = 'data: {"choices": [{"delta": {"content": "## oak"}}]}\n\n'
+LAST = 'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 4}}\n\n'
+
+
+def test_what_can_go_wrong_with_a_request() -> None:
+    def raises(error: httpx.HTTPError) -> Any:
+        def handler(_request: httpx.Request) -> httpx.Response:
+            raise error
+
+        return handler
+
+    def gives(text: str, status: int = 200) -> Any:
+        return lambda _request: httpx.Response(status, text=text)
+
+    assert answered(raises(httpx.ReadTimeout("slow"))).error == "timeout"
+    assert answered(raises(httpx.ConnectError("nobody"))).error == "connection"
+    full = answered(gives('{"error": {"message": "full"}}', 429))
+    assert (full.error, full.status) == ("429", 429)
+    assert "full" in (full.message or "")
+    assert answered(gives(CHUNK)).error == "stream", "it does not end with [DONE]"
+    assert answered(gives("data: {\n\n")).error == "stream"
+    broken = answered(gives(CHUNK + 'data: {"error": {"code": "draining"}}\n\ndata: [DONE]\n\n'))
+    assert broken.error == "stream"
+    assert "draining" in (broken.message or "")
+    fine = answered(gives(CHUNK + LAST + "data: [DONE]\n\n"))
+    assert (fine.error, fine.text, fine.correct) == (None, "## oak", True)
+    assert (fine.input_tokens, fine.output_tokens, fine.cached_tokens, fine.forwards) == (7, 4, 0, None)
+
+
+def test_totals_and_times() -> None:
+    outcomes = [
+        Outcome(0.0, 200, None, None, "a", 0.1, [0.2, 0.2], 0.5, 100, 5, 80, 4, True),
+        Outcome(0.0, 200, None, None, "a", 0.3, [], 0.3, 100, 1, 0, 2, False),
+        Outcome(0.0, 429, "429", "full", elapsed_s=9.0),
+        Outcome(0.0, None, "timeout", "slow", elapsed_s=9.0),
+    ]
+    run = Run(outcomes, 2.0, 4)
+    told = summary(BUNDLED, Mix(num_prompts=4), Load(), run)
+    assert (told["completed"], told["failed"]) == (2, 2)
+    assert told["errors_by_status"] == {"429": 1, "timeout": 1}
+    assert (told["total_input_tokens"], told["total_output_tokens"]) == (200, 6)
+    assert (told["request_throughput"], told["output_throughput"], told["total_token_throughput"]) == (1, 3, 103)
+    assert told["tokens_per_forward"] == 1
+    assert (told["cached_tokens"], told["prefix_hits"], told["prefix_hit_ratio"]) == (80, 1, 0.4)
+    assert told["accuracy"] == 0.5
+    assert told["mean_ttft_ms"] == pytest.approx(200)
+    assert told["std_ttft_ms"] == pytest.approx(100)
+    assert told["median_itl_ms"] == pytest.approx(200)
+    assert told["mean_tpot_ms"] == pytest.approx(100), "the request of one token has none"
+    assert told["p99_e2el_ms"] == pytest.approx(498), "failed requests have no part in it"
+    assert detail(run)["errors"] == ["", "", "full", "slow"]
+    empty = summary(BUNDLED, Mix(), Load(), Run(outcomes[2:], 2.0, 2))
+    assert all(empty[f"mean_{name}_ms"] is None for name in TIMES)
+    assert empty["prefix_hit_ratio"] is empty["tokens_per_forward"] is empty["accuracy"] is None
+    assert any("429" in line for line in lines(empty))
+
+
+def test_never_more_at_a_time_than_asked() -> None:
+    open_now = most = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": (CHUNK + LAST + "data: [DONE]\n\n").encode()})
+        open_now -= 1
+
+    original = httpx.AsyncClient
+
+    def local(**options: Any) -> httpx.AsyncClient:
+        return original(transport=httpx.ASGITransport(app), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx, "AsyncClient", local)
+        asks = [Ask(CHAT, {})] * 20
+        run = asyncio.run(put(FOREIGN, asks, Load(max_concurrency=3)))
+        assert (most, run.peak_concurrency) == (3, 3)
+        assert all(outcome.error is None for outcome in run.outcomes)
+        run = asyncio.run(put(FOREIGN, asks, Load(request_rate=500.0)))
+        assert run.peak_concurrency < 20, "they arrive one after another"
+        starts = [outcome.started_s for outcome in run.outcomes]
+        assert starts == sorted(starts)
+        with pytest.raises(ConfigError, match="at least one"):
+            asyncio.run(put(FOREIGN, [], Load()))
+
+
+def test_servers_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="http://"):
+        find_target("127.0.0.1:8000")
+    with pytest.raises(ServerError, match="no server answers"):
+        find_target("http://127.0.0.1:9")

@@ -1,0 +1,120 @@
+"""docs/results.md: made from result files alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask import EngineConfig, SamplingParams
+from remask_lab.bench.bench import run_bench
+from remask_lab.bench.contenders import Contender
+from remask_lab.bench.workload import random_workload
+from remask_lab.pages import results
+from remask_lab.papers import definition
+from remask_lab.papers.run import run_table
+from remask_lab.records.record import write_record
+from tests.lab.papers.tables import SMALL, bench, small_table
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the result of one small table, which is the only one."""
+    (tmp_path / "tables").mkdir()
+    table = small_table(tmp_path / "tables")
+    monkeypatch.setattr(definition, "FOLDER", tmp_path / "tables")
+    kept = tmp_path / "results"
+    kept.mkdir()
+    run_table(table, "bundled", table.scales["bundled"], bench(), kept / "small.llada-tiny.json")
+    return kept
+
+
+def edit(path: Path, **about: Any) -> Path:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["about"] |= about
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def made(folder: Path) -> tuple[int, str]:
+    page = folder.parent / "page.md"
+    status = results.main(["--results", str(folder), "--output", str(page)])
+    return status, page.read_text(encoding="utf-8") if page.exists() else ""
+
+
+def test_the_committed_page_is_made_from_the_committed_files() -> None:
+    assert results.page(results.read_all(results.RESULTS)) == results.PAGE.read_text(encoding="utf-8"), (
+        "run python -m remask_lab.pages.results"
+    )
+
+
+def test_a_table_with_its_conditions(folder: Path) -> None:
+    status, text = made(folder)
+    assert status == 0
+    assert "## small: A small table" in text
+    assert "`llada-tiny`" in text
+    assert "float32 on " in text
+    assert "###" not in text
+    assert "Measured with" not in text
+
+
+def test_two_files_of_one_table_stand_apart(folder: Path) -> None:
+    table = small_table(folder.parent / "tables")
+    other = folder / "small.dream-tiny.json"
+    run_table(table, "bundled", table.scales["bundled"], bench("dream-tiny"), other)
+    status, text = made(folder)
+    assert status == 0
+    assert text.count("| nothing |") == 2
+    assert "### dream-tiny, float32 on " in text
+    assert "(small.llada-tiny.json)" in text
+
+
+def test_a_table_without_results_shows_what_was_published(folder: Path) -> None:
+    (folder / "small.llada-tiny.json").unlink()
+    status, text = made(folder)
+    assert status == 0
+    assert "| half | 90.61 tok/s | 1.5 tok/s (-2.0 %) |" in text
+    assert "`python -m remask_lab.papers small` makes them" in text
+
+
+def test_another_version_of_the_package_is_marked(folder: Path) -> None:
+    path = folder / "small.llada-tiny.json"
+    versions = json.loads(path.read_text(encoding="utf-8"))["about"]["versions"]
+    edit(path, versions=versions | {"remask": "0.0.9"})
+    status, text = made(folder)
+    assert status == 0
+    assert "**Measured with remask 0.0.9; this is " in text
+
+
+def test_benches_are_shown_too(folder: Path) -> None:
+    llm = bench().llm
+    workload = random_workload(llm, 2, 1, 0, SamplingParams(max_tokens=4), 16, 4)
+    engine = EngineConfig(max_num_seqs=2, max_model_len=64)
+    record = run_bench(llm, workload, [Contender("none", llm.policy("none"))], 1, engine, progress=False)
+    write_record(folder / "plain.json", record)
+    status, text = made(folder)
+    assert status == 0
+    assert "## plain\n" in text
+    assert "| none " in text
+
+
+def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "small.llada-tiny.json"
+    content = path.read_text(encoding="utf-8")
+
+    def refused() -> str:
+        status, text = made(folder)
+        assert (status, text) == (2, ""), "no page is written"
+        return capsys.readouterr().err
+
+    path.write_text(content.replace("remask-record-1", "remask-record-0"), encoding="utf-8")
+    assert "small.llada-tiny.json' is no result file of this version" in refused()
+    path.write_text(content.replace('"subject": "paper"', '"subject": "analyze drift"'), encoding="utf-8")
+    assert "small.llada-tiny.json holds 'analyze drift'; the page shows 'paper' and 'bench'" in refused()
+    path.write_text(content.replace('"table": "small"', '"table": "large"'), encoding="utf-8")
+    assert "small.llada-tiny.json is of table 'large', which is none of ours" in refused()
+    path.write_text(content, encoding="utf-8")
+    small_table(folder.parent / "tables", SMALL.replace("steps = 0.5", "steps = 0.25"))
+    assert "small.llada-tiny.json: these results of table small were measured from another version" in refused()
+    assert results.main(["--results", str(folder / "none")]) == 2
+    assert "there is no folder of results" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""Three settings of reuse in deep layers, against a dense float64 BiCache on the same canvases."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from remask.core.request import Request
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask_lab.subjects.reuse import measure_reuse, summarise
+from remask_lab.subjects.reuse_report import ANOTHER, ONCE, PERIODIC, reading
+from tests import goldens
+from tests.depth.models import open_model
+from tests.oracles.bicache import lease, refresh_pass, refreshes
+from tests.oracles.canvas import Canvas
+from tests.oracles.dense import KV, DenseModel, load
+
+PREFIX, DEPTH, INTERVAL = 20, 1, 2
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    ANOTHER: ("reuse", {}),
+    ONCE: ("bicache", {"depth": DEPTH, "refresh_interval": None}),
+    PERIODIC: ("bicache", {"depth": DEPTH, "refresh_interval": INTERVAL}),
+}
+
+
+def request() -> Request:
+    params = SamplingParams(max_tokens=8, steps=4, ignore_eos=True)
+    return Request("0", goldens.prompts()["s0a"], params, PREFIX)
+
+
+def canvases(llm: LLM, name: str) -> list[torch.Tensor]:
+    cache, config = POLICIES[name]
+    asked = request()
+    tokens = [*asked.prompt_token_ids, *[llm.model.config.mask_id] * 8]
+    (output,) = llm.generate(
+        list(asked.prompt_token_ids), asked.params, prefix_length=PREFIX, cache=cache, cache_config=config, trace=True
+    )
+    assert output.trace is not None
+    found = []
+    for transfer in output.trace:
+        found.append(torch.tensor(tokens))
+        for position, token in zip(transfer.positions, transfer.token_ids, strict=True):
+            tokens[position] = token
+    return found
+
+
+def similarity(read: KV, fresh: KV, layer: int) -> float:
+    pairs = (
+        (side[layer, :PREFIX].flatten(), other[layer, :PREFIX].flatten())
+        for side, other in zip((read.k, read.v), (fresh.k, fresh.v), strict=True)
+    )
+    return sum(float(F.cosine_similarity(a, b, dim=0)) for a, b in pairs) / 2
+
+
+def expected(model: DenseModel, name: str, passes: list[torch.Tensor]) -> list[list[float]]:
+    """[steps][layers]"""
+    first = Canvas(passes[0][:-8].tolist(), 8, model.mask_id)
+    leased = lease(model, first, PREFIX)
+    suffix = first.span(PREFIX, first.length)
+    found = []
+    for step, tokens in enumerate(passes):
+        canvas = Canvas(tokens[:-8].tolist(), 8, model.mask_id)
+        canvas.tokens[:] = tokens
+        if name == ANOTHER:
+            read = leased.kv
+        elif refreshes(step, POLICIES[name][1]["refresh_interval"]):
+            read = refresh_pass(model, canvas, leased, DEPTH, suffix, model.empty_kv(canvas.length), "stored").kv
+        fresh = model.forward(tokens).kv
+        found.append([similarity(read, fresh, layer) for layer in range(model.layers)])
+    return found
+
+
+@pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream"])
+def test_settings_are_like_a_dense_bicache(model: str) -> None:
+    folder = goldens.model_dir(model)
+    llm = open_model(str(folder))
+    report = measure_reuse(llm, [request()], DEPTH, INTERVAL)
+    assert (report.steps, report.depth) == (4, (DEPTH,))
+    for name in POLICIES:
+        dense = np.array(expected(load(folder), name, canvases(llm, name)))
+        np.testing.assert_allclose(np.array(report.similarity[name]).T, dense, atol=1e-5)
+        np.testing.assert_allclose(report.deep[name], dense[:, DEPTH:].mean(axis=1), atol=1e-5)
+        assert report.deep_mean[name] == pytest.approx(dense[:, DEPTH:].mean(), abs=1e-5)
+
+
+def test_requests_of_different_length_and_depth() -> None:
+    long, short = np.array([[1.0, 1.0], [0.8, 0.6]]), np.array([[1.0], [0.4]])
+    seen = {ANOTHER: [short, short], ONCE: [long, short], PERIODIC: [long, long]}
+    report = summarise(seen, [1, 0], 1)
+    assert report.deep[ONCE] == pytest.approx((np.mean([0.8, 0.7]), 0.6))
+    assert report.deep[PERIODIC] == pytest.approx((np.mean([0.8, 0.9]), np.mean([0.6, 0.8])))
+    assert math.isnan(report.deep[ANOTHER][1])
+    text = reading(report)
+    assert "above depth 0 to 1 (of 2)" in text
+    assert "Best is refreshed, then computed once, then another request's." in text
+    assert "goes from 0.750 in the first step to 0.600 in step 2." in text
+
+
+def test_short_requests_never_refresh_again() -> None:
+    seen = {name: [np.array([[1.0, 1.0], [0.8, 0.6]])] for name in POLICIES}
+    assert "No request lasts longer than one refresh interval" in reading(summarise(seen, [1], 2))
+
+
+def test_depths_without_both_kinds_of_layers() -> None:
+    llm = open_model(str(goldens.model_dir("llada")))
+    layers = llm.model.config.layers
+    for depth, message in ((0, "no shallow layers"), (layers, "no deep ones"), (layers + 1, "exceeds")):
+        with pytest.raises(ConfigError, match=message):
+            measure_reuse(llm, [request()], depth)

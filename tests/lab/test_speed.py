@@ -1,0 +1,227 @@
+"""The commands in `benchmarks/` run, at sizes that say nothing about speed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from remask.errors import ConfigError
+from remask_lab.papers import uniform_shapes
+from remask_lab.papers.definition import load_table
+from remask_lab.records.record import read_record
+from remask_lab.speed import (
+    boundary,
+    concurrency,
+    first_layer,
+    gpu,
+    overhead,
+    policies,
+    routing,
+    selection,
+    serving,
+    sharing,
+    uniform,
+)
+
+
+def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "dream-tiny", "--length", "48", "--response", "12", "--turns", "2"]
+    monkeypatch.setattr(sys, "argv", ["overhead", *options])
+    overhead.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["ratio"] > 0
+    assert report["ratio_range"][0] <= report["ratio"] <= report["ratio_range"][1]
+
+
+def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["concurrency", "--requests", "4", "--rounds", "1"])
+    concurrency.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["eight_at_a_time_gain"] > 0
+    assert report["first_settled_hit_ms"] > 0
+
+
+def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "serving.json"
+    size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["serving", *size, "--json", str(target)])
+    serving.main()
+    report = read_record(target, "benchmarks serving").data
+    assert report["served_gain_over_none"] > 0
+    for told in report["server_overhead"].values():
+        assert told["range"][0] <= told["total"] <= told["range"][1] < 1
+        parts = told["computing_slower"] + told["waiting_in_steps"] + told["between_steps"]
+        assert parts == pytest.approx(told["total"]), "one round, so no medians of different rounds are added"
+    alone, at_once = (report["per_request"][name] for name in ("engine_alone", "all_at_once"))
+    assert alone["engine_ms"] <= alone["in_steps_ms"] <= alone["wall_ms"]
+    assert alone["server_ms"] == 0 < at_once["server_ms"]
+    assert at_once["client_ms"] > 0
+    assert alone["steps"] > 0
+    assert report["prefix_ratio"] == pytest.approx(0.9, abs=0.01)
+    assert report["accuracy"] == {"cache": 1, "none": 1}
+    assert report["first_settled_block_miss_ms"] > 0
+    assert report["first_settled_block_hit_ms"] > 0
+
+
+def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "routing.json"
+    size = ["--requests", "24"]
+    monkeypatch.setattr(routing, "ROUTER", None)
+    monkeypatch.setattr(sys, "argv", ["routing", *size, "--fronts", "client,vllm-router", "--json", str(target)])
+    routing.main()
+    told = read_record(target, "benchmarks routing").data
+    assert told["vllm-router"] == "not installed"
+    assert told["client"]["by_prefix"] > told["client"]["round_robin"]
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["routing", "--fronts", "nginx"])
+    with pytest.raises(SystemExit):
+        routing.main()
+    assert "choose of client, vllm-router, ray" in capsys.readouterr().err
+
+
+def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:
+    boundary.main()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 18
+    exact = next(
+        row for row in rows if (row["depth"], row["refresh_interval"], row["boundary"]) == (1, 1, "recomputed")
+    )
+    assert (exact["equal"], exact["work"]) == (1.0, 1.0), (
+        "depth 1, refreshed every step, from states that saw everything"
+    )
+
+
+def test_the_paper_setting_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(gpu, "STAND_IN", ("llada-tiny", "float32"))
+    monkeypatch.setattr(gpu, "CELLS", gpu.CELLS[:1])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--rounds", "1", "--requests", "1"])
+    gpu.main()
+    cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [cell["batch"] for cell in cells] == [1, 8]
+    assert all(cell["canvas"] == 200 for cell in cells)
+    assert [row["cache"] for row in cells[0]["results"]][:2] == ["none", "reuse"]
+
+
+@pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
+def test_every_policy_beside_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    target = tmp_path / "policies.json"
+    shape = ["--batch", "2", "--prompt", "24", "--prefix", "16", "--response", "16", "--block-length", "8"]
+    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *shape, "--steps", "4", "--json", str(target)])
+    policies.main()
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    none = rows.pop("none")
+    assert (none["gain"], none["work_gain"], none["quotient"]) == (1, 1, 1)
+    assert none["rows_a_layer"] == [80, 80]
+    assert set(rows) >= {"dkv-decode", "dllm-cache", "elastic-cache", "bicache+block-dual"}
+    assert ("dkv-greedy" in rows) is (model == "llada-tiny")
+    block = rows["block-dual"]
+    assert block["work_gain"] == pytest.approx(4 * 80 / (80 + 3 * 16)), "one full pass and three over two blocks of 8"
+    assert block["steps_with_many_rows"] == 1
+    assert block["times_bare_with_few_rows"] > 0
+    assert rows["reuse"]["quotient"] is None
+    assert rows["reuse"]["rows_a_layer"] == [48, 48], "without the prefix-only pass"
+    out = capsys.readouterr().out
+    assert all(f"| {name} |" in out for name in rows)
+    unshared = [*shape, "--prefix", "0", "--steps", "1", "--json", str(target)]
+    monkeypatch.setattr(sys, "argv", ["policies", "--model", model, *unshared])
+    policies.main()
+    rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
+    assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
+
+
+def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--model", "llada-tiny", "--batch", "2", "--prompt", "8", "--response", "8", "--turns", "3"]
+    monkeypatch.setattr(sys, "argv", ["selection", *shape])
+    selection.main()
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["step_ms"]) == {"held", "value", "key", "random"}
+    assert all(ms > 0 for ms in report["step_ms"].values())
+    assert report["bare_projections_ms"] > 0
+    assert set(report["over_held_ms"]) == {"value", "key", "random"}
+    monkeypatch.setattr(sys, "argv", ["selection", *shape, "--turns", "6"])
+    with pytest.raises(SystemExit):
+        selection.main()
+    assert "at least --turns + 3" in capsys.readouterr().err
+
+
+def test_sharing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--requests", "5", "--prompt", "70", "--own", "6", "--response", "8", "--concurrency", "3"]
+    monkeypatch.setattr(sys, "argv", ["sharing", "--model", "sdar-tiny", *shape])
+    sharing.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests_that_skip_the_context"] == 4
+    assert report["row_layers_gain"] > 1.5
+
+
+def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "llada-tiny", "--length", "48", "--response", "12", "--turns", "2"]
+    monkeypatch.setattr(sys, "argv", ["first_layer", *options])
+    first_layer.main()
+    assert 0 < json.loads(capsys.readouterr().out)["share_of_step"] < 1
+
+
+def test_uniform(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "uniform.json"
+    shape = ["--canvas", "64", "--prompt", "8", "--block-length", "8", "--steps", "4", "--full-steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["uniform", "--model", "gidd-tiny", *shape, "--json", str(target)])
+    uniform.main()
+    report = read_record(target, "uniform block").data
+    rows = {row["cache"]: row for row in report["results"]}
+    assert rows["none"]["gain"] == rows["none"]["bound_by_rows"] == 1
+    assert rows["block-prefix"]["bound_by_rows"] == pytest.approx(4 * 64 / (64 + 3 * 56))
+    assert rows["uniform-cache r=0"]["bound_by_rows"] == pytest.approx(4 * 64 / (64 + 3 * 8))
+    assert rows["uniform-cache r=4"]["bound_by_rows"] < rows["uniform-cache r=0"]["bound_by_rows"]
+    assert all(ms > 0 for spent in report["operations_ms"].values() for ms in spent.values())
+    assert "| cached |" in capsys.readouterr().out
+
+
+def uniform_shape(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["uniform_shapes", *options])
+    uniform_shapes.main()
+
+
+@pytest.mark.parametrize("table", uniform_shapes.TABLES)
+def test_blocks_of_the_thesis_shapes(
+    table: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uniform_shape(monkeypatch, table, "--model", "gidd-tiny", "--divide", "32")
+    shown = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    rows = load_table(table).rows
+    assert sorted(line[0].strip("| ") for line in shown) == sorted(row.name for row in rows)
+    for line in shown:
+        gain = float(line[5].strip("x |"))
+        assert gain == 1 if "Base" in line[0] else gain >= 1, "rows that are computed"
+
+
+def test_blocks_stand_for_whole_responses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "rows.json"
+    options = ("thesis-6-1", "--model", "gidd-tiny", "--divide", "16", "--json", str(target))
+    uniform_shape(monkeypatch, *options)
+    first = capsys.readouterr().out
+    kept = read_record(target, "uniform shapes").data["rows"]
+    assert len(kept) == 3, "a baseline with its rows is measured side by side"
+    found = {name: own for row in kept for name, own in row["result"].items()}
+    assert all(own["gain"] == own["gain_in_work"] == 1 for name, own in found.items() if name.startswith("Base"))
+    assert [found[f"Base, s32/b32, r{length}"]["shape"]["batch"] for length in (512, 1536)] == [8, 6], "6 prompts"
+    long = found["Cached, s32/b32, r1536"]
+    assert long["shape"] == {
+        "canvas": 128, "prompt": 32 + 47, "block": 2, "steps": 2, "per_step": 3, "batch": 6, "next_block": True
+    }  # fmt: skip
+    assert long["seconds"] * long["tokens_per_s"] == pytest.approx(6 * 96), "all tokens of all responses"
+    assert not found["Cached, s512/b512"]["shape"]["next_block"]
+    monkeypatch.setattr(uniform_shapes, "time_block", None)
+    uniform_shape(monkeypatch, *options)
+    assert capsys.readouterr().out == first, "nothing is measured twice"
+
+
+def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="divide all lengths with --divide 16"):
+        uniform_shape(monkeypatch, "thesis-6-9", "--model", "gidd-tiny")
+    with pytest.raises(ConfigError, match="of uniform models, and 'llada-tiny' is none"):
+        uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")
