@@ -11,7 +11,7 @@ from remask import LLM, SamplingParams
 from remask.llm import Work
 from remask.models.load import read_config
 from remask.tasks.timetable import MINUTES, timetables
-from remask_lab.bench.workload import UNIFORM_SAMPLING, timetable_workload
+from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload
 
 FOLDER = Path(remask.__file__).parent / "bundled_uniform"
 
@@ -78,7 +78,7 @@ def test_tokenizer_round_trips_every_text_of_the_task(tokenizer: PreTrainedToken
 @pytest.mark.parametrize("cache", ["none", "block-prefix", "uniform-cache"])
 def test_it_lists_held_out_timetables(cache: str) -> None:
     llm = LLM("bundled-uniform", dtype="float32")
-    workload = timetable_workload(llm, 8, 5, SamplingParams.from_mapping(UNIFORM_SAMPLING))
+    workload = timetable_workload(llm, 8, 5, SamplingParams.from_mapping(TIMETABLE_SAMPLING))
     policy = llm.policy(cache)
     outputs = {output.id: output for output in llm.run([Work(task.request, policy) for task in workload.tasks])}
     right = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)
@@ -88,7 +88,7 @@ def test_it_lists_held_out_timetables(cache: str) -> None:
 @pytest.mark.parametrize("cache", ["none", "block-prefix", "uniform-cache"])
 def test_corrections_mend_what_half_of_the_steps_left(cache: str) -> None:
     llm = LLM("bundled-uniform", dtype="float32")
-    half = {**UNIFORM_SAMPLING, "steps_per_block": 8, "ignore_eos": True}
+    half = {**TIMETABLE_SAMPLING, "steps_per_block": 8, "ignore_eos": True}
     right = {}
     for steps in (0, 20):
         params = SamplingParams.from_mapping({**half, "correction_steps": steps})

@@ -1,0 +1,1 @@
+"""The laboratory: everything that measures remask or draws what was measured."""

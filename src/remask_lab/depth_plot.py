@@ -1,14 +1,18 @@
 """Picture of a depth table: depth over prefix ratio, and the similarities that it rests on."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remask.depth.find import DepthTable
 from remask.errors import ConfigError
+from remask_lab.drawing import check_drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg")
 _CURVES = 6
@@ -25,11 +29,19 @@ def check_target(path: str | Path) -> Path:
     return target
 
 
+def depth_picture(path: str | Path) -> Callable[[DepthTable], None]:
+    """A function that draws a table into the file `path`. Raises `ConfigError`, now, where it could not."""
+    check_drawing()
+    return partial(plot_depth, path=check_target(path))
+
+
 def plot_depth(table: DepthTable, path: str | Path) -> None:
     """Draw b over r, and mean similarity over layers where the table has its curves, into a PNG or SVG file.
 
     Raises `ConfigError` where the file name has another suffix or its folder does not exist.
     """
+    from matplotlib.figure import Figure
+
     target = check_target(path)
     panels = 2 if table.curves else 1
     figure = Figure(figsize=(4.9 * panels, 3.9), layout="constrained")
@@ -52,6 +64,8 @@ def _samples(table: DepthTable) -> str:
 
 def _depth_panel(axes: Axes, table: DepthTable) -> None:
     """Steps of the lookup, with the mean of the depths of single requests beside them."""
+    from matplotlib.ticker import MaxNLocator
+
     lookup = table.lookup
     ratios = range(101)
     axes.step(ratios, [lookup.depth(r, 100) for r in ratios], where="post", color=_BLUE, linewidth=2, label="depth b")
@@ -77,6 +91,9 @@ def _depth_panel(axes: Axes, table: DepthTable) -> None:
 
 def _similarity_panel(axes: Axes, table: DepthTable) -> None:
     """Mean similarity over layers, one line per ratio, for a few ratios spread over those measured."""
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
     ratios = sorted(table.curves)
     count = min(_CURVES, len(ratios))
     shown = sorted({ratios[round(i * (len(ratios) - 1) / max(1, count - 1))] for i in range(count)})

@@ -1,20 +1,33 @@
 """What all pictures share: size, resolution, colours, and where they go."""
 
+from __future__ import annotations
+
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from remask.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DPI = 160
 K_COLOR, V_COLOR = "#1f5a92", "#c0392b"
 
 
+def check_drawing() -> None:
+    """Raise `ConfigError` where nothing can be drawn, so that a long measurement does not end in that."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("pictures are drawn by matplotlib, which is not installed; pip install 'remask[lab]'")
+
+
 def new_figure(title: str, height: float = 3.9, width: float = 8.0) -> Figure:
     """An empty figure, sizes in inches, that makes room for labels and for legends outside of its axes."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title)
     return figure

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.cli import serve
+from remask.cli.main import parse
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
@@ -19,9 +19,7 @@ UNIT = (ROOT / "deploy" / "remask.service").read_text(encoding="utf-8")
 
 def parsed(words: list[str]) -> argparse.Namespace:
     """What `remask` makes of a command."""
-    parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers(dest="command"))
-    return parser.parse_args(words)
+    return parse(words)
 
 
 def test_the_container_serves_the_bundled_model_on_the_port_that_it_names() -> None:

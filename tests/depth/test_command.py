@@ -14,10 +14,8 @@ MODEL = ["--model", str(goldens.model_dir("llada")), "--dtype", "float32", "--de
 def remask(*args: str) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quiet", action="store_true")
-    profile.add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["--quiet", "profile", *MODEL, *args])
-    status: int = parsed.run(parsed)
-    return status
+    profile.add_arguments(parser)
+    return profile.run(parser.parse_args(["--quiet", *MODEL, *args]))
 
 
 def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

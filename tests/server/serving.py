@@ -18,7 +18,7 @@ from remask.server.app import create_app
 from remask.server.config import ServerConfig
 from remask.server.service import Service
 from remask.tasks.transit import make_workload
-from remask_lab.bench.workload import BUNDLED_SAMPLING
+from remask_lab.bench.workload import TRANSIT_SAMPLING
 
 QUESTIONS = make_workload(24, 3, 5)
 CHATS = [list(question.messages) for question in QUESTIONS]
@@ -85,7 +85,7 @@ def make_llm(cache: str = "bicache", **limits: Any) -> LLM:
 @contextmanager
 def serving(llm: LLM | None = None, **settings: Any) -> Iterator[Running]:
     """Serve until the block ends."""
-    config = ServerConfig(**{"model_names": ["bundled"], "sampling": BUNDLED_SAMPLING, **settings})
+    config = ServerConfig(**{"model_names": ["bundled"], "sampling": TRANSIT_SAMPLING, **settings})
     app = create_app(llm or make_llm(), config)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -31,9 +31,8 @@ def named(section: str, column: int = 0) -> set[str]:
 
 def test_flags() -> None:
     parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
-    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    flags = {flag for action in commands.choices["serve"]._actions for flag in action.option_strings}
+    serve.add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
     assert named("Flags") - {"MODEL"} == flags - {"-h", "--help"}
 
 

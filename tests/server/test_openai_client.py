@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from remask.core.sampling import SamplingParams
-from remask_lab.bench.workload import BUNDLED_SAMPLING
+from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, QUESTIONS, Running, make_llm
 
 
@@ -28,7 +28,7 @@ def joined(stream: Any) -> str:
 
 
 def test_answers_are_those_of_the_engine(client: openai.OpenAI) -> None:
-    outputs = make_llm().generate(CHATS[:4], SamplingParams.from_mapping(BUNDLED_SAMPLING))
+    outputs = make_llm().generate(CHATS[:4], SamplingParams.from_mapping(TRANSIT_SAMPLING))
     for number, output in enumerate(outputs):
         answer = say(client, number)
         (choice,) = answer.choices

@@ -1,4 +1,4 @@
-"""The `remask` command."""
+"""The command line: `remask COMMAND`."""
 
 from remask.cli.main import main
 

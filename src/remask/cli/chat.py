@@ -27,20 +27,20 @@ Answerer = Callable[[Turns], Iterator[str]]
 LEAVE, ANEW = ("/exit", "/quit"), "/new"
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     in_process = argparse.ArgumentParser(add_help=False)
-    add_model_options(in_process, BUNDLED)
-    add_engine_options(in_process)
-    in_process.set_defaults(model=None)
-    parser = commands.add_parser("chat", help="talk to a model in the terminal", parents=[in_process])
+    for each in (in_process, parser):
+        add_model_options(each, BUNDLED)
+        add_engine_options(each)
+        each.set_defaults(model=None)
     parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument("--cache", metavar="SPEC", help="policy; by default the one that remask serve takes")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
-    parser.set_defaults(run=run, in_process=in_process.parse_args([]))
+    parser.set_defaults(in_process=in_process.parse_args([]))
 
 
 def run(args: argparse.Namespace) -> int:

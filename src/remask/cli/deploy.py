@@ -20,9 +20,9 @@ NAME = "remask"
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("deploy", help="serve a model on many machines, with Ray Serve", allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.allow_abbrev = False
     parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     add_model_options(parser, BUNDLED)
     add_engine_options(parser)
@@ -45,7 +45,6 @@ def add_parser(commands: Any) -> None:
     )
     fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
     fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

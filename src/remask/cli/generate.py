@@ -17,9 +17,8 @@ from remask.errors import RemaskError
 from remask.llm import LLM, Output, Work
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("generate", help="answer a prompt, or a JSONL file of them")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
@@ -28,7 +27,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
     add_model_options(parser)
     add_engine_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,9 +13,8 @@ from remask.engine.report import MemoryReport
 from remask.llm import Work
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("inspect", help="look into the engine's memory")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")

@@ -7,11 +7,9 @@ import sys
 from collections.abc import Container, Sequence
 
 from remask import __version__
-from remask.cli import chat, config_file, deploy, generate, inspect, profile, serve
+from remask.cli import config_file
+from remask.cli.commands import Command, all_commands, missing
 from remask.errors import RemaskError
-from remask_lab.cli import analyze, bench, bench_serve, demo, evaluate, profile_ops
-
-COMMANDS = (generate, serve, deploy, chat, demo, bench, bench_serve, profile, profile_ops, analyze, evaluate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("httpx", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        status: int = args.run(args)
+        status: int = _run(args)
     except RemaskError as error:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
@@ -42,16 +40,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _run(args: argparse.Namespace) -> int:
+    try:
+        status: int = args.run(args)
+    except ModuleNotFoundError as error:
+        raise missing(error, args.extra) from error
+    return status
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of `argv`; `run` among them runs the command. What cannot be parsed ends the process, with usage."""
+    """The options of `argv`; `run` among them runs the command. What cannot be parsed ends the process, with usage.
+
+    Only the command that `argv` names is imported.
+    """
+    known = all_commands()
+    words = _joined(list(argv), known)
+    place = _place(words)
+    chosen = words[place] if place < len(words) else None
     parser = argparse.ArgumentParser(prog="remask", description="Inference engine for diffusion language models.")
     parser.add_argument("--version", action="version", version=f"remask {__version__}")
     parser.add_argument("--quiet", action="store_true", help="warnings and errors only, no progress bars")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
-    words = _joined(list(argv), commands.choices)
-    return parser.parse_args(_with_config_file(words, commands.choices["serve"]))
+    for name, command in known.items():
+        own = commands.add_parser(name, help=command.summary)
+        if name == chosen:
+            _fill(own, command)
+            if name == "serve":
+                words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]
+    return parser.parse_args(words)
+
+
+def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
+    module = command.load()
+    parser.set_defaults(run=getattr(module, "run", None), extra=command.extra)
+    module.add_arguments(parser)
 
 
 def _place(words: list[str]) -> int:
@@ -66,10 +88,6 @@ def _joined(words: list[str], known: Container[str]) -> list[str]:
     return [*words[:place], name, *words[place + 2 :]] if name in known else words
 
 
-def _with_config_file(words: list[str], serve_parser: argparse.ArgumentParser) -> list[str]:
-    """`words` with the flags of the file that `remask serve --config` names."""
-    place = _place(words)
-    if words[place : place + 1] != ["serve"]:
-        return words
-    flags = [flag for flag in serve_parser._option_string_actions if flag.startswith("--") and flag != "--help"]
-    return [*words[: place + 1], *config_file.expand(words[place + 1 :], flags)]
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    """Flags that a file of `remask serve --config` may hold."""
+    return [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]

@@ -1,28 +1,18 @@
 """Options that several commands share, and how they become a model."""
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
-from remask.core.kinds import ModelKind
-from remask.depth.profile import ProfileSettings
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.models.source import BUNDLED_SAMPLING
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
-from remask_lab.bench.workload import TASK_SAMPLING
-from remask_lab.likelihood.perplexity import Policy
 
 _DEFAULTS = EngineConfig()
-
-COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
-    "masked": ("none", "reuse", "bicache"),
-    "block_causal": ("none", "exact"),
-    "uniform": ("none", "block-prefix", "uniform-cache"),
-}
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
@@ -39,14 +29,6 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
-
-
-def tau_option(parser: argparse.ArgumentParser) -> None:
-    """`--tau`, a share between 0 and 1."""
-    default = ProfileSettings().tau
-    parser.add_argument(
-        "--tau", type=float, default=default, help=f"similarity that a layer must exceed (default {default})"
-    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -124,20 +106,8 @@ def object_option(option: str, text: str | None) -> dict[str, Any]:
     return {} if text is None else json_object(option, text)
 
 
-def compared_policies(args: argparse.Namespace) -> list[Policy]:
-    """`--caches` with their `--cache-config`, each once. Raises `ConfigError` on settings of another policy."""
-    settings = object_option("--cache-config", args.cache_config)
-    names = list(dict.fromkeys(name.strip() for name in args.caches.split(",")))
-    for name, own in settings.items():
-        if name not in names:
-            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
-        if not isinstance(own, dict):
-            raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
-    return [Policy(name, settings.get(name, {})) for name in names]
-
-
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
     """`--sampling`; the bundled models answer as they were trained to without one."""
-    if args.sampling is None and args.model in TASK_SAMPLING:
-        return dict(TASK_SAMPLING[args.model])
+    if args.sampling is None and args.model in BUNDLED_SAMPLING:
+        return dict(BUNDLED_SAMPLING[args.model])
     return object_option("--sampling", args.sampling)

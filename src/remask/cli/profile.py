@@ -1,21 +1,21 @@
 """`remask profile`: measure how deep a shared prefix may be reused, and keep the result."""
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from importlib.metadata import entry_points
 
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import ProfileSettings, profile
 from remask.depth.prompts import default_prompts, read_prompts
 from remask.engine.config import EngineConfig
-from remask_lab.depth_plot import check_target, plot_depth
+from remask.errors import ConfigError
 
 _DEFAULTS = ProfileSettings()
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("profile", help="measure the depth table that BiCache reads")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
     parser.add_argument("--output", metavar="FILE", help="where the table goes, as JSON")
     parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
@@ -46,7 +46,6 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="of the choice of prompts (default 0)")
     add_model_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         response=args.response,
         seed=args.seed,
     )
-    if args.plot is not None:
-        check_target(args.plot)
+    draw = None if args.plot is None else _picture(args.plot)
     check_folder("--output", args.output)
     # Profiling brings memory of its own; the engine's is kept as small as it can be.
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
@@ -75,10 +73,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nSaved as {args.output}; use it with --depth-table {args.output}")
     else:
         print("\nNot saved; --output FILE keeps it.")
-    if args.plot is not None:
-        plot_depth(table, args.plot)
+    if draw is not None:
+        draw(table)
         print(f"Picture: {args.plot}")
     return 0
+
+
+def _picture(path: str) -> Callable[[DepthTable], None]:
+    """What draws a table into the file `path`: the drawing that an installed package registers under its name."""
+    for entry in entry_points(group="remask.drawings", name="depth-table"):
+        draw: Callable[[DepthTable], None] = entry.load()(path)
+        return draw
+    raise ConfigError("--plot: no installed package draws depth tables; install remask again, or leave --plot out")
 
 
 def report(table: DepthTable) -> str:

@@ -30,9 +30,9 @@ MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API does", allow_abbrev=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.allow_abbrev = False
     parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
@@ -44,7 +44,6 @@ def add_parser(commands: Any) -> None:
     )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
-    parser.set_defaults(run=run)
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:

@@ -9,9 +9,8 @@ from remask.core.checks import real, whole
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.source import BUNDLED
+from remask.models.source import BUNDLED, BUNDLED_SAMPLING
 from remask.server.config import ServerConfig
-from remask_lab.bench.workload import BUNDLED_SAMPLING
 
 ROUTINGS = ("prefix", "round-robin")
 MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "depth_table")
@@ -90,7 +89,7 @@ class FleetSettings:
         """How each replica answers."""
         usual: dict[str, Any] = {"model_names": [self.model]}
         if self.model == BUNDLED:
-            usual["sampling"] = BUNDLED_SAMPLING
+            usual["sampling"] = BUNDLED_SAMPLING[BUNDLED]
         return ServerConfig(**{**usual, **self.server})
 
     @property

@@ -12,13 +12,11 @@ from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_UNIFORM
+from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_UNIFORM
 from remask.tasks import gsm8k, timetable
 from remask.tasks.transit import draw_question, is_correct, is_ride, keeps_format, make_workload, reference_response
 
-BUNDLED_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}
-UNIFORM_SAMPLING = {"max_tokens": 32, "block_length": 16}
-TASK_SAMPLING: Mapping[str, Mapping[str, Any]] = {BUNDLED: BUNDLED_SAMPLING, BUNDLED_UNIFORM: UNIFORM_SAMPLING}
+TRANSIT_SAMPLING, TIMETABLE_SAMPLING = BUNDLED_SAMPLING[BUNDLED], BUNDLED_SAMPLING[BUNDLED_UNIFORM]
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
@@ -101,11 +99,11 @@ def usual_workload(
     """
     if prefix_tokens is None and prompt_tokens is None:
         if is_bundled(llm):
-            params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **sampling})
+            params = SamplingParams.from_mapping({**TRANSIT_SAMPLING, **sampling})
             return bundled_workload(llm, requests, prefixes, seed, params)
         if is_bundled_uniform(llm):
             return timetable_workload(
-                llm, requests, seed, SamplingParams.from_mapping({**UNIFORM_SAMPLING, **sampling})
+                llm, requests, seed, SamplingParams.from_mapping({**TIMETABLE_SAMPLING, **sampling})
             )
         if reads_chats(llm):
             params = SamplingParams.from_mapping({**GSM8K_SAMPLING, **sampling})

@@ -2,9 +2,8 @@
 
 import argparse
 from dataclasses import asdict, replace
-from typing import Any
 
-from remask.cli.options import COMPARED_CACHES, add_model_options, check_folder, object_option, open_llm
+from remask.cli.options import add_model_options, check_folder, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -15,27 +14,26 @@ from remask_lab.bench.contenders import Contender, LeftOut, contender, every_con
 from remask_lab.bench.fewer_steps import step_baselines
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
-    BUNDLED_SAMPLING,
     PREFIXES,
+    TRANSIT_SAMPLING,
     Workload,
     bundled_workload,
     conversation_workload,
     is_bundled,
 )
+from remask_lab.cli.options import COMPARED_CACHES
 from remask_lab.cli.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.records.record import write_record
 
 ALL = "all"
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="compare cache policies side by side",
-        description="Compare cache policies side by side: on their own tasks for the bundled models, on GSM8K "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Compare cache policies side by side: on their own tasks for the bundled models, on GSM8K "
         "questions for a model with a chat template, and on random tokens for all others or where lengths are given. "
-        "'remask bench serve' puts load on a running server.",
+        "'remask bench serve' puts load on a running server."
     )
     parser.add_argument(
         "--caches",
@@ -66,7 +64,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the full result here")
     add_model_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +91,7 @@ def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
         raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
     if args.prefix_tokens is not None or args.prompt_tokens is not None:
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
-    params = SamplingParams.from_mapping({**BUNDLED_SAMPLING, **asked_sampling(args)})
+    params = SamplingParams.from_mapping({**TRANSIT_SAMPLING, **asked_sampling(args)})
     return conversation_workload(llm, args.requests, args.prefixes or PREFIXES, args.seed, params)
 
 

@@ -5,21 +5,18 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from remask.cli.options import check_folder, object_option
 from remask.cli.serve import KEY_VARIABLE, check_extra
 from remask.errors import ConfigError
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "bench serve",
-        help="put load on a running server",
-        description="Put load on a server that answers OpenAI's API, streaming, and report under vLLM's keys. It is "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Put load on a server that answers OpenAI's API, streaming, and report under vLLM's keys. It is "
         "asked the bundled model's task where it serves that model, GSM8K questions where it has a chat template, and "
-        "random tokens else.",
+        "random tokens else."
     )
     parser.add_argument("--base-url", required=True, metavar="URL", help="a server's, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help=f"also from {KEY_VARIABLE}")
@@ -44,7 +41,6 @@ def add_parser(commands: Any) -> None:
     asked.add_argument("--extra-body", metavar="JSON", help='further fields of every body, such as {"cache": "none"}')
     parser.add_argument("--json", metavar="FILE", help="write the full result here")
     parser.add_argument("--save-detailed", action="store_true", help="in it, also what each request did")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from remask.cli.options import COMPARED_CACHES, open_llm
+from remask.cli.options import open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -14,45 +13,47 @@ from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
-    BUNDLED_SAMPLING,
-    UNIFORM_SAMPLING,
+    TIMETABLE_SAMPLING,
+    TRANSIT_SAMPLING,
     Workload,
     bundled_workload,
     timetable_workload,
 )
+from remask_lab.cli.options import COMPARED_CACHES
 from remask_lab.depth_plot import plot_depth
+from remask_lab.drawing import check_drawing
 
 PICTURE = "out/depth.png"
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "demo",
-        help="cache policies side by side on a bundled model",
-        description="No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
-        "caching, block-prefix and uniform-cache on a model of uniform diffusion.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
+        "caching, block-prefix and uniform-cache on a model of uniform diffusion."
     )
     parser.add_argument("--uniform", action="store_true", help="the bundled uniform model and its caches")
     parser.add_argument("--requests", type=int, default=96, metavar="N")
     parser.add_argument("--picture", metavar="FILE", help=f"where the picture of b(r) goes (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="of the questions")
-    parser.set_defaults(run=run, dtype="float32", device="auto", load_format="auto", depth_table=None)
+    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Show one answer, the table, and for the masked model where the picture is."""
     if args.uniform and args.picture is not None:
         raise ConfigError("--picture shows depths of shared prefixes, which uniform models do not have; leave it out")
+    if not args.uniform:
+        check_drawing()
     args.model = BUNDLED_UNIFORM if args.uniform else BUNDLED
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
     if args.uniform:
-        params = SamplingParams.from_mapping(UNIFORM_SAMPLING)
+        params = SamplingParams.from_mapping(TIMETABLE_SAMPLING)
         workload = timetable_workload(llm, args.requests, args.seed, params)
         _show_timetable(llm, workload)
         _compare(llm, workload, args)
         return 0
-    workload = bundled_workload(llm, args.requests, 4, args.seed, SamplingParams.from_mapping(BUNDLED_SAMPLING))
+    workload = bundled_workload(llm, args.requests, 4, args.seed, SamplingParams.from_mapping(TRANSIT_SAMPLING))
     _show_ride(llm, workload)
     _compare(llm, workload, args)
     picture = Path(args.picture or PICTURE)

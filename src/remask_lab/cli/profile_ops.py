@@ -22,13 +22,11 @@ SUBJECT = "profile-ops"
 LINES = 12  # of steps that are printed
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        SUBJECT,
-        help="time a policy's operations, and set them against the machine's roofline",
-        description="Run requests of random tokens together under a cache policy, and tell where their time goes: "
-        "attention, MLP, projections, head, norms, sampling, packing and the rest.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Run requests of random tokens together under a cache policy, and tell where their time goes: "
+        "attention, MLP, projections, head, norms, sampling, packing and the rest."
     )
     parser.add_argument("--cache", default="none", help="policy, or a composition (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="its settings")
@@ -39,7 +37,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the full result here")
     parser.add_argument("--plot", metavar="FILE", help="draw the roofline here, as PNG")
     add_shape_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

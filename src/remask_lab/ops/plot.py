@@ -1,14 +1,19 @@
 """A picture of a profile of operations: steps and operations under the machine's roofline, and where the time goes."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from remask.errors import ConfigError
 from remask_lab.drawing import DPI, new_figure
 from remask_lab.ops.report import OperationProfile, Peaks, Profile, StepProfile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLORS = {
     "projections": "#1f77b4",

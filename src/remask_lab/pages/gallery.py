@@ -21,7 +21,7 @@ from PIL import Image
 
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 GROUPS = ("BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
 LARGEST = 100_000  # bytes of a picture
 COLORS = 192

@@ -19,7 +19,7 @@ from remask_lab.papers.run import SUBJECT
 from remask_lab.papers.show import beside, published
 from remask_lab.records.record import Record, read_record
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
 BENCH = "bench"
 HEAD = """# Results

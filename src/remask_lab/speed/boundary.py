@@ -17,7 +17,7 @@ from remask.core.request import Request
 from remask.llm import Work
 from remask_lab.bench.workload import token_agreement
 
-GOLDENS = Path(__file__).parents[1] / "tests" / "goldens"
+GOLDENS = Path(__file__).parents[3] / "tests" / "goldens"
 PARAMS = SamplingParams(max_tokens=16, steps=16, ignore_eos=True)
 
 

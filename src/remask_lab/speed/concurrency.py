@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from remask import LLM, EngineConfig, SamplingParams
 from remask.llm import Work
 from remask.policies import CachePolicy
-from remask_lab.bench.workload import BUNDLED_SAMPLING, Task, bundled_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, Task, bundled_workload
 from remask_lab.records.machine import commit, machine
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = LLM("bundled", dtype=args.dtype, device=args.device)
     policy = llm.policy(args.cache)
-    sampling = SamplingParams.from_mapping(BUNDLED_SAMPLING)
+    sampling = SamplingParams.from_mapping(TRANSIT_SAMPLING)
     tasks = bundled_workload(llm, args.requests, 4, 11, sampling).tasks
     seconds(llm, policy, tasks[:8], 8)
     gains = []

@@ -24,7 +24,7 @@ from remask_lab.bench.workload import random_workload
 
 CELLS = ((0.759, 1600), (0.882, 2400), (0.901, 3200), (0.945, 4096))  # (prefix share of the prompt, canvas)
 STAND_IN = ("llada-100m", "float32")
-TABLE = Path(__file__).parents[1] / "src/remask/tables/llada-8b-instruct.json"
+TABLE = Path(str(files("remask"))) / "tables" / "llada-8b-instruct.json"
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from remask.cli.serve import default_threads
 from remask.core.request import Request
 from remask.engine.engine import Engine
 from remask.tasks.transit import TransitRequest, make_workload
-from remask_lab.bench.workload import BUNDLED_SAMPLING
+from remask_lab.bench.workload import TRANSIT_SAMPLING
 from remask_lab.load.load import Load, Run, put
 from remask_lab.load.mix import CHAT, Ask
 from remask_lab.load.target import Target
@@ -198,7 +198,7 @@ def first_settled(target: Target, items: Sequence[TransitRequest]) -> tuple[list
 def requests(llm: LLM, items: Sequence[TransitRequest]) -> list[Request]:
     """What the server makes of the same messages."""
     assert llm.tokenizer is not None
-    params = SamplingParams.from_mapping(BUNDLED_SAMPLING)
+    params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
     return [
         Request(str(i), llm.tokenizer.apply_chat(item.messages), params, llm.tokenizer.shared_prefix(item.messages))
         for i, item in enumerate(items)

@@ -17,7 +17,7 @@ from tests.goldens import model_dir
 from tests.lab.harness.records import CODE, RECORDS
 from tests.lab.harness.scripted import scripted
 
-GSM8K = Path(__file__).parents[1] / "data" / "gsm8k" / "test.jsonl"
+GSM8K = Path(__file__).parents[2] / "data" / "gsm8k" / "test.jsonl"
 QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
 
 

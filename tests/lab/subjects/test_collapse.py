@@ -7,7 +7,7 @@ import pytest
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from remask_lab.bench.workload import BUNDLED_SAMPLING, bundled_workload, random_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, bundled_workload, random_workload
 from remask_lab.subjects.collapse import measure_collapse
 from remask_lab.subjects.collapse_report import reading, shares
 
@@ -18,7 +18,7 @@ def llm() -> LLM:
 
 
 def test_the_bundled_task_is_judged_by_part(llm: LLM) -> None:
-    params = SamplingParams.from_mapping(BUNDLED_SAMPLING)
+    params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
     none, reuse, bicache = measure_collapse(llm, bundled_workload(llm, 2, 1, 0, params), {"depth": 2}, 1)
     assert [row["cache"] for row in (none, reuse, bicache)] == ["none", "reuse", "bicache"]
     assert shares(none) == {"accuracy": 1, "rules": 1, "format": 1, "agreement": 1}

@@ -9,7 +9,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.bench.workload import BUNDLED_SAMPLING, Workload, bundled_workload, random_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, bundled_workload, random_workload
 from remask_lab.records.sweep import Sweep
 from remask_lab.subjects.parameters import Grid, run_sweep
 from remask_lab.subjects.sweep_report import Parameter, reading
@@ -24,7 +24,7 @@ def llm() -> LLM:
 
 
 def task(llm: LLM) -> Workload:
-    return bundled_workload(llm, 2, 1, 0, SamplingParams.from_mapping({**BUNDLED_SAMPLING, "ignore_eos": True}))
+    return bundled_workload(llm, 2, 1, 0, SamplingParams.from_mapping({**TRANSIT_SAMPLING, "ignore_eos": True}))
 
 
 def test_depths_and_work_follow_from_tau_and_r(llm: LLM) -> None:

@@ -1,6 +1,6 @@
 """`remask analyze`: one module a subject."""
 
-from typing import Any
+import argparse
 
 from remask_lab.cli.analyze import (
     compare,
@@ -35,9 +35,8 @@ SUBJECTS = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    """Register the command and its subjects."""
-    parser = commands.add_parser("analyze", help="look into a model while it denoises")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's subjects."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for subject in SUBJECTS:
         subject.add_parser(subjects)

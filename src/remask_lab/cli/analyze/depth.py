@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from remask.cli.options import add_model_options, open_llm, tau_option
+from remask.cli.options import add_model_options, open_llm
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import read_prompts, task_prompts
@@ -12,6 +12,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
+from remask_lab.cli.options import tau_option
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.depth import SAMPLES, measure_depths
 from remask_lab.subjects.depth_report import DepthReport, reading

@@ -3,11 +3,12 @@
 import argparse
 from typing import Any
 
-from remask.cli.options import add_model_options, open_llm, tau_option
+from remask.cli.options import add_model_options, open_llm
 from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import default_prompts, read_prompts
 from remask.engine.config import EngineConfig
 from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
+from remask_lab.cli.options import tau_option
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.leakage import SAMPLES, measure_leakage
 from remask_lab.subjects.leakage_report import LeakageReport, reading

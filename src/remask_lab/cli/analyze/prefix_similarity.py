@@ -3,10 +3,11 @@
 import argparse
 from typing import Any
 
-from remask.cli.options import add_model_options, open_llm, tau_option
+from remask.cli.options import add_model_options, open_llm
 from remask.depth.similarity import Measure
 from remask.engine.config import EngineConfig
 from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
+from remask_lab.cli.options import tau_option
 from remask_lab.cli.workload import add_workload_options, asked_workload, described
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.passes import check_masked

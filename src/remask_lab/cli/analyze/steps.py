@@ -4,12 +4,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.options import COMPARED_CACHES, object_option
+from remask.cli.options import object_option
 from remask.core.checks import whole
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.cli.analyze.requests import add_request_options, open_requests, save
+from remask_lab.cli.options import COMPARED_CACHES
 from remask_lab.subjects.plots.steps import plot_steps
 from remask_lab.subjects.steps import measure_steps
 from remask_lab.subjects.steps_report import StepsReport, reading

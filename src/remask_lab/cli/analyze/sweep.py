@@ -4,10 +4,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remask.cli.options import add_model_options, open_llm, tau_option
+from remask.cli.options import add_model_options, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
+from remask_lab.cli.options import tau_option
 from remask_lab.cli.workload import add_workload_options, asked_workload, described
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep

@@ -1,0 +1,65 @@
+"""Which commands there are: this package's own, and those that other packages register."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import ModuleType
+
+from remask.errors import ConfigError
+
+GROUP = "remask.commands"  # of entry points; each loads a mapping of names to `Command`s
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. Its module is imported when the command is used, so that naming it costs nothing.
+
+    Attributes:
+        module: has `add_arguments(parser)` and `run(args) -> int`, the exit status.
+        summary: a line of `remask --help`.
+        extra: the extra of this distribution that brings what the module needs beside the engine.
+    """
+
+    module: str
+    summary: str
+    extra: str | None = None
+
+    def load(self) -> ModuleType:
+        """Import the module. Raises `ConfigError` where a package of its extra is missing."""
+        try:
+            return importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            raise missing(error, self.extra) from error
+
+
+OWN: Mapping[str, Command] = {
+    "generate": Command("remask.cli.generate", "answer a prompt, or a JSONL file of them"),
+    "serve": Command("remask.cli.serve", "serve a model over HTTP, as OpenAI's API does", "server"),
+    "deploy": Command("remask.cli.deploy", "serve a model on many machines, with Ray Serve", "ray"),
+    "chat": Command("remask.cli.chat", "talk to a model in the terminal", "server"),
+    "profile": Command("remask.cli.profile", "measure the depth table that BiCache reads", "lab"),
+    "inspect": Command("remask.cli.inspect", "look into the engine's memory"),
+}
+
+
+def all_commands() -> dict[str, Command]:
+    """Every command by its name. Raises `ConfigError` where a package registers a name that is taken."""
+    found = dict(OWN)
+    for entry in entry_points(group=GROUP):
+        for name, command in entry.load().items():
+            if name in found:
+                raise ConfigError(
+                    f"the entry point {entry.name!r} of {GROUP} ({entry.value}) registers the command {name!r}, which "
+                    "there is already; uninstall its package, or rename its command"
+                )
+            found[name] = command
+    return found
+
+
+def missing(error: ModuleNotFoundError, extra: str | None) -> Exception:
+    """What to raise where a module cannot be imported: `error` itself if it is this project's own, or no extra helps."""
+    package = (error.name or "").partition(".")[0]
+    if extra is None or package.startswith("remask"):
+        return error
+    return ConfigError(f"the package {package!r} is not installed; install it with: pip install 'remask[{extra}]'")

@@ -1,0 +1,36 @@
+"""Options that several of the laboratory's commands share."""
+
+import argparse
+from collections.abc import Mapping
+
+from remask.cli.options import object_option
+from remask.core.kinds import ModelKind
+from remask.depth.profile import ProfileSettings
+from remask.errors import ConfigError
+from remask_lab.likelihood.perplexity import Policy
+
+COMPARED_CACHES: Mapping[ModelKind, tuple[str, ...]] = {
+    "masked": ("none", "reuse", "bicache"),
+    "block_causal": ("none", "exact"),
+    "uniform": ("none", "block-prefix", "uniform-cache"),
+}
+
+
+def tau_option(parser: argparse.ArgumentParser) -> None:
+    """`--tau`, a share between 0 and 1."""
+    default = ProfileSettings().tau
+    parser.add_argument(
+        "--tau", type=float, default=default, help=f"similarity that a layer must exceed (default {default})"
+    )
+
+
+def compared_policies(args: argparse.Namespace) -> list[Policy]:
+    """`--caches` with their `--cache-config`, each once. Raises `ConfigError` on settings of another policy."""
+    settings = object_option("--cache-config", args.cache_config)
+    names = list(dict.fromkeys(name.strip() for name in args.caches.split(",")))
+    for name, own in settings.items():
+        if name not in names:
+            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
+        if not isinstance(own, dict):
+            raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
+    return [Policy(name, settings.get(name, {})) for name in names]
