@@ -6,42 +6,66 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "remask"
+SOURCE = Path(__file__).parents[1] / "src"
 TREES = {
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): ast.parse(
+    path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): ast.parse(
         path.read_text(encoding="utf-8")
     )
-    for path in sorted(ROOT.rglob("*.py"))
+    for path in sorted(SOURCE.rglob("*.py"))
 }
-TREES["remask"] = TREES.pop("__init__")
 MODULES = sorted(TREES)
 
-# A module may import its own level's package and every lower level. The longest prefix of a module's name decides.
-LEVELS = {
-    "errors": 0,
-    "core": 0,
-    "tasks": 1,
-    "policies": 1,
-    "store.hashing": 1,
-    "models": 2,
-    "sampling": 2,
-    "store": 2,
-    "engine": 3,
-    "config": 4,
-    "prompts": 4,
-    "detokenize": 4,
-    "llm": 4,
-    "profiling": 4,
-    "analysis": 4,
-    "remask": 4,  # the package itself: the public names
-    "evals": 5,
-    "plots": 5,
-    "server": 6,
-    "deploy": 7,
-    "cli": 8,
+# Every package and every module that stands alone has a level of its own: it may import what stands before it.
+ORDER = (
+    "remask.errors",
+    "remask.core",
+    "remask.tasks",
+    "remask.store",
+    "remask.models",
+    "remask.policies",
+    "remask.sampling",
+    "remask.engine",
+    "remask.depth",
+    "remask.config",
+    "remask.prompts",
+    "remask.detokenize",
+    "remask.llm",
+    "remask",  # the package itself: the public names
+    "remask.observe",
+    "remask.server",
+    "remask.deploy",
+    "remask.cli",
+    "remask_lab",
+    "remask_lab.drawing",
+    "remask_lab.depth_plot",
+    "remask_lab.records",
+    "remask_lab.ops",
+    "remask_lab.bench",
+    "remask_lab.likelihood",
+    "remask_lab.load",
+    "remask_lab.harness",
+    "remask_lab.subjects",
+    "remask_lab.speed",
+    "remask_lab.papers",
+    "remask_lab.pages",
+    "remask_lab.cli",
+)
+# What may not be seen from where it could be: what runs on the device, what decides and what remembers are apart.
+APART = {
+    "remask.models": {"remask.store"},
+    "remask.policies": {"remask.models", "remask.store"},
+    "remask.sampling": {"remask.models", "remask.store"},
 }
-# Packages of one level that may not see each other, although no order between them would break a layer.
-APART = {(a, b) for a in ("models", "sampling", "store") for b in ("models", "sampling", "store") if a != b}
+# Of a running engine the laboratory knows its settings, its requests, and what `remask.observe` hands out.
+# Who may read the environment: what a user starts, and what starts processes of its own.
+MAY_READ_ENVIRONMENT = {"remask.config", "remask.cli", "remask_lab.cli", "remask_lab.speed", "remask_lab.pages"}
+ENGINE_DOORS = {
+    "remask.engine.config",
+    "remask.engine.engine",
+    "remask.engine.request",
+    "remask.engine.report",
+    "remask.engine.uncached",
+}
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
     "__future__",
@@ -59,16 +83,17 @@ PURE = {
 
 
 def place(module: str) -> str:
-    """The entry of `LEVELS` that `module` belongs to."""
+    """The entry of `ORDER` that `module` belongs to: the longest that its name begins with."""
     parts = module.split(".")
-    for end in range(len(parts), 0, -1):
-        if ".".join(parts[:end]) in LEVELS:
-            return ".".join(parts[:end])
-    raise AssertionError(f"{module} has no place in the architecture: give it one in {__file__}")
+    found = next((name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in ORDER), None)
+    alone = found in ("remask", "remask_lab") and module != found
+    assert found is not None, f"{module} has no place in the architecture: give it one in {__file__}"
+    assert not alone, f"{module} has no place in the architecture: give it one in {__file__}"
+    return found
 
 
 def imported(module: str) -> Iterator[str]:
-    """Absolute names of everything that `module` imports, wherever in the file; `remask.` is left out."""
+    """Absolute names of everything that `module` imports, wherever in the file."""
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -77,20 +102,19 @@ def imported(module: str) -> Iterator[str]:
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full.removeprefix("remask.") in TREES else node.module
+                yield full if full in TREES else node.module
 
 
 def own(module: str) -> Iterator[str]:
-    """Modules of this package that `module` imports."""
-    for name in imported(module):
-        if name == "remask" or name.startswith("remask."):
-            yield name.removeprefix("remask.")
+    """Modules of the two packages that `module` imports."""
+    return (name for name in imported(module) if name.partition(".")[0] in ("remask", "remask_lab"))
 
 
-def test_the_parser_sees_the_whole_package() -> None:
-    assert {"errors", "core.plan", "engine.engine", "store.prefix", "policies.bicache", "remask"} <= set(MODULES)
-    assert "store.pages" in set(own("store.prefix"))
-    assert "store.prefix" in set(own("engine.engine"))
+def test_the_parser_sees_both_packages() -> None:
+    assert {"remask.errors", "remask.core.plan", "remask.engine.engine", "remask", "remask_lab.cli"} <= set(MODULES)
+    assert "remask.store.pages" in set(own("remask.store.prefix"))
+    assert "remask.store.prefix" in set(own("remask.engine.engine"))
+    assert {place(module) for module in MODULES} == set(ORDER), "every level has a module"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -98,22 +122,41 @@ def test_imports_run_one_way(module: str) -> None:
     here = place(module)
     for target in own(module):
         there = place(target)
-        assert LEVELS[there] <= LEVELS[here], f"{module} imports {target} from above"
-        assert (here.split(".")[0], there.split(".")[0]) not in APART, f"{module} imports {target} from beside"
+        assert ORDER.index(there) <= ORDER.index(here), f"{module} imports {target} from above"
+        assert there not in APART.get(here, ()), f"{module} imports {target} from beside"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith(("core", "errors", "policies"))])
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("remask_lab")])
+def test_the_laboratory_knows_no_running_request(module: str) -> None:
+    for target in own(module):
+        assert place(target) != "remask.engine" or target in ENGINE_DOORS, f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_pictures_are_a_need_of_drawing_functions_only(module: str) -> None:
+    """Whatever measures or serves runs where matplotlib is not installed."""
+    checked = {id(inner) for node in ast.walk(TREES[module]) if is_type_checking(node) for inner in ast.walk(node)}
+    functions = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.FunctionDef)]
+    inside = {id(inner) for function in functions for inner in ast.walk(function)}
+    for node in ast.walk(TREES[module]):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.partition(".")[0] == "matplotlib" for name in names):
+            assert module.startswith("remask_lab"), f"{module} draws"
+            assert id(node) in inside | checked, f"{module} line {node.lineno}: matplotlib is imported at the top"
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether `node` is a block that only type checkers read."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if place(m) in ("remask.errors", "remask.core", "remask.policies")]
+)
 def test_core_and_policies_hold_no_tensors(module: str) -> None:
     outside = {name.split(".")[0] for name in imported(module)} - {"remask"}
     assert outside <= PURE, f"{module} imports {outside - PURE}"
-
-
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("plots")])
-def test_plots_read_results_only(module: str) -> None:
-    for target in own(module):
-        report = target.startswith(("analysis.", "profiling.")) and target.endswith("report")
-        fine = report or target == "profiling.table" or place(target) in ("core", "errors", "plots")
-        assert fine, f"{module} imports {target}"
 
 
 def test_there_are_no_cycles() -> None:
@@ -168,7 +211,7 @@ def test_modules_hold_constants_only(module: str) -> None:
             assert target.id not in names, f"{module} line {getattr(node, 'lineno', 0)}: {target.id} is changed"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if place(m) not in ("config", "cli")])
+@pytest.mark.parametrize("module", [m for m in MODULES if place(m) not in MAY_READ_ENVIRONMENT])
 def test_the_environment_is_read_at_the_top_only(module: str) -> None:
     for node in ast.walk(TREES[module]):
         text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.ImportFrom) else ""

@@ -58,7 +58,7 @@ def all_commands() -> dict[str, Command]:
 
 
 def missing(error: ModuleNotFoundError, extra: str | None) -> Exception:
-    """What to raise where a module cannot be imported: `error` itself if it is this project's own, or no extra helps."""
+    """What to raise where a module is missing: `error` itself if it is this project's own, or no extra brings it."""
     package = (error.name or "").partition(".")[0]
     if extra is None or package.startswith("remask"):
         return error

@@ -10,14 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.plan import Plan, Span
-from remask.engine.canvas_state import CanvasState, plain_table
-from remask.engine.pack import pack
+from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
-from remask.store.pages import PageRange
 
 Measure = Literal["flat", "official"]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
@@ -75,10 +71,10 @@ class PrefixProbe:
         if not 1 <= prefix <= len(prompt):
             raise ConfigError(f"prefix must be from 1 to the prompt's {len(prompt)} tokens, got {prefix}")
         self._check_length(len(prompt) + response)
-        whole = self._dense(Canvas.masked(prompt, response, self.model.config.mask_id), 0)
-        alone = self._dense(Canvas(prompt[:prefix], (), 0), self.max_tokens)
-        self.model.forward(pack([whole, alone], self.model.device), self._pool)
-        return layer_cosines(self._kv(0, prefix), self._kv(self.max_tokens, prefix), measure)
+        whole = Canvas.masked(prompt, response, self.model.config.mask_id)
+        alone = Canvas(prompt[:prefix], (), 0)
+        self.model.forward(pack_uncached(self.model, [whole, alone]), self._pool)
+        return layer_cosines(self._kv(0, prefix), self._kv(len(whole), prefix), measure)
 
     @torch.inference_mode()
     def states(self, tokens: Sequence[int], count: int | None = None) -> KV:
@@ -88,7 +84,7 @@ class PrefixProbe:
         `max_tokens`.
         """
         self._check_length(len(tokens))
-        self.model.forward(pack([self._dense(Canvas(tokens, (), 0), 0)], self.model.device), self._pool)
+        self.model.forward(pack_uncached(self.model, [Canvas(tokens, (), 0)]), self._pool)
         keys, values = self._kv(0, len(tokens) if count is None else count)
         return tuple(k.clone() for k in keys), tuple(v.clone() for v in values)
 
@@ -99,11 +95,3 @@ class PrefixProbe:
     def _kv(self, slot: int, count: int) -> KV:
         rows = slice(slot, slot + count)
         return tuple(k[rows] for k in self._pool.k), tuple(v[rows] for v in self._pool.v)
-
-    def _dense(self, canvas: Canvas, slot: int) -> tuple[CanvasState, Plan]:
-        """A pass over all rows of `canvas` in all layers that predicts nothing, its K/V in the slots from `slot` on."""
-        layers, tokens = self.model.config.layers, len(canvas)
-        extent = PageRange(range(layers), np.arange(slot, slot + tokens), 1, tokens)
-        branch = CanvasState(canvas, Ledger(layers, tokens, None), (plain_table(extent),))
-        rows = np.ones(tokens, dtype=np.bool_)
-        return branch, Plan((Span(range(layers), rows),), predict=~rows)

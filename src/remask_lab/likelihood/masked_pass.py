@@ -9,14 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.ledger import Ledger
-from remask.core.plan import Mask, Plan, Span
-from remask.engine.canvas_state import CanvasState, plain_table
-from remask.engine.pack import pack
+from remask.core.plan import Mask
+from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.pool import Pool
-from remask.store.pages import PageRange
 from remask_lab.likelihood.pairs import Pair
 
 HEAD_ROWS = 256  # rows of logits held at a time
@@ -113,24 +110,15 @@ class MaskedPasses:
             # Nothing reads a layer's K/V once the pass has left it, so that all layers may use the same slots.
             pool.k, pool.v = pool.k * self.config.layers, pool.v * self.config.layers
             self._pool = pool
-        items, slot = [], 0
-        for pair, mask in jobs:
-            items.append(self._dense(pair, mask, slot))
-            slot += len(pair)
-        return self._model.forward(pack(items, self._model.device), self._pool)
+        canvases = [self._masked(pair, mask) for pair, mask in jobs]
+        predict = [np.concatenate([np.zeros(len(pair.prompt), dtype=np.bool_), mask]) for pair, mask in jobs]
+        return self._model.forward(pack_uncached(self._model, canvases, predict), self._pool)
 
-    def _dense(self, pair: Pair, mask: Mask, slot: int) -> tuple[CanvasState, Plan]:
-        """A pass over the whole canvas that predicts its masks, with its K/V in the slots from `slot` on."""
-        layers = range(self.config.layers)
+    def _masked(self, pair: Pair, mask: Mask) -> Canvas:
+        """The canvas of `pair` with the response's `mask` masked."""
         canvas = Canvas(pair.prompt, pair.response, len(pair.response))
-        predict = np.zeros(len(pair), dtype=np.bool_)
-        predict[len(pair.prompt) :] = mask
-        canvas.tokens[predict] = self.config.mask_id
-        extent = PageRange(layers, np.arange(slot, slot + len(pair)), 1, len(pair))
-        branch = CanvasState(
-            canvas, Ledger(len(layers), len(pair), None), (plain_table(extent),), shift=self.config.shift
-        )
-        return branch, Plan((Span(layers, np.ones(len(pair), dtype=np.bool_)),), predict=predict)
+        canvas.tokens[len(pair.prompt) :][mask] = self.config.mask_id
+        return canvas
 
     def _logits(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for at in range(0, len(hidden), HEAD_ROWS):

@@ -11,10 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from remask.core.pass_cost import CostMeter
 from remask.engine.engine import Engine
-from remask.engine.runner import Runner
 from remask.models.attention import Attention, Sink
 from remask.models.stage import Direct, Segments
-from remask.models.transformer import Transformer
+from remask.observe import replace_attention
 
 
 @dataclass(slots=True)
@@ -80,7 +79,7 @@ class Executed:
         model = engine.model
         self.meter = engine.costs = CostMeter(model.config.widths(model.dtype.itemsize))
         self.pairs = PairCount(model.attention)
-        engine.runner = Runner(Transformer(model.config, model.weights, self.pairs), engine.pool)
+        replace_attention(engine, self.pairs)
 
     @property
     def flops(self) -> int:

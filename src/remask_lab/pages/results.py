@@ -24,10 +24,10 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
 BENCH = "bench"
 HEAD = """# Results
 
-Made from the result files in `benchmarks/results` by `python -m remask_lab.pages.results`; nothing here is typed. The papers'
-numbers are copied from them and stand beside ours for comparison of ratios, not of absolute figures: other models,
-other machines.
-What the columns mean is told in [benchmarks](../benchmarks/README.md).
+Made from the result files in `benchmarks/results` by `python -m remask_lab.pages.results`; nothing here is typed. The
+papers' numbers are copied from them and stand beside ours for comparison of ratios, not of absolute figures: other
+models, other machines.
+[Benchmarks](../benchmarks/README.md) says what the columns mean.
 """
 
 

@@ -9,6 +9,7 @@ machine without a CUDA device it runs the same sweep on a small preset at an eig
 
 import argparse
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 

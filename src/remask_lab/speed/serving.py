@@ -9,7 +9,8 @@ servers do; it has a turn on as many as PyTorch takes by itself too, so leave OM
 
 The server's overhead is measured twice. `closed_loop`: so many clients, each of which sends its next request when it
 has the last one's answer, so that a slot stands empty until it comes. `all_at_once`: all requests are sent at the
-start, so that the next one always waits, as it does for the engine alone. Each is told in parts (`remask_lab.speed.servers`).
+start, so that the next one always waits, as it does for the engine alone. Each is reported in parts
+(`remask_lab.speed.servers`).
 The clients are in this process and share the machine with the servers, so the overhead has their part in it. Last,
 single requests are sent whose prefix the store does not hold, and then holds.
 """

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.llm import LLM, Work
+from remask.observe import ObservedPass
 from remask_lab.subjects.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
 from remask_lab.subjects.series import Floats
-from remask_lab.subjects.watch import Watcher, check_uncached, distance, leading_slots, trace_all, units
+from remask_lab.subjects.watch import Watcher, check_uncached, distance, trace_all, units
 
 KEPT = 24  # passes of a request whose states are kept to be compared with one another
 
@@ -70,17 +70,14 @@ class DecodingTracer:
         assert trace is not None
         trace.decoded[changed[self._prompt : self._prompt + trace.length]] = trace.passes - 1
 
-    def _look(self, job: Job, hidden: Tensor) -> None:  # noqa: ARG002
-        canvas, pool = job.branches[0].canvas, self._watcher.engine.pool
+    def _look(self, observed: ObservedPass) -> None:
         if self._trace is None:
-            self._prompt, length = canvas.prompt, canvas.end - canvas.prompt
+            self._prompt, length = observed.prompt, observed.end - observed.prompt
             self._trace = DecodingTrace(length, np.full(length, -1))
         trace = self._trace
         trace.passes += 1
-        slots = leading_slots(job, self._watcher.engine.model.device)[canvas.prompt : canvas.end]
-        after = [
-            torch.stack([pool.k[layer][slots], pool.v[layer][slots]]).flatten(2).float() for layer in range(len(pool.k))
-        ]
+        response = slice(observed.prompt, min(observed.end, observed.leading))
+        after = [torch.stack(pair).flatten(2).float() for pair in observed.kv(response)]
         if self._before:
             moved = [_moved(*pair) for pair in zip(self._before, after, strict=True)]
             trace.moves.append(torch.stack(moved, dim=1).cpu().numpy())

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.llm import LLM, Work
+from remask.observe import ObservedPass
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
 from remask_lab.subjects.features_report import FEATURES, PAIRS, FeatureMeans, FeaturesReport, Foresight
 from remask_lab.subjects.moments import Moments
 from remask_lab.subjects.series import Floats
-from remask_lab.subjects.watch import Watcher, check_uncached, distance, leading_slots, trace_all, units
+from remask_lab.subjects.watch import Watcher, check_uncached, distance, trace_all, units
 
 SAMPLE = 2000  # points that a report keeps
 DIGITS = 7  # of a similarity in a map
@@ -74,15 +74,14 @@ class FeatureTracer:
         assert self._trace is not None
         return self._trace
 
-    def _look(self, job: Job, hidden: Tensor) -> None:  # noqa: ARG002
-        canvas, pool = job.branches[0].canvas, self._watcher.engine.pool
+    def _look(self, observed: ObservedPass) -> None:
         if self._trace is None:
-            self._trace = FeatureTrace(canvas.prompt, canvas.end, len(canvas))
+            self._trace = FeatureTrace(observed.prompt, observed.end, len(observed.tokens))
         self._trace.passes += 1
-        slots = leading_slots(job, self._watcher.engine.model.device)
+        rows = slice(observed.leading)
         after = [
-            [units(kept[slots]) for kept in (pool.k[layer], pool.v[layer], *pool.outputs[layer])]
-            for layer in range(len(pool.k))
+            [units(feature) for feature in (*kv, *outputs)]
+            for kv, outputs in zip(observed.kv(rows), observed.outputs(rows), strict=True)
         ]
         if self._before:
             moved = [

@@ -13,12 +13,12 @@ from remask.core.sampling import SamplingParams
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import Cuts, ProfileSettings, run_depth
 from remask.depth.similarity import KV, PrefixProbe
-from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.observe import ObservedPass
 from remask_lab.subjects.leakage_report import Constants, LeakageReport, RatioLeakage
 from remask_lab.subjects.mass import TILE, QueryTap, attention_scores
-from remask_lab.subjects.passes import Look, Passes
+from remask_lab.subjects.passes import Look, Passes, leading_kv
 
 Floats = NDArray[np.float64]
 SAMPLES = 4  # requests per ratio, where nobody says how many
@@ -55,7 +55,7 @@ def measure_leakage(
                 seen: list[Floats] = []
                 tap.queries = []
                 alone = probe.states(request.prompt_token_ids[:count])
-                passes.run(request, policy, _look(passes, tap, count, alone, seen))
+                passes.run(request, policy, _look(tap, count, alone, seen))
                 measured[ratio].append(np.stack(seen))
                 bar.update()
     return summarise(measured, settings.tau, prompts.source)
@@ -126,10 +126,10 @@ def _request(cuts: Cuts, number: int, place: int, steps: int) -> Request:
     return Request(f"{number}:{place}", cut.prompt, params, cut.prefix)
 
 
-def _look(passes: Passes, tap: QueryTap, count: int, alone: KV, seen: list[Floats]) -> Look:
-    def look(job: Job) -> None:
+def _look(tap: QueryTap, count: int, alone: KV, seen: list[Floats]) -> Look:
+    def look(observed: ObservedPass) -> None:
         queries, tap.queries = tap.queries, []
-        keys, values = passes.kv(job, len(job.branches[0].canvas))
+        keys, values = leading_kv(observed, len(observed.tokens))
         layers = [
             _layer(q[:count], k, v, k_alone, v_alone)
             for q, k, v, k_alone, v_alone in zip(queries, keys, values, *alone, strict=True)

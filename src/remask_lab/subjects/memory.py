@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from remask.engine.engine import Engine
-from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
 from remask.models.config import ModelConfig
+from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
 from remask_lab.subjects.memory_report import Footprint, MemoryUse
 
@@ -96,9 +94,9 @@ class _Peak:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.measured = self.unused = self.together = self.tokens = 0
-        engine.probe = self._look
+        observe_passes(engine, self._look)
 
-    def _look(self, jobs: Sequence[Job], hidden: Tensor) -> None:  # noqa: ARG002
+    def _look(self, passes: Sequence[ObservedPass]) -> None:  # noqa: ARG002
         report = self.engine.memory_report()
         if report.bytes <= self.measured:
             return

@@ -2,22 +2,18 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from remask.core.request import Request
 from remask.depth.similarity import KV
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.job import Job
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
-from remask.models.pool import Pool
 from remask.models.transformer import Transformer
+from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
 
-Look = Callable[[Job], None]
+Look = Callable[[ObservedPass], None]
 
 
 class Passes:
@@ -53,11 +49,11 @@ class Passes:
     def run(self, request: Request, policy: CachePolicy, look: Look) -> None:
         """Run a request to its end; `look` is called after each pass. Raises `ConfigError` where it cannot run."""
 
-        def probe(jobs: Sequence[Job], _: Tensor) -> None:
-            for job in jobs:
-                look(job)
+        def observer(passes: Sequence[ObservedPass]) -> None:
+            for each in passes:
+                look(each)
 
-        self._engine.probe = probe
+        observe_passes(self._engine, observer)
         self._engine.add(request, policy)
         while self._engine.busy:
             for event in self._engine.step():
@@ -68,20 +64,11 @@ class Passes:
         """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""
         return min(request.prefix_length, len(request.prompt_token_ids) - self._engine.model.config.shift)
 
-    @property
-    def pool(self) -> Pool:
-        """The K/V memory that passes write to."""
-        return self._engine.pool
 
-    def kv(self, job: Job, count: int) -> KV:
-        """K and V that the last pass of `job` read at the first `count` positions, from wherever they live; copies."""
-        keys, values = [], []
-        for table in job.branches[0].tables:
-            slots = torch.from_numpy(table.slots[:count]).to(self.pool.k[0].device)
-            for layer in table.layers:
-                keys.append(self.pool.k[layer][slots])
-                values.append(self.pool.v[layer][slots])
-        return tuple(keys), tuple(values)
+def leading_kv(observed: ObservedPass, count: int) -> KV:
+    """K and V that a pass read at the first `count` positions; copies."""
+    keys, values = zip(*observed.kv(slice(count)), strict=True)
+    return keys, values
 
 
 def check_masked(llm: LLM) -> None:

@@ -9,9 +9,9 @@ from tqdm import tqdm
 from remask.core.request import Request
 from remask.depth.profile import check_tau, run_depth
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
-from remask.engine.job import Job
 from remask.llm import LLM
-from remask_lab.subjects.passes import Look, Passes
+from remask.observe import ObservedPass
+from remask_lab.subjects.passes import Look, Passes, leading_kv
 from remask_lab.subjects.prefix_report import PrefixSimilarity, Table
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ def measure_prefix(
         count = passes.prefix(request)
         alone = probe.states(request.prompt_token_ids[:count])
         seen: list[Floats] = []
-        passes.run(request, policy, _look(passes, count, alone, measure, seen))
+        passes.run(request, policy, _look(count, alone, measure, seen))
         traces.append(np.stack(seen, axis=-1))
     prefixes = [passes.prefix(request) for request in requests]
     canvases = [len(request.prompt_token_ids) + request.params.max_tokens for request in requests]
@@ -73,9 +73,9 @@ def summarise(
     )
 
 
-def _look(passes: Passes, count: int, alone: KV, measure: Measure, seen: list[Floats]) -> Look:
-    def look(job: Job) -> None:
-        seen.append(layer_cosines(passes.kv(job, count), alone, measure))
+def _look(count: int, alone: KV, measure: Measure, seen: list[Floats]) -> Look:
+    def look(observed: ObservedPass) -> None:
+        seen.append(layer_cosines(leading_kv(observed, count), alone, measure))
 
     return look
 

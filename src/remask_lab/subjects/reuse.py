@@ -8,11 +8,11 @@ from tqdm import tqdm
 
 from remask.core.request import Request
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
-from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.observe import ObservedPass
 from remask.policies import CachePolicy
-from remask_lab.subjects.passes import Look, Passes
+from remask_lab.subjects.passes import Look, Passes, leading_kv
 from remask_lab.subjects.reuse_report import ANOTHER, ONCE, PERIODIC, SETTINGS, ReuseReport
 
 Floats = NDArray[np.float64]
@@ -50,7 +50,7 @@ def measure_reuse(
     for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
         for name, policy in policies.items():
             steps: list[Floats] = []
-            passes.run(request, policy, _look(passes, probe, passes.prefix(request), measure, steps))
+            passes.run(request, policy, _look(probe, passes.prefix(request), measure, steps))
             seen[name].append(np.stack(steps, axis=-1))  # [layers, steps]
     return summarise(seen, depths, refresh_interval)
 
@@ -90,9 +90,9 @@ def _mean(values: Floats) -> Floats:
     return mean
 
 
-def _look(passes: Passes, probe: PrefixProbe, count: int, measure: Measure, steps: list[Floats]) -> Look:
-    def look(job: Job) -> None:
-        fresh = probe.states(job.branches[0].canvas.tokens.tolist(), count)
-        steps.append(layer_cosines(passes.kv(job, count), fresh, measure).mean(axis=0))
+def _look(probe: PrefixProbe, count: int, measure: Measure, steps: list[Floats]) -> Look:
+    def look(observed: ObservedPass) -> None:
+        fresh = probe.states(observed.tokens.tolist(), count)
+        steps.append(layer_cosines(leading_kv(observed, count), fresh, measure).mean(axis=0))
 
     return look

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.engine.job import Job
 from remask.errors import ConfigError
 from remask.llm import LLM, Work
+from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy, settings_of
 from remask_lab.subjects.series import Floats, by_pass, mean
 from remask_lab.subjects.steps_report import StepCurves, StepsReport
-from remask_lab.subjects.watch import Watcher, certainty, check_ends, check_uncached, denoises, distance, units
+from remask_lab.subjects.watch import Watcher, certainty, check_ends, check_uncached, distance, units
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class StepTracer:
     def time(self, item: Work) -> Floats:
         """Seconds of each pass of the request, with nobody looking on, [passes]; of those that denoise."""
         engine, seconds, ran = self._watcher.engine, [], []
-        engine.probe = lambda jobs, _: ran.append(denoises(jobs))
+        observe_passes(engine, lambda passes: ran.append(bool(passes)))
         engine.add(item.request, item.policy)
         while engine.busy:
             ran.clear()
@@ -70,31 +70,23 @@ class StepTracer:
         assert self._trace is not None
         self._trace.change_rate.append(float(changed[self._prompt : self._prompt + self._trace.length].mean()))
 
-    def _look(self, job: Job, hidden: Tensor) -> None:
-        canvas, decoder = job.branches[0].canvas, job.decoder
-        assert decoder is not None
+    def _look(self, observed: ObservedPass) -> None:
+        block = observed.block
         if self._trace is None:
-            self._prompt, self._trace = canvas.prompt, StepTrace(canvas.end - canvas.prompt)
+            self._prompt, self._trace = observed.prompt, StepTrace(observed.end - observed.prompt)
         trace = self._trace
-        entropy, probability = certainty(self._watcher.engine.model, hidden)
+        entropy, probability = certainty(self._watcher.engine.model, observed.hidden)
         trace.entropy.append(mean(entropy))
         trace.probability.append(probability)
-        trace.places.append(np.flatnonzero(job.plan.predict) - canvas.prompt)
-        trace.row_layers.append(job.cost)
-        after = self._block_states(job, decoder.block)
-        if self._before is not None and self._before[0] == decoder.block:
+        trace.places.append(np.flatnonzero(observed.plan.predict) - observed.prompt)
+        trace.row_layers.append(observed.cost)
+        states = observed.kv(slice(block.start, block.stop))
+        after = [torch.stack([units(k), units(v)]) for k, v in states]
+        if self._before is not None and self._before[0] == block:
             moved = torch.stack([distance(*pair) for pair in zip(self._before[1], after, strict=True)])
             k, v = moved.double().mean(dim=(0, 2)).cpu().tolist()
-            trace.drift.append((decoder.block_step, k, v))
-        self._before = decoder.block, after
-
-    def _block_states(self, job: Job, block: range) -> list[Tensor]:
-        """K and V of the block as unit vectors, [2, rows, D] a layer, wherever its rows live."""
-        pool, found = self._watcher.engine.pool, []
-        for table in job.branches[0].tables:
-            slots = torch.from_numpy(table.slots[block.start : block.stop]).to(self._watcher.engine.model.device)
-            found += [torch.stack([units(pool.k[layer][slots]), units(pool.v[layer][slots])]) for layer in table.layers]
-        return found
+            trace.drift.append((observed.block_step, k, v))
+        self._before = block, after
 
 
 def measure_steps(

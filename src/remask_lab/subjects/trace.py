@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.llm import LLM, Work
+from remask.observe import ObservedPass
 from remask_lab.subjects.mass import QueryTap, attention_mass
 from remask_lab.subjects.moments import Moments
 from remask_lab.subjects.regions import REGIONS, Regions, regions
 from remask_lab.subjects.series import Floats
-from remask_lab.subjects.watch import Watcher, certainty, check_uncached, distance, leading_slots, units
+from remask_lab.subjects.watch import Watcher, certainty, check_uncached, distance, units
 
 
 @dataclass(slots=True)
@@ -81,35 +81,32 @@ class Tracer:
         response = changed[self._trace.prompt : self._trace.prompt + self._trace.response]
         self._trace.change_rate.append(float(response.mean()))
 
-    def _look(self, job: Job, hidden: Tensor) -> None:
-        canvas, decoder = job.branches[0].canvas, job.decoder
-        assert decoder is not None
+    def _look(self, observed: ObservedPass) -> None:
         model = self._watcher.engine.model
         if self._trace is None:
             moments = Moments(model.config.layers)
-            self._trace = Trace(canvas.prompt, canvas.end - canvas.prompt, job.decoding.block, moments)
-        trace, block = self._trace, decoder.block
+            self._trace = Trace(observed.prompt, observed.end - observed.prompt, observed.block_length, moments)
+        trace, block = self._trace, observed.block
         trace.starts.append(block.start)
-        trace.region.append(regions(len(canvas), canvas.prompt, canvas.end, block.start, trace.block))
-        trace.entropy.append(certainty(model, hidden)[0])
+        trace.region.append(regions(len(observed.tokens), observed.prompt, observed.end, block.start, trace.block))
+        trace.entropy.append(certainty(model, observed.hidden)[0])
         queries, self._tap.queries = self._tap.queries, []
-        self._states(trace, job, block, queries)
+        self._states(trace, observed, queries)
 
-    def _states(self, trace: Trace, job: Job, block: range, queries: Sequence[Tensor]) -> None:
+    def _states(self, trace: Trace, observed: ObservedPass, queries: Sequence[Tensor]) -> None:
         """Take in the K and V of the pass that has just run, and where its block's queries looked."""
-        model, pool, plan = self._watcher.engine.model, self._watcher.engine.pool, job.plan
-        length = len(trace.region[-1])
-        slots = leading_slots(job, model.device)
-        reach = len(slots) if plan.sees is None else min(len(slots), int(plan.sees[block.start]))
+        model, plan, block = self._watcher.engine.model, observed.plan, observed.block
+        length, rows = len(trace.region[-1]), observed.leading
+        reach = rows if plan.sees is None else min(rows, int(plan.sees[block.start]))
         region = torch.from_numpy(trace.region[-1][:reach].astype(np.int64)).to(model.device)
         mass = torch.zeros(len(REGIONS), device=model.device)
         states, moved = [], []
-        for layer, (weights, q) in enumerate(zip(model.weights.layers, queries, strict=True)):
-            k = pool.k[layer][slots]
+        kept = observed.kv(slice(rows))
+        for layer, (weights, q, (k, v)) in enumerate(zip(model.weights.layers, queries, kept, strict=True)):
             mass += attention_mass(
                 q[block.start : block.stop], k[:reach], region, weights.sink_k, model.config.score_cap
             )
-            unit = torch.stack([units(k), units(pool.v[layer][slots])])
+            unit = torch.stack([units(k), units(v)])
             if self._before:
                 moved.append(distance(self._before[layer], unit))
             states.append(unit)

@@ -12,11 +12,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.engine.engine import Engine, Event
-from remask.engine.job import Job
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Work
 from remask.models.attention import Attention
 from remask.models.transformer import Transformer
+from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
 from remask_lab.subjects.series import Floats
 
@@ -24,10 +24,10 @@ T = TypeVar("T", covariant=True)
 
 HEAD_ROWS = 256  # rows of logits held at a time
 
-Look = Callable[[Job, Tensor], None]
-"""Is given the job of a pass that has just run, and the final hidden states of its predicted rows [M, D]."""
+Look = Callable[[ObservedPass], None]
+"""Is called after a pass has run, before its tokens change."""
 Change = Callable[[NDArray[np.bool_]], None]
-"""Is told which positions of the canvas the pass gave another token, [T]."""
+"""Is called after `Look` with the positions of the canvas to which the pass gave another token, [T]."""
 
 
 class Watcher:
@@ -41,30 +41,37 @@ class Watcher:
         config = replace(llm.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
         decode = llm.tokenizer.decode if llm.tokenizer is not None else None
         self.engine = Engine(model, config, llm.loaded.fingerprint, decode)
-        self._tokens: NDArray[np.int64] | None = None
 
     def run(self, item: Work, look: Look, change: Change | None = None) -> None:
         """Run a request to its end: `look` before a pass' tokens change, then `change`, if given.
 
         Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
         """
-        job: Job | None = None
+        seen: list[ObservedPass] = []
 
-        def probe(jobs: Sequence[Job], hidden: Tensor) -> None:
-            nonlocal job
-            if denoises(jobs):
-                (job,) = jobs
-                self._tokens = job.branches[0].canvas.tokens.copy()
-                look(job, hidden)
+        def observer(passes: Sequence[ObservedPass]) -> None:
+            seen.extend(passes)
+            for each in passes:
+                look(each)
 
-        self.engine.probe = torch.inference_mode()(probe)
+        observe_passes(self.engine, observer)
         self.engine.add(item.request, item.policy)
         while self.engine.busy:
-            self._tokens = None
-            check_ends(self.engine.step())
-            if change is not None and self._tokens is not None:
-                assert job is not None
-                change(job.branches[0].canvas.tokens != self._tokens)
+            seen.clear()
+            events = self.engine.step()
+            check_ends(events)
+            if change is not None:
+                for each in seen:
+                    change(_changed(each.tokens, events))
+
+
+def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.bool_]:
+    """Where the tokens that `events` wrote differ from those of `before`, [T]."""
+    after = before.copy()
+    for event in events:
+        if event.transfer is not None:
+            after[list(event.transfer.positions)] = event.transfer.token_ids
+    return after != before
 
 
 class Tracing(Protocol[T]):
@@ -86,11 +93,6 @@ def trace_all(tracer: Tracing[T], work: Sequence[Work], progress: bool) -> list[
     for item in work:
         tracer.check(item)
     return [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
-
-
-def denoises(jobs: Sequence[Job]) -> bool:
-    """Whether a pass denoises: prefix-only passes have no job, and a closing pass follows a complete response."""
-    return any(not job.closing for job in jobs)
 
 
 def check_ends(events: Sequence[Event]) -> None:
@@ -117,13 +119,6 @@ def check_uncached(item: Work, none: CachePolicy, what: str) -> None:
             f"correction_steps={item.request.params.correction_steps}: {what} is that of blocks being denoised, and a "
             "correction goes over the whole response; leave correction_steps out"
         )
-
-
-def leading_slots(job: Job, device: torch.device) -> Tensor:
-    """Where the K/V of the rows that a pass under `none` computes live: those of leading positions, int64 [rows]."""
-    (table,) = job.branches[0].tables
-    rows = int(job.plan.spans[0].rows.sum())
-    return torch.from_numpy(table.slots[:rows]).to(device)
 
 
 def units(x: Tensor) -> Tensor:

@@ -1,0 +1,31 @@
+"""Passes over whole canvases outside of an engine: all rows in all layers, no cache, no request."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from remask.core.canvas import Canvas
+from remask.core.ledger import Ledger
+from remask.core.plan import Mask, Plan, Span
+from remask.engine.canvas_state import CanvasState, plain_table
+from remask.engine.pack import pack
+from remask.models.stage import StepBatch
+from remask.models.transformer import Transformer
+from remask.store.pages import PageRange
+
+
+def pack_uncached(model: Transformer, canvases: Sequence[Canvas], predict: Sequence[Mask] | None = None) -> StepBatch:
+    """A pass over `canvases`, whose K/V go to consecutive slots: those of the first from slot 0 on, and so forth.
+
+    The pool that the pass runs on needs pages of one slot. `predict` are the positions whose hidden states the pass
+    returns, bool [T] for each canvas; None returns none.
+    """
+    layers, items, slot = range(model.config.layers), [], 0
+    for index, canvas in enumerate(canvases):
+        tokens = len(canvas)
+        own = PageRange(layers, np.arange(slot, slot + tokens), 1, tokens)
+        state = CanvasState(canvas, Ledger(len(layers), tokens, None), (plain_table(own),), shift=model.config.shift)
+        rows = np.ones(tokens, dtype=np.bool_)
+        items.append((state, Plan((Span(layers, rows),), predict=~rows if predict is None else predict[index])))
+        slot += tokens
+    return pack(items, model.device)

@@ -1,0 +1,210 @@
+"""Looking on while an engine runs, for measurements: what a pass did as read-only values, and hooks around operations.
+
+Nothing here is part of a step unless a measurement asks for it, and none of a running request's own objects is handed
+out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.plan import Plan, PrefixHit
+from remask.engine.canvas_state import Table
+from remask.engine.chunks import PrefixPass
+from remask.engine.drift_watcher import DriftWatcher
+from remask.engine.engine import Engine
+from remask.engine.job import Job as RunningRequest
+from remask.engine.runner import Items, Runner
+from remask.models.attention import Attention, Sink
+from remask.models.pool import Pool
+from remask.models.stage import Segments, StepBatch
+from remask.models.transformer import Transformer
+from remask.models.weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPass:
+    """One pass of one request, after it ran and before any of its tokens change.
+
+    Of a guided request it is the pass of the conditional canvas.
+
+    Attributes:
+        request_id: whose pass it is.
+        step: denoising step of the request, from 0.
+        block_step: the same within the current block.
+        block: positions that are denoised together.
+        block_length: tokens of every block.
+        prompt: positions 0 .. prompt - 1 were given.
+        end: the response ends before this position.
+        tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
+        plan: what was computed.
+        cost: row-layers computed, both canvases of a guided request included.
+        prefix: what the prefix store lent the request.
+        hidden: final hidden states of the predicted rows, [M, D]. They are valid until the observer returns.
+    """
+
+    request_id: str
+    step: int
+    block_step: int
+    block: range
+    block_length: int
+    prompt: int
+    end: int
+    tokens: NDArray[np.int64]
+    plan: Plan
+    cost: int
+    prefix: PrefixHit | None
+    hidden: Tensor
+    _pool: Pool
+    _tables: tuple[Table, ...]
+
+    @property
+    def leading(self) -> int:
+        """Rows that the first layer computed. Under a dense plan they are the leading positions of the canvas."""
+        return int(self.plan.spans[0].rows.sum())
+
+    def kv(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
+        """K and V at `positions`, wherever they live: a pair of copies [rows, kv_heads, Dh] for each layer."""
+        k, v = self._pool.k, self._pool.v
+        return [(k[layer][slots], v[layer][slots]) for layer, slots in self._places(positions)]
+
+    def outputs(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
+        """Attention and FFN outputs at `positions`, as `kv`; of engines whose policy keeps them. Copies [rows, D]."""
+        kept = self._pool.outputs
+        return [(kept[layer][0][slots], kept[layer][1][slots]) for layer, slots in self._places(positions)]
+
+    def _places(self, positions: slice) -> Iterator[tuple[int, Tensor]]:
+        for table in self._tables:
+            slots = torch.from_numpy(table.slots[positions]).to(self.hidden.device)
+            yield from ((layer, slots) for layer in table.layers)
+
+
+Observer: TypeAlias = Callable[[Sequence[ObservedPass]], None]
+"""Is called after every pass with what denoised in it; a pass over prefixes alone gives an empty sequence."""
+
+
+def observe_passes(engine: Engine, observer: Observer | None) -> None:
+    """Call `observer` after every pass of `engine`, in inference mode; None ends that."""
+    if observer is None:
+        engine.probe = None
+        return
+    chosen = observer
+
+    def probe(requests: Sequence[RunningRequest], hidden: Tensor) -> None:
+        chosen(_observed(engine, requests, hidden))
+
+    engine.probe = torch.inference_mode()(probe)
+
+
+def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor) -> list[ObservedPass]:
+    passes, at = [], 0
+    for request in requests:
+        first = at
+        at += sum(int(plan.predict.sum()) for _, plan in request.items())
+        # A pass that only completes what others may read follows the last denoising step.
+        if request.closing:
+            continue
+        canvas, decoder = request.branches[0].canvas, request.decoder
+        assert decoder is not None
+        tokens = canvas.tokens.copy()
+        tokens.flags.writeable = False
+        passes.append(
+            ObservedPass(
+                request_id=request.request.id,
+                step=decoder.step,
+                block_step=decoder.block_step,
+                block=decoder.block,
+                block_length=request.decoding.block,
+                prompt=canvas.prompt,
+                end=canvas.end,
+                tokens=tokens,
+                plan=request.plan,
+                cost=request.cost,
+                prefix=request.branches[0].prefix,
+                hidden=hidden[first : first + request.predicted],
+                _pool=engine.pool,
+                _tables=request.branches[0].tables,
+            )
+        )
+    return passes
+
+
+def replace_attention(engine: Engine, attention: Attention) -> None:
+    """Let `engine` compute attention by `attention`. Weights and memory stay those of the engine."""
+    engine.runner = Runner(Transformer(engine.model.config, engine.model.weights, attention), engine.pool)
+
+
+Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
+"""Gives the context in which the operation of that name runs; operations are nested."""
+
+SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing")
+
+
+def run_in_sections(engine: Engine, section: Section) -> None:
+    """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`.
+
+    "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
+    rows by how far they moved (dLLM-Cache), "watch" reads attention (Elastic-Cache), "sampling" is everything from
+    logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding, residuals, and rows that
+    are carried or restored between stages.
+    """
+    engine.runner = _SectionedRunner(_SectionedTransformer(engine.model, section), engine.pool, section)
+
+
+class _SectionedAttention:
+    def __init__(self, inner: Attention, section: Section) -> None:
+        self.inner, self.section = inner, section
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+        with self.section("attention"):
+            return self.inner(q, k, v, segments, sink)
+
+
+class _SectionedTransformer(Transformer):
+    def __init__(self, model: Transformer, section: Section) -> None:
+        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section))
+        self.section = section
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        with self.section("norms"):
+            return super().norm(x, weight)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        with self.section("head"):
+            return super().head(hidden)
+
+    def _choose(self, *inputs: Any) -> Tensor:
+        with self.section("selection"):
+            return super()._choose(*inputs)
+
+    def _attend(self, *inputs: Any) -> Tensor:
+        with self.section("projections"):
+            return super()._attend(*inputs)
+
+    def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
+        with self.section("mlp"):
+            return super()._feed(h, w)
+
+
+class _SectionedRunner(Runner):
+    def __init__(self, model: Transformer, pool: Pool, section: Section) -> None:
+        super().__init__(model, pool)
+        self.section = section
+
+    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
+        with self.section("packing"):
+            return super().pack(items, passes, first)
+
+    def look(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+        with self.section("watch"):
+            return super().look(eyes, layer)
+
+    def read(self, hidden: Tensor, jobs: Sequence[RunningRequest]) -> NDArray[np.float32]:
+        with self.section("sampling"):
+            return super().read(hidden, jobs)
