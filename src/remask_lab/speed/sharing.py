@@ -42,9 +42,12 @@ def main() -> None:
     rounds = [(run(llm, work, sharing), run(llm, work, off)) for _ in range(args.rounds)]
     last, reference = rounds[-1]
     pages = len(work[0].request.prompt_token_ids[: args.prompt]) // last["page_size"]
-    assert all(found == pages * last["page_size"] for found in last["found"][1:]), "the context was computed again"
-    assert last["context_pages"] == pages, "the context's pages are held more than once"
-    assert last["tokens"] == reference["tokens"], "sharing changed an answer"
+    if any(found != pages * last["page_size"] for found in last["found"][1:]):
+        raise IntegrityError("the context was computed again")
+    if last["context_pages"] != pages:
+        raise IntegrityError("the context's pages are held more than once")
+    if last["tokens"] != reference["tokens"]:
+        raise IntegrityError("sharing changed an answer")
     firsts = last["first_settled_s"]
     result = {
         "machine": machine(llm),
