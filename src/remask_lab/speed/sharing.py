@@ -17,6 +17,7 @@ import numpy as np
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.request import Request
 from remask.engine.engine import Engine
+from remask.errors import IntegrityError
 from remask.llm import Output, Work
 from remask_lab.records.machine import commit, machine
 
