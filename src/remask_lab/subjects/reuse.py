@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.request import Request
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
 from remask.engine.job import Job
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
