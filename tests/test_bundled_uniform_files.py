@@ -8,7 +8,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
 from remask import LLM, SamplingParams
-from remask.llm import Work
 from remask.models.load import read_config
 from remask.tasks.timetable import MINUTES, timetables
 from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload
@@ -80,7 +79,7 @@ def test_it_lists_held_out_timetables(cache: str) -> None:
     llm = LLM("bundled-uniform", dtype="float32")
     workload = timetable_workload(llm, 8, 5, SamplingParams.from_mapping(TIMETABLE_SAMPLING))
     policy = llm.policy(cache)
-    outputs = {output.id: output for output in llm.run([Work(task.request, policy) for task in workload.tasks])}
+    outputs = {output.id: output for output in llm.run([task.request.with_policy(policy) for task in workload.tasks])}
     right = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)
     assert right >= 7, "a guess of 32 departures is right with probability 60 ** -32"
 
@@ -93,7 +92,7 @@ def test_corrections_mend_what_half_of_the_steps_left(cache: str) -> None:
     for steps in (0, 20):
         params = SamplingParams.from_mapping({**half, "correction_steps": steps})
         workload = timetable_workload(llm, 12, 5, params)
-        work = [Work(task.request, llm.policy(cache)) for task in workload.tasks]
+        work = [task.request.with_policy(llm.policy(cache)) for task in workload.tasks]
         outputs = {output.id: output for output in llm.run(work)}
         right[steps] = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)
     assert right == {0: 0, 20: 12}

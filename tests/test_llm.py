@@ -70,7 +70,7 @@ def test_a_bad_prompt_leaves_nothing_behind(golden: LLM) -> None:
 
 
 def test_a_consumer_that_stops_early_frees_everything(golden: LLM) -> None:
-    work = golden.work([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
+    work = golden.requests([[1, 2], [3, 4]], SamplingParams(max_tokens=8, ignore_eos=True))
     stream = golden.run(work)
     next(stream)
     stream.close()

@@ -12,12 +12,13 @@ from tqdm import tqdm
 from remask.config import resolve_device, resolve_dtype
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
-from remask.core.request import FinishReason, Request, Result, Transfer, Usage
+from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.models.loaded import LoadedModel, load_model
 from remask.models.tokenizer import Tokenizer
@@ -44,14 +45,6 @@ class Output:
     first_settled_s: float | None
     elapsed_s: float
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A request and the policy that it runs under."""
-
-    request: Request
-    policy: CachePolicy
 
 
 class LLM:
@@ -166,33 +159,38 @@ class LLM:
         `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
         """
         policy = self.policy(cache or self.cache, cache_config if cache or cache_config else self.cache_config)
-        work = self.work(prompts, params, prefix_length=prefix_length, policy=policy)
-        outputs = {output.id: output for output in self.run(work, trace=trace)}
-        return [outputs[item.request.id] for item in work]
+        requests = self.requests(prompts, params, prefix_length=prefix_length, policy=policy)
+        outputs = {output.id: output for output in self.run(requests, trace=trace)}
+        return [outputs[request.id] for request in requests]
 
-    def work(
+    def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         prefix_length: int | None = None,
         policy: CachePolicy | None = None,
-    ) -> list[Work]:
+    ) -> list[Request]:
         """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
         items = as_prompts(prompts)
         each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(items)
         if len(each) != len(items):
             raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
         chosen = policy or self.policy(self.cache, self.cache_config)
-        work = []
+        requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
             tokens, shared = encode(prompt, self.tokenizer)
             length = shared if prefix_length is None else prefix_length
-            work.append(Work(Request(str(index), tokens, own, length), chosen))
-        return work
+            requests.append(Request(str(index), tokens, own, length, chosen))
+        return requests
 
     def run(
-        self, work: Sequence[Work], *, trace: bool = False, engine: Engine | None = None, progress: bool | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        trace: bool = False,
+        engine: Engine | None = None,
+        progress: bool | None = None,
     ) -> Generator[Output, None, None]:
         """Run requests to their ends, each under its own policy, and yield outputs as they finish.
 
@@ -203,18 +201,18 @@ class LLM:
         if engine.busy:
             raise ConfigError("the engine is running other requests; exhaust or close that run, or use new_engine()")
         shown = self.progress if progress is None else progress
-        requests = {item.request.id: item.request for item in work}
+        by_id = {request.id: request for request in requests}
         try:
-            for item in work:
-                engine.add(item.request, item.policy)
-            with tqdm(total=len(work), desc="requests", unit="req", disable=not shown) as bar:
+            for request in requests:
+                engine.add(request)
+            with tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
                 while engine.busy:
                     for event in engine.step():
                         if event.result is not None:
                             bar.update()
-                            yield self._output(requests[event.id], event.result, trace)
+                            yield self._output(by_id[event.id], event.result, trace)
         finally:
-            for name in requests:
+            for name in by_id:
                 engine.cancel(name)
             while engine.busy:
                 engine.step()

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.request import Request, Result, Usage
+from remask.core.request import Result, Usage
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.models.config import ModelConfig
 from remask.models.dummy import dummy_weights
 from remask.models.pool import Pool
@@ -147,6 +148,11 @@ class Work:
     policy: CachePolicy
     joins: int = 0
 
+    @property
+    def asked(self) -> Request:
+        """The request under the policy."""
+        return self.request.with_policy(self.policy)
+
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     """Random token ids; the mask token may be among them, as users may type it."""
@@ -175,7 +181,7 @@ def run(
     while todo or engine.busy:
         while todo and todo[0].joins <= step:
             item = todo.pop(0)
-            engine.add(item.request, item.policy)
+            engine.add(item.asked)
         if each_step is not None:
             each_step(step)
         for event in engine.step():

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from remask.core.depth import DepthLookup
-from remask.core.request import Request, Result
+from remask.core.request import Result
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.models.loaded import load_model
 from remask.policies import parse
 from tests import goldens

@@ -11,6 +11,8 @@ import pytest
 from remask.core.request import Result
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine, Event
+from remask.engine.job import Job
+from remask.engine.request import Request
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from tests.engine.support import Work, alone, make_engine, request
@@ -30,6 +32,11 @@ def drive(
             await asyncio.wait_for(outer.stop(), 30)
 
     return asyncio.run(main())
+
+
+def checked(outer: AsyncEngine, *requests: Request) -> list[Job]:
+    """What `submit` takes for these requests."""
+    return [outer.engine.check(each) for each in requests]
 
 
 async def ends(ticket: Ticket) -> dict[str, Result]:
@@ -64,7 +71,10 @@ class Slow:
 
 def test_results_are_those_of_the_engine_alone() -> None:
     async def act(engine: AsyncEngine) -> dict[str, Result]:
-        tickets = [engine.submit([(request(f"r{i}", prompt=6 + i, prefix=4), Reuse())]) for i in range(6)]
+        tickets = [
+            engine.submit(checked(engine, request(f"r{i}", prompt=6 + i, prefix=4).with_policy(Reuse())))
+            for i in range(6)
+        ]
         found: dict[str, Result] = {}
         for each in await asyncio.gather(*map(ends, tickets)):
             found |= each
@@ -83,7 +93,7 @@ def test_events_come_step_by_step_and_in_order() -> None:
     watched = replace(request("r"), drafts=True)
 
     async def act(engine: AsyncEngine) -> list[Event]:
-        return [event async for events in engine.submit([(watched, Dense())]) for event in events]
+        return [event async for events in engine.submit(checked(engine, watched)) for event in events]
 
     events = drive(act, listener=heard.append)
     assert heard == events
@@ -110,7 +120,9 @@ def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: li
     watched = replace(request("r", prefix=5, max_tokens=8, block_length=2, steps=8), drafts=True)
 
     async def act(engine: AsyncEngine) -> list[Event]:
-        return [event async for events in engine.submit([(watched, policy)]) for event in events]
+        return [
+            event async for events in engine.submit(checked(engine, watched.with_policy(policy))) for event in events
+        ]
 
     events = drive(act)
     drafts = [event.draft for event in events if event.draft is not None]
@@ -125,10 +137,10 @@ def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: li
 
 def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:
     async def act(engine: AsyncEngine) -> None:
-        results = await ends(engine.submit([(request("a"), Dense()), (request("b"), Dense())]))
+        results = await ends(engine.submit(checked(engine, request("a"), request("b"))))
         assert set(results) == {"a", "b"}
         with pytest.raises(ConfigError, match="ids must differ"):
-            engine.submit([(request("e"), Dense()), (request("e"), Dense())])
+            engine.submit(checked(engine, request("e"), request("e")))
         assert engine.waiting == 0
 
     drive(act)
@@ -136,13 +148,13 @@ def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:
 
 def test_a_full_queue_refuses_and_takes_again_later() -> None:
     async def act(engine: AsyncEngine) -> None:
-        tickets = [engine.submit([(long(f"r{i}"), Dense())]) for i in range(4 + 2)]
+        tickets = [engine.submit(checked(engine, long(f"r{i}"))) for i in range(4 + 2)]
         with pytest.raises(QueueFullError, match="the limit is 6"):
-            engine.submit([(request("more"), Dense())])
+            engine.submit(checked(engine, request("more")))
         for ticket in tickets:
             ticket.cancel()
         await asyncio.gather(*map(ends, tickets))
-        assert set(await ends(engine.submit([(request("more"), Dense())]))) == {"more"}
+        assert set(await ends(engine.submit(checked(engine, request("more"))))) == {"more"}
 
     drive(act, max_queue=2, observer=Slow())
     with pytest.raises(ConfigError, match="max_queue"):
@@ -151,7 +163,7 @@ def test_a_full_queue_refuses_and_takes_again_later() -> None:
 
 def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
     async def act(engine: AsyncEngine) -> None:
-        ticket = engine.submit([(long("r", prompt=8, prefix=4), Reuse())])
+        ticket = engine.submit(checked(engine, long("r", prompt=8, prefix=4).with_policy(Reuse())))
         seen = ticket.__aiter__()
         while not any(event.transfer for event in await anext(seen)):
             pass
@@ -170,11 +182,11 @@ def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
 
 def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
     async def act(engine: AsyncEngine) -> None:
-        ticket = engine.submit([(request("r"), Dense())])
+        ticket = engine.submit(checked(engine, request("r")))
         waiting = asyncio.create_task(engine.drain(20))
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):
-            engine.submit([(request("late"), Dense())])
+            engine.submit(checked(engine, request("late")))
         results = await ends(ticket)
         assert results["r"].finish_reason == "length"
         assert await waiting == 0
@@ -185,7 +197,7 @@ def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
 
 def test_a_drain_cancels_what_is_late() -> None:
     async def act(engine: AsyncEngine) -> None:
-        ticket = engine.submit([(long("r"), Dense())])
+        ticket = engine.submit(checked(engine, long("r")))
         assert await engine.drain(0.02) == 1
         assert (await ends(ticket))["r"].finish_reason == "cancelled"
 
@@ -205,7 +217,7 @@ def test_everybody_hears_of_a_dead_loop() -> None:
     vars(engine)["step"] = step
 
     async def act(outer: AsyncEngine) -> None:
-        tickets = [outer.submit([(long(f"r{i}"), Dense())]) for i in range(6)]
+        tickets = [outer.submit(checked(outer, long(f"r{i}"))) for i in range(6)]
         slow.go.clear()
         call = asyncio.create_task(outer.call(lambda e: threading.Event().wait(0.2) and e.busy))
         slow.go.set()
@@ -216,7 +228,7 @@ def test_everybody_hears_of_a_dead_loop() -> None:
         assert not outer.alive
         assert outer.running == outer.waiting == 0
         with pytest.raises(EngineDeadError):
-            outer.submit([(request("late"), Dense())])
+            outer.submit(checked(outer, request("late")))
         with pytest.raises(EngineDeadError):
             await outer.call(lambda e: e.busy)
         assert await outer.drain(1) == 0
@@ -256,17 +268,17 @@ def test_calls_run_between_steps_and_raise_where_they_were_made() -> None:
 
 def test_a_request_that_fails_after_it_was_checked_ends_alone() -> None:
     engine = make_engine()
-    add = engine.add
+    submit = engine.submit
 
-    def choosy(item: Any, policy: Any) -> None:
-        if item.id == "bad":
-            raise RuntimeError("refused")
-        add(item, policy)
+    def choosy(job: Job) -> None:
+        if job.request.id == "bad":
+            raise ConfigError("refused")
+        submit(job)
 
-    vars(engine)["add"] = choosy
+    vars(engine)["submit"] = choosy
 
     async def act(outer: AsyncEngine) -> dict[str, Result]:
-        return await ends(outer.submit([(request("bad"), Dense()), (request("good"), Dense())]))
+        return await ends(outer.submit(checked(outer, request("bad"), request("good"))))
 
     results = drive(act, engine)
     assert (results["bad"].finish_reason, results["bad"].error) == ("error", "refused")
@@ -274,5 +286,6 @@ def test_a_request_that_fails_after_it_was_checked_ends_alone() -> None:
 
 
 def test_nothing_is_taken_before_the_start() -> None:
+    outer = AsyncEngine(make_engine(), 1)
     with pytest.raises(EngineDeadError, match="not been started"):
-        AsyncEngine(make_engine(), 1).submit([(request("r"), Dense())])
+        outer.submit(checked(outer, request("r")))

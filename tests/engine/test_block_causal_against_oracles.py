@@ -12,8 +12,9 @@ import pytest
 from torch import Tensor
 
 from remask.core.depth import DepthLookup
-from remask.core.request import Request, Result
+from remask.core.request import Result
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.policies import parse
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run

@@ -81,10 +81,10 @@ def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
     """With pieces the short request takes part in every step, and no step computes more than the budget."""
     budget = 200
     engine = make_engine(max_row_layers=budget, max_model_len=128, store_budget_tokens=128)
-    engine.add(request("short", 8, max_tokens=16), Dense())
+    engine.add(request("short", 8, max_tokens=16))
     engine.step()
     (short,) = engine._jobs()
-    engine.add(request("long", 104, 100), Reuse())
+    engine.add(request("long", 104, 100).with_policy(Reuse()))
     done, work = [short.usage.forwards], [engine.stats.row_layers]
     while not engine.store.entries or not engine.store.entries[0].ready:
         engine.step()
@@ -99,9 +99,9 @@ def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
 def test_a_piece_takes_what_others_leave() -> None:
     engine = make_engine(max_row_layers=300, max_model_len=64, store_budget_tokens=128)
     for i in range(2):
-        engine.add(request(f"r{i}", 8, max_tokens=16), Dense())
+        engine.add(request(f"r{i}", 8, max_tokens=16))
     engine.step()
-    engine.add(request("long", 54, 50), Reuse())
+    engine.add(request("long", 54, 50).with_policy(Reuse()))
     before = engine.stats.row_layers
     engine.step()
     assert engine.stats.row_layers - before == 2 * 24 * LAYERS + 2 * 50, "two layers fit"
@@ -112,7 +112,7 @@ def test_layers_outside_a_piece_are_not_run_at_all() -> None:
     engine = make_engine(max_row_layers=2 * PREFIX)
     model = engine.model
     assert isinstance(model, CheckedTransformer)
-    engine.add(request("r", PREFIX + 4, PREFIX), Reuse())
+    engine.add(request("r", PREFIX + 4, PREFIX).with_policy(Reuse()))
     run_layers = []
     for _ in range(2):
         engine.step()
@@ -131,7 +131,7 @@ def test_a_layer_larger_than_the_budget_runs_by_itself() -> None:
 
 def test_a_pass_whose_request_is_gone_runs_to_its_end() -> None:
     engine = make_engine(max_row_layers=12)
-    engine.add(request("gone", 14, 10), Reuse())
+    engine.add(request("gone", 14, 10).with_policy(Reuse()))
     engine.step()
     engine.cancel("gone")
     assert not engine.store.entries[0].ready
@@ -174,7 +174,7 @@ def test_refreshes_take_turns_and_no_answer_changes(limit: int) -> None:
 def test_passes_that_are_all_alike_do_not_wait() -> None:
     engine = make_engine(max_num_seqs=4, max_refreshes=1)
     for i in range(4):
-        engine.add(request(f"r{i}", 8, 4), Dense() if i % 2 else Reuse())
+        engine.add(request(f"r{i}", 8, 4).with_policy(Dense() if i % 2 else Reuse()))
     engine.step()  # the prefix-only pass
     forwards = []
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_refreshes_that_cost_what_every_pass_does_wait_once() -> None:
 def test_nothing_is_remembered_of_requests_that_ended() -> None:
     engine, work = staggered(3, max_refreshes=1)
     for item in work:
-        engine.add(item.request, item.policy)
+        engine.add(item.asked)
     for _ in range(4):
         engine.step()
     engine.cancel("r0")

@@ -78,7 +78,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**32))
     def add(self, seed: int) -> None:
         item = nested_work(random.Random(seed), self.family, f"r{len(self.work)}")
-        self.engine.add(item.request, item.policy)
+        self.engine.add(item.asked)
         self.work[item.request.id] = item
         self.alive.append(item.request.id)
 

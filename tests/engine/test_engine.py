@@ -10,11 +10,12 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from remask.core.request import Request, Result
+from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine import read
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError, IntegrityError, UnknownNameError
 from remask.models.transformer import Transformer
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
@@ -100,8 +101,8 @@ def test_cancelling_some_leaves_the_others_as_they_were(family: str, seed: int) 
 def test_cancelling_in_every_phase() -> None:
     engine = make_engine(max_num_seqs=1)
     shared = request("running", prefix=6)
-    engine.add(shared, Reuse())
-    engine.add(replace(shared, id="waiting"), Reuse())
+    engine.add(shared.with_policy(Reuse()))
+    engine.add(replace(shared, id="waiting").with_policy(Reuse()))
     engine.step()  # the prefix-only pass
     assert (engine.running, engine.waiting) == (1, 1)
     assert engine.cancel("waiting")
@@ -117,10 +118,10 @@ def test_cancelling_in_every_phase() -> None:
 def test_cancelling_while_the_prefix_pass_is_due() -> None:
     engine = make_engine(max_row_layers=1)
     first = request("first", prefix=6)
-    engine.add(request("busy"), Dense())
+    engine.add(request("busy"))
     engine.step()
-    engine.add(first, Reuse())
-    engine.add(replace(first, id="second"), Reuse())
+    engine.add(first.with_policy(Reuse()))
+    engine.add(replace(first, id="second").with_policy(Reuse()))
     engine._admit()
     assert engine.store.entries[0].leases == 2
     assert not engine.store.entries[0].ready
@@ -132,9 +133,9 @@ def test_cancelling_while_the_prefix_pass_is_due() -> None:
 
 def test_cancelling_all_who_wait_for_a_prefix_leaves_it_usable() -> None:
     engine = make_engine(max_row_layers=1)
-    engine.add(request("busy"), Dense())
+    engine.add(request("busy"))
     engine.step()
-    engine.add(request("a", prefix=6), Reuse())
+    engine.add(request("a", prefix=6).with_policy(Reuse()))
     engine._admit()
     engine.cancel("a")
     engine.step()
@@ -338,7 +339,7 @@ def test_concurrent_misses_of_one_prefix_cause_one_pass(family: str, policy: Cac
 def test_a_prefix_is_shared_in_place() -> None:
     engine = make_engine(max_num_seqs=4, page_size=4)
     for i in range(4):
-        engine.add(request(f"r{i}", [*prompt_of(16), i], 16), Reuse())
+        engine.add(request(f"r{i}", [*prompt_of(16), i], 16).with_policy(Reuse()))
     engine.step()
     own = engine.allocator.pages_for(1 + 8)
     assert engine.allocator.used == LAYERS * (4 + 4 * own)
@@ -367,7 +368,7 @@ def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
     engine = make_engine(store_budget_tokens=4, max_num_seqs=1)
     extent = engine.allocator.allocate(engine.pool.pages * engine.pool.page_size, range(LAYERS))
     assert extent is not None
-    engine.add(request("big", 14, 12), Reuse())
+    engine.add(request("big", 14, 12).with_policy(Reuse()))
     for _ in range(5):
         engine.step()  # no pages: it has to wait
     engine.allocator.release(extent)
@@ -406,8 +407,8 @@ def test_small_entries_that_fill_all_pages_make_way_for_canvases() -> None:
 
 def test_leased_entries_make_newcomers_wait() -> None:
     engine = make_engine(store_budget_tokens=8, max_num_seqs=4)
-    engine.add(request("first", [1] * 6, 6, max_tokens=4), Reuse())
-    engine.add(request("second", [2] * 6, 6, max_tokens=4), Reuse())
+    engine.add(request("first", [1] * 6, 6, max_tokens=4).with_policy(Reuse()))
+    engine.add(request("second", [2] * 6, 6, max_tokens=4).with_policy(Reuse()))
     engine.step()
     assert (engine.running, engine.waiting) == (1, 1)
     results = run(engine, [])
@@ -434,7 +435,7 @@ def test_a_row_layer_budget_delays_and_changes_nothing(budget: int) -> None:
 def test_max_num_seqs_limits_canvases_and_order_is_kept() -> None:
     engine = make_engine(max_num_seqs=3)
     for i in range(5):
-        engine.add(request(f"r{i}", cfg_scale=1.0 if i == 1 else 0.0), Dense())
+        engine.add(request(f"r{i}", cfg_scale=1.0 if i == 1 else 0.0))
     engine.step()
     assert (engine.running, engine.waiting) == (3, 3)
     run(engine, [])
@@ -515,7 +516,7 @@ def test_a_stop_token_before_a_stop_text_wins() -> None:
 
 def test_stop_texts_need_a_tokenizer() -> None:
     with pytest.raises(ConfigError, match="stop texts need a tokenizer"):
-        make_engine().add(request(stop="x"), Dense())
+        make_engine().add(request(stop="x"))
 
 
 @FAMILIES
@@ -544,7 +545,7 @@ def test_without_a_seed_requests_differ() -> None:
 
 def test_times_and_traces_are_told() -> None:
     engine = make_engine()
-    engine.add(request("r"), Dense())
+    engine.add(request("r"))
     events = []
     while engine.busy:
         events += engine.step()
@@ -579,10 +580,10 @@ def test_times_and_traces_are_told() -> None:
 )
 def test_requests_that_cannot_run_are_refused_and_not_queued(bad: dict[str, Any], message: str) -> None:
     engine = make_engine()
-    engine.add(request("good"), Dense())
+    engine.add(request("good"))
     for call in (engine.check, engine.add):
         with pytest.raises(ConfigError, match=message):
-            call(request("bad", **bad), Dense())
+            call(request("bad", **bad))
     assert engine.waiting == 1
     assert set(run(engine, [])) == {"good"}
 
@@ -590,22 +591,22 @@ def test_requests_that_cannot_run_are_refused_and_not_queued(bad: dict[str, Any]
 def test_a_depth_beyond_the_model_is_refused_with_the_request() -> None:
     engine = make_engine()
     with pytest.raises(ConfigError, match=f"depth={LAYERS + 1} exceeds the model's {LAYERS} layers"):
-        engine.add(request(prefix=4), BiCache(depth=LAYERS + 1))
+        engine.add(request(prefix=4).with_policy(BiCache(depth=LAYERS + 1)))
     assert not engine.busy
 
 
 def test_ids_must_differ_while_in_use() -> None:
     engine = make_engine(max_num_seqs=1)
-    engine.add(request("a"), Dense())
-    engine.add(request("b"), Dense())
+    engine.add(request("a"))
+    engine.add(request("b"))
     for name in ("a", "b"):
         with pytest.raises(ConfigError, match=f"id '{name}' is in use"):
-            engine.add(request(name), Dense())
+            engine.add(request(name))
     engine.step()
     with pytest.raises(ConfigError, match="id 'a' is in use"):
-        engine.add(request("a"), Dense())
+        engine.add(request("a"))
     run(engine, [])
-    engine.add(request("a"), Dense())
+    engine.add(request("a"))
     run(engine, [])
 
 
@@ -633,7 +634,7 @@ def test_policies_that_do_not_suit_are_refused_with_the_request(
     engine = make_engine(family)
     for call in (engine.check, engine.add):
         with pytest.raises(ConfigError, match=message):
-            call(request("r", **sampling), policy)
+            call(request("r", **sampling).with_policy(policy))
     assert not engine.busy
 
 
@@ -671,7 +672,7 @@ def test_an_idle_engine_does_nothing() -> None:
 
 def test_a_leaked_page_is_found_when_idle() -> None:
     engine = make_engine()
-    engine.add(request("r", 8, 4), BiCache(depth=2))
+    engine.add(request("r", 8, 4).with_policy(BiCache(depth=2)))
     engine.step()
     leaked = engine.allocator.allocate(1, range(1, 2))
     assert leaked is not None

@@ -214,7 +214,7 @@ def test_requests_with_other_blocks_share_nothing() -> None:
 def test_what_was_told_does_not_change_with_the_pass_that_completes_a_page() -> None:
     prompt = kinds.tokens(random.Random(5), 8)
     engine = engine_of(page_size=8)
-    engine.add(work_of(line_of(prompt, max_tokens=8), "x").request, work_of(line_of(prompt), "x").policy)
+    engine.add(work_of(line_of(prompt, max_tokens=8), "x").request.with_policy(work_of(line_of(prompt), "x").policy))
     told: Result | None = None
     while told is None:
         told = next((event.result for event in engine.step() if event.result is not None), None)
@@ -230,7 +230,7 @@ def test_a_chain_that_found_no_room_is_not_completed() -> None:
     """The store holds one page, which the next ones follow: there is nothing to run a closing pass for."""
     work = work_of(line_of(kinds.tokens(random.Random(5), 16), max_tokens=8), "x")
     engine = engine_of(page_size=8, store_budget_tokens=8)
-    engine.add(work.request, work.policy)
+    engine.add(work.asked)
     while not any(event.result is not None for event in engine.step()):
         assert engine.busy
     assert not engine.busy
@@ -249,7 +249,7 @@ def test_pages_that_are_never_finished_are_given_up(after: int) -> None:
     """The request that computes the common prompt is cancelled; the one that awaits its pages computes the rest."""
     engine, first, second = waiting_pair(8)
     for item in (first, second):
-        engine.add(item.request, item.policy)
+        engine.add(item.asked)
     for _ in range(after):
         engine.step()
     assert (engine.running, engine.waiting) == (1, 1)
@@ -263,7 +263,7 @@ def test_one_that_awaits_pages_lets_others_pass() -> None:
     engine, first, second = waiting_pair(8)
     other = work_of(line_of([7] * 9), "other")
     for item in (first, second, other):
-        engine.add(item.request, item.policy)
+        engine.add(item.asked)
     engine.step()
     assert (engine.running, engine.waiting) == (2, 1)
     assert len(run(engine, [])) == 3
@@ -291,14 +291,14 @@ def test_stored_pages_give_way_to_running_requests() -> None:
     prompt = kinds.tokens(rng, 24)
     for name in ("first", "second"):
         work = work_of(line_of([*prompt, len(name)]), name)
-        engine.add(work.request, work.policy)
+        engine.add(work.asked)
     engine.step()
     assert (engine.running, engine.waiting) == (1, 1)
     assert len(engine.memory.chain.pages) < stored
     more = engine.allocator.allocate(8 * 8, range(layers))
     assert more is None
     rest = work_of(line_of(kinds.tokens(rng, 80)), "long")
-    engine.add(rest.request, rest.policy)
+    engine.add(rest.asked)
     engine.step()
     assert engine.running == 2, "the second one reads the first one's pages; the long one has no room"
     assert engine.waiting == 1

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from remask.core.depth import DepthLookup
-from remask.core.request import Request, Result
+from remask.core.request import Result
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import UnknownNameError
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
@@ -78,7 +79,7 @@ def test_a_request_that_waits_for_pages_has_asked_once() -> None:
     served(engine, turn("first", 10))
     extent = engine.allocator.allocate(engine.pool.page_size * (engine.pool.pages - 3), range(LAYERS))
     assert extent is not None
-    engine.add(turn("r", 15).request, Reuse())
+    engine.add(turn("r", 15).request.with_policy(Reuse()))
     for _ in range(5):
         engine.step()
     assert (engine.running, engine.waiting) == (0, 1)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from remask.core.depth import DepthLookup
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.policies import parse
 from remask.policies.registry import policy_names
 from tests.engine.kinds import checkpoint
@@ -52,7 +52,7 @@ UNIFORM: list[tuple[str, dict[str, Any], int]] = [
 def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[int], prefix: int, **how: Any) -> None:
     """Run one request, and hold its row-layers against the engine's counters."""
     params = SamplingParams(**{"max_tokens": RESPONSE, "ignore_eos": True, "seed": 0, **how})
-    engine.add(Request("r", prompt, params, prefix), parse(cache, settings, lambda: DepthLookup({})))
+    engine.add(Request("r", prompt, params, prefix, policy=parse(cache, settings, lambda: DepthLookup({}))))
     (job,) = engine._waiting
     usage, length, branches = job.usage, job.decoding.length, job.branches_needed
     while engine.busy:

@@ -57,7 +57,7 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
         if step < STEPS and engine.waiting < 4 and rng.random() < 0.5:
             item = rng.choice([random_work, nested_work])(rng, family, f"r{len(work)}")
             work[item.request.id] = item
-            engine.add(item.request, item.policy)
+            engine.add(item.asked)
             alive.append(item.request.id)
         if alive and rng.random() < 0.03:
             engine.cancel(rng.choice(alive))

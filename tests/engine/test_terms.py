@@ -32,7 +32,7 @@ def started(engine: Engine) -> list[str]:
 def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
     engine = make_engine(max_num_seqs=1)
     for name, priority in (("a", 1), ("b", 0), ("c", -5), ("d", 0), ("e", 1)):
-        engine.add(replace(request(name, max_tokens=1), priority=priority), Dense())
+        engine.add(replace(request(name, max_tokens=1), priority=priority))
     order = []
     while engine.busy:
         order += [event.id for event in engine.step() if event.result is not None]
@@ -41,9 +41,9 @@ def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
 
 def test_what_runs_is_not_touched_by_a_higher_priority() -> None:
     engine = make_engine(max_num_seqs=1)
-    engine.add(request("running"), Dense())
+    engine.add(request("running"))
     engine.step()
-    engine.add(replace(request("urgent"), priority=-1), Dense())
+    engine.add(replace(request("urgent"), priority=-1))
     engine.step()
     assert started(engine) == ["running"]
     run(engine, [])
@@ -52,7 +52,7 @@ def test_what_runs_is_not_touched_by_a_higher_priority() -> None:
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     engine = make_engine(max_num_seqs=1)
     for name in ("running", "waiting", "other"):
-        engine.add(replace(request(name, prefix=6), deadline_s=None if name == "other" else 60.0), Reuse())
+        engine.add(replace(request(name, prefix=6), deadline_s=None if name == "other" else 60.0).with_policy(Reuse()))
     engine.step()
     engine.step()
     assert started(engine) == ["running"]
@@ -73,9 +73,9 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
 
 def test_a_deadline_while_the_prefix_pass_is_due_leaves_the_entry_usable() -> None:
     engine = make_engine(max_row_layers=1)
-    engine.add(request("busy"), Dense())
+    engine.add(request("busy"))
     engine.step()
-    engine.add(replace(request("late", prefix=6), deadline_s=60.0), Reuse())
+    engine.add(replace(request("late", prefix=6), deadline_s=60.0).with_policy(Reuse()))
     engine._admit()
     let_pass(engine, "late", 61.0)
     results = run(engine, [Work(request("next", prefix=6), Reuse(), joins=2)])
@@ -86,7 +86,7 @@ def test_a_deadline_while_the_prefix_pass_is_due_leaves_the_entry_usable() -> No
 
 def test_an_id_is_free_again_after_a_timeout() -> None:
     engine = make_engine()
-    engine.add(replace(request("r"), deadline_s=1e-9), Dense())
+    engine.add(replace(request("r"), deadline_s=1e-9))
     assert [event.result.finish_reason for event in engine.step() if event.result] == ["timeout"]
     assert run(engine, [Work(request("r"), Dense())])["r"].finish_reason == "length"
 
@@ -117,7 +117,7 @@ def test_tenants_share_nothing() -> None:
 def test_terms_that_cannot_be_kept_are_refused(term: dict[str, Any], text: str) -> None:
     engine = make_engine()
     with pytest.raises(ConfigError, match=text):
-        engine.add(replace(request(), **term), Dense())
+        engine.add(replace(request(), **term))
     assert not engine.busy
 
 
@@ -143,7 +143,7 @@ def test_a_deadline_ends_a_request_on_exact_pages_and_leaves_nothing() -> None:
     engine = block_causal_engine(max_num_seqs=1)
     size = engine.pool.page_size
     for name in ("running", "waiting"):
-        engine.add(replace(request(name, [1] * 2 * size, max_tokens=4 * size), deadline_s=60.0), Exact())
+        engine.add(replace(request(name, [1] * 2 * size, max_tokens=4 * size), deadline_s=60.0).with_policy(Exact()))
     engine.step()
     for name in ("running", "waiting"):
         let_pass(engine, name, 61.0)
@@ -156,7 +156,7 @@ def test_a_deadline_ends_a_request_on_exact_pages_and_leaves_nothing() -> None:
 def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
     engine = block_causal_engine()
     size = engine.pool.page_size
-    engine.add(replace(request("r", [1] * 2 * size, max_tokens=2 * size), deadline_s=60.0), Exact())
+    engine.add(replace(request("r", [1] * 2 * size, max_tokens=2 * size), deadline_s=60.0).with_policy(Exact()))
     results, closing = [], 0
     while engine.busy:
         results += [event.result.finish_reason for event in engine.step() if event.result]
@@ -175,7 +175,7 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
     engine = block_causal_engine(max_refreshes=1)
     size = engine.pool.page_size
     again = request("r", [1] * 2 * size, max_tokens=2 * size)
-    engine.add(again, Exact())
+    engine.add(again.with_policy(Exact()))
     ended = 0
     while engine.busy:
         for event in engine.step():
@@ -183,6 +183,6 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
                 ended += 1
                 if ended == 1:
                     assert engine.running == 1
-                    engine.add(again, Dense())
+                    engine.add(again)
     assert ended == 2
     assert not engine._refreshes._least

@@ -19,7 +19,7 @@ def answer(cache: str = "none", **sampling: Any) -> tuple[list[Event], Result]:
     line = {"cache": cache, "cache_config": {}, "prompt_token_ids": [1, 2, 3], "sampling": given}
     engine = poisoned_engine(kinds.checkpoint("gidd").model, decode=lambda ids: "".join(f"<{token}>" for token in ids))
     item = work_of(line, "x")
-    engine.add(item.request, item.policy)
+    engine.add(item.asked)
     events = []
     while engine.busy:
         events += engine.step()

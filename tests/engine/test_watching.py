@@ -183,7 +183,7 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     engine, plain = make_engine(), make_engine()
     asked = request("r", 6, cfg_scale=1.0)
     for each, policy in ((engine, ElasticCache(window=4)), (plain, Dense())):
-        each.add(asked, policy)
+        each.add(asked.with_policy(policy))
         each.step()
     config = engine.model.config
     states = (LAYERS - 1) * 14 * (config.hidden * 8 + 4)  # float64 states and float32 attention

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from remask.errors import ConfigError
-from remask.policies import Dense
 from remask.server.trace import WARM_UP, StepTrace
 from tests.engine.support import make_engine, request
 
@@ -16,7 +15,7 @@ def test_steps_are_recorded_after_the_first_few(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int, recorded: int
 ) -> None:
     trace, engine = StepTrace(tmp_path / "deep" / "er", asked), make_engine()
-    engine.add(request(), Dense())
+    engine.add(request())
     with caplog.at_level("INFO"):
         while engine.busy:
             trace.before_step()

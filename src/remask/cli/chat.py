@@ -99,9 +99,9 @@ def _local(args: argparse.Namespace) -> Answerer:
 def _in_process(llm: LLM, turns: Turns, params: SamplingParams) -> Iterator[str]:
     """Settled text of the answer, from the engine of `llm`."""
     assert llm.tokenizer is not None
-    (work,) = llm.work([turns], params)
-    answer = Answer(0, work.request, llm.tokenizer, llm.loaded.config.stop_ids)
-    llm.engine.add(work.request, work.policy)
+    (request,) = llm.requests([turns], params)
+    answer = Answer(0, request, llm.tokenizer, llm.loaded.config.stop_ids)
+    llm.engine.add(request)
     while llm.engine.busy:
         delta = answer.take(llm.engine.step())
         if delta.result is not None and delta.result.error is not None:

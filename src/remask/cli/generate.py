@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, TextIO
 
-from remask.cli.lines import Defaults, add_default_options, as_work, defaults_of, open_text
+from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text
 from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm, sampling_option
 from remask.core.checks import json_object
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import RemaskError
-from remask.llm import LLM, Output, Work
+from remask.llm import LLM, Output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +40,15 @@ def run(args: argparse.Namespace) -> int:
         line = {"id": "0", "messages": [{"role": "user", "content": args.prompt}]}
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             line = {"id": "0", "prompt": args.prompt}
-        return _answer_one(llm, as_work(llm, line, "0", defaults), args)
+        return _answer_one(llm, as_request(llm, line, "0", defaults), args)
     with ExitStack() as files:
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
         target = sys.stdout if args.output is None else files.enter_context(open_text(args.output, "w"))
         return _answer_lines(llm, source, target, defaults, args.trace)
 
 
-def _answer_one(llm: LLM, work: Work, args: argparse.Namespace) -> int:
-    output = next(iter(llm.run([work], trace=args.trace)))
+def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
+    output = next(iter(llm.run([request], trace=args.trace)))
     if args.output is None and not args.trace:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
@@ -58,7 +59,7 @@ def _answer_one(llm: LLM, work: Work, args: argparse.Namespace) -> int:
 
 
 def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, trace: bool) -> int:
-    work: list[Work] = []
+    requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
     answers = _InOrder(target)
     failed = 0
@@ -70,15 +71,15 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, 
         try:
             line = json_object("a line", text)
             name = line.get("id")
-            item = as_work(llm, line, request_id, defaults)
-            llm.engine.check(item.request, item.policy)
+            request = as_request(llm, line, request_id, defaults)
+            llm.engine.check(request)
         except RemaskError as error:
             failed += 1
             answers.give(request_id, _failure(name, request_id, str(error)))
             continue
-        work.append(item)
+        requests.append(request)
         names[request_id] = name
-    for output in llm.run(work, trace=trace):
+    for output in llm.run(requests, trace=trace):
         name = names[output.id]
         if output.error is None:
             answers.give(output.id, _answer(output, name))

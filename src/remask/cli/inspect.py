@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.lines import add_default_options, defaults_of, read_work
+from remask.cli.lines import add_default_options, defaults_of, read_requests
 from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport
-from remask.llm import Work
+from remask.engine.request import Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer the requests, and show the memory when it was fullest and at the end."""
     defaults = defaults_of(args)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
-    fullest, end = watch(llm.engine, read_work(llm, args.input, defaults))
+    fullest, end = watch(llm.engine, read_requests(llm, args.input, defaults))
     if args.json:
         print(json.dumps({"fullest": _plain(fullest), "end": _plain(end)}))
     else:
@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def watch(engine: Engine, work: Sequence[Work]) -> tuple[MemoryReport, MemoryReport]:
+def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, MemoryReport]:
     """Run `work` to its end; the report of the moment with the most pages in use by most holders, and the last one."""
     for item in work:
-        engine.add(item.request, item.policy)
+        engine.add(item)
     fullest = engine.memory_report()
     while engine.busy:
         engine.step()

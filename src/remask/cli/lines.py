@@ -8,10 +8,10 @@ from typing import Any, TextIO
 
 from remask.cli.options import object_option
 from remask.core.checks import json_object
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.prompts import encode
 
@@ -42,7 +42,7 @@ def defaults_of(args: argparse.Namespace) -> Defaults:
     return Defaults(sampling, args.cache, settings)
 
 
-def as_work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Work:
+def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:
     """The request that a line asks for. Raises `ConfigError` on what cannot be used."""
     for key in line:
         if key not in KEYS:
@@ -57,8 +57,8 @@ def as_work(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaul
     params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
     prefix = line.get("prefix_length")
     terms = {key: line[key] for key in TERMS if line.get(key) is not None}
-    request = Request(request_id, tokens, params, shared if prefix is None else prefix, **terms)
-    return Work(request, _policy(llm, line, defaults))
+    shared = shared if prefix is None else prefix
+    return Request(request_id, tokens, params, shared, _policy(llm, line, defaults), **terms)
 
 
 def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
@@ -85,19 +85,19 @@ def _policy(llm: LLM, line: Mapping[str, Any], defaults: Defaults) -> CachePolic
     return llm.policy(spec, settings)
 
 
-def read_work(llm: LLM, path: str, defaults: Defaults) -> list[Work]:
+def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
     """The requests of a file, whose ids are their line numbers. Raises `ConfigError` naming the first bad line."""
-    work = []
+    requests = []
     with open_text(path, "r") as source:
         for number, text in enumerate(source, start=1):
             if not text.strip():
                 continue
             try:
-                work.append(as_work(llm, json_object("a line", text), str(number), defaults))
-                llm.engine.check(work[-1].request, work[-1].policy)
+                requests.append(as_request(llm, json_object("a line", text), str(number), defaults))
+                llm.engine.check(requests[-1])
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
-    return work
+    return requests
 
 
 def open_text(path: str, mode: str) -> TextIO:

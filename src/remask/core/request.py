@@ -1,38 +1,11 @@
-"""A request as the engine takes it, and what comes back."""
+"""What the engine reports about a request: usage, transfers, drafts and the result."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from remask.core.sampling import SamplingParams
 from remask.core.work import LayerWork
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt to answer.
-
-    Attributes:
-        id: names the request; no two in an engine at a time have the same.
-        prompt_token_ids: the prompt, int [prompt].
-        params: how it is sampled.
-        prefix_length: leading tokens that may be shared with other requests; 0 shares nothing.
-        cache_salt: only requests of the same salt share stored prefixes; one per tenant keeps tenants apart.
-        priority: lower ones begin first, equal ones in order of arrival. It does not touch what runs already.
-        deadline_s: seconds from arrival after which the request ends with "timeout", waiting or running; None: never.
-        drafts: the engine also tells, pass by pass, what it predicted (`Draft`).
-    """
-
-    id: str
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    prefix_length: int = 0
-    cache_salt: str = ""
-    priority: int = 0
-    deadline_s: float | None = None
-    drafts: bool = False
 
 
 @dataclass(slots=True)

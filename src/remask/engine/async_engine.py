@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from remask.core.request import Request, Result, Usage
+from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
+from remask.engine.job import Job
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
-from remask.policies.base import CachePolicy
 
 log = logging.getLogger(__name__)
 
@@ -114,27 +114,26 @@ class AsyncEngine:
         self._idle.set()
         self._thread.start()
 
-    def submit(self, work: Sequence[tuple[Request, CachePolicy]]) -> Ticket:
-        """Accept requests, all or none of them.
+    def submit(self, jobs: Sequence[Job]) -> Ticket:
+        """Accept what `Engine.check` returned for some requests, all or none of them.
 
-        They have been checked: `Engine.check` may take a while with many long prompts, and any thread may call it. One
-        that cannot run ends with an error. Raises `QueueFullError`, `DrainingError` or `EngineDeadError`, and
-        `ConfigError` for ids that are in use.
+        Checking many long prompts may take a while, and any thread may do it. Raises `QueueFullError`, `DrainingError`
+        or `EngineDeadError`, and `ConfigError` for ids that are in use.
         """
         self._check_open()
         room = self.engine.config.max_num_seqs + self.max_queue - len(self._tickets)
-        if len(work) > room:
+        if len(jobs) > room:
             raise QueueFullError(
                 f"the queue is full: {len(self._tickets)} requests are running or waiting, this one needs room for "
-                f"{len(work)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
+                f"{len(jobs)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
             )
-        ids = [request.id for request, _ in work]
+        ids = [job.request.id for job in jobs]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
-        self._post(lambda: self._add(work))
+        self._post(lambda: self._submit(jobs))
         return ticket
 
     async def call(self, act: Callable[[Engine], T]) -> T:
@@ -246,13 +245,14 @@ class AsyncEngine:
         if events:
             self._tell(self._deliver, events)
 
-    def _add(self, work: Sequence[tuple[Request, CachePolicy]]) -> None:
-        for request, policy in work:
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
             try:
-                self.engine.add(request, policy)
-            # A policy may be anybody's code: whatever it raises is the end of its own request and of no other.
-            except Exception as error:
-                log.error("request %s was refused after it had been accepted: %s", request.id, error, exc_info=True)
+                self.engine.submit(job)
+            # Whoever else uses the engine may have taken the id meanwhile.
+            except ConfigError as error:
+                request = job.request
+                log.error("request %s was refused after it had been accepted: %s", request.id, error)
                 usage = Usage(len(request.prompt_token_ids))
                 result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
                 self._tell(self._deliver, [Event(request.id, result=result)])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.core.meter import CacheMeter
 from remask.core.pass_cost import CostMeter
-from remask.core.request import Draft, FinishReason, Request, Result, Transfer
+from remask.core.request import Draft, FinishReason, Result, Transfer
 from remask.engine.canvas_state import prefix_canvas
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
@@ -20,12 +20,12 @@ from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
+from remask.engine.request import Request
 from remask.engine.runner import Runner
 from remask.engine.scheduler import Scheduler
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
-from remask.policies.base import CachePolicy
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 
@@ -78,7 +78,7 @@ class _Batch:
 class Engine:
     """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
 
-    Not thread-safe: one thread calls `add`, `cancel` and `step`. Any may call `check`.
+    Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`.
     """
 
     def __init__(
@@ -131,14 +131,24 @@ class Engine:
         """The shared prefixes that it holds."""
         return self.memory.store
 
-    def check(self, request: Request, policy: CachePolicy) -> None:
-        """Raise `ConfigError` where `add` would; nothing is queued."""
-        self._job(request, policy)
+    def check(self, request: Request) -> Job:
+        """What `submit` takes for `request`. Queues nothing; any thread may call it.
 
-    def add(self, request: Request, policy: CachePolicy) -> None:
-        """Queue a request under a policy. Raises `ConfigError`, and queues nothing, on a request that cannot run."""
-        insort(self._waiting, self._job(request, policy), key=lambda job: job.request.priority)
-        self._ids.add(request.id)
+        Raises `ConfigError` on a request that cannot run.
+        """
+        self._check_id(request.id)
+        return make_job(request, self.model.config, self.max_model_len, self.decode)
+
+    def submit(self, job: Job) -> None:
+        """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
+        self._check_id(job.request.id)
+        job.arrived = time.perf_counter()
+        insort(self._waiting, job, key=lambda job: job.request.priority)
+        self._ids.add(job.request.id)
+
+    def add(self, request: Request) -> None:
+        """Check and queue a request. Raises `ConfigError`, and queues nothing, on a request that cannot run."""
+        self.submit(self.check(request))
 
     def cancel(self, request_id: str) -> bool:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
@@ -188,10 +198,9 @@ class Engine:
         """
         self.memory.check(item for item in self._running if isinstance(item, Job))
 
-    def _job(self, request: Request, policy: CachePolicy) -> Job:
-        if request.id in self._ids:
-            raise ConfigError(f"id {request.id!r} is in use by another request; ids must differ")
-        return make_job(request, policy, self.model.config, self.max_model_len, self.decode)
+    def _check_id(self, name: str) -> None:
+        if name in self._ids:
+            raise ConfigError(f"id {name!r} is in use by another request; ids must differ")
 
     def _jobs(self) -> list[Job]:
         """All requests whose ends are still to be told, waiting and running."""

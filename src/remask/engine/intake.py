@@ -4,11 +4,12 @@ import secrets
 import time
 
 from remask.core.checks import real
-from remask.core.request import Request, Usage
+from remask.core.request import Usage
 from remask.engine.job import Decode, Job
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
-from remask.policies.base import CachePolicy, Circumstances
+from remask.policies.base import Circumstances
 from remask.policies.registry import names_for
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
@@ -17,11 +18,9 @@ from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 
 
-def make_job(
-    request: Request, policy: CachePolicy, shape: ModelConfig, max_model_len: int, decode: Decode | None
-) -> Job:
-    """A job for `request` under `policy`. Raises `ConfigError` on a request that cannot run."""
-    params = request.params
+def make_job(request: Request, shape: ModelConfig, max_model_len: int, decode: Decode | None) -> Job:
+    """A job for `request`. Raises `ConfigError` on a request that cannot run."""
+    params, policy = request.params, request.policy
     _check_terms(request)
     _check_prompt(request, shape)
     if params.stop and decode is None:
@@ -35,7 +34,7 @@ def make_job(
             f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
             f"{needed}, but {limit}; shorten one of them{more}"
         )
-    decoding = _decoding(request, policy, shape, max_model_len)
+    decoding = _decoding(request, shape, max_model_len)
     if decoding.length > max_model_len:
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"
         raise ConfigError(
@@ -58,7 +57,7 @@ def make_job(
     )
 
 
-def _decoding(request: Request, policy: CachePolicy, shape: ModelConfig, max_model_len: int) -> Decoding:
+def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decoding:
     """The decoding of the model's kind, which checks the sampling parameters."""
     prompt, params = request.prompt_token_ids, request.params
     seed = secrets.randbits(62) if params.seed is None else params.seed
@@ -69,7 +68,7 @@ def _decoding(request: Request, policy: CachePolicy, shape: ModelConfig, max_mod
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
-    blockwise = policy.traits.blockwise
+    blockwise = request.policy.traits.blockwise
     return MaskedDecoding.of(prompt, params, shape.family, shape.mask_id, seed, blockwise=blockwise)
 
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan, View
-from remask.core.request import Draft, FinishReason, Request, Result, Transfer, Usage
+from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
+from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy

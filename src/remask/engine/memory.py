@@ -9,11 +9,11 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.request import Request
 from remask.engine.canvas_state import CanvasState, leased_prefix, leased_tables, new_states, plain_table
 from remask.engine.config import EngineConfig
 from remask.engine.job import Job
 from remask.engine.paged import Placement, place_paged
+from remask.engine.request import Request
 from remask.engine.tracker import Tracker
 from remask.errors import ConfigError, IntegrityError
 from remask.models.config import ModelConfig

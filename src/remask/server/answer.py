@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from remask.core.request import Draft, Request, Result, Transfer
+from remask.core.request import Draft, Result, Transfer
 from remask.detokenize import Detokenizer
 from remask.engine.engine import Event
+from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
 
 NO_CHANCE = -9999.0  # log-probability of a probability that float32 rounds to 0; JSON knows no infinity

@@ -8,8 +8,8 @@ from typing import Any
 
 from remask.core.checks import LARGEST
 from remask.core.depth import DepthLookup
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.tokenizer import Tokenizer
@@ -19,8 +19,6 @@ from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
 from remask.server.sampling import NAMES, fit
-
-Work = tuple[Request, CachePolicy]
 
 
 class Intake:
@@ -39,7 +37,7 @@ class Intake:
         self.tokenizer: Tokenizer = llm.tokenizer
         policy = llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
         # A default policy or parameter that the model cannot take fails now, and not with the first request.
-        llm.engine.check(Request("defaults", [0], SamplingParams.from_mapping(config.sampling)), policy)
+        llm.engine.check(Request("defaults", [0], SamplingParams.from_mapping(config.sampling), policy=policy))
         self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
         fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
         self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
@@ -57,22 +55,22 @@ class Intake:
             raise ConfigError(f"messages holds {len(messages)} messages; at most {self.config.max_messages} are taken")
         return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt)
 
-    def chat(self, body: ChatBody, request_id: str) -> list[Work]:
+    def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
         if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
             raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
         tokens = self.conversation(body.messages)
-        return self._work(body, [(tokens, self._shared(body, tokens))], request_id)
+        return self._requests(body, [(tokens, self._shared(body, tokens))], request_id)
 
-    def completion(self, body: CompletionBody, request_id: str) -> list[Work]:
+    def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
         self.check_model(body.model)
         prompt: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if isinstance(body.prompt, list) and (not prompt or isinstance(prompt[0], int)):
             prompt = [body.prompt]
         tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompt]
-        return self._work(body, [(each, 0) for each in tokens], request_id)
+        return self._requests(body, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
@@ -86,7 +84,9 @@ class Intake:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens)
         return self.tokenizer.shared_prefix(messages, tokens)
 
-    def _work(self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str) -> list[Work]:
+    def _requests(
+        self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str
+    ) -> list[Request]:
         choices = 1 if body.n is None else body.n
         if choices < 1 or choices * len(prompts) > self.config.max_choices:
             raise ConfigError(
@@ -98,24 +98,26 @@ class Intake:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
         policy = self._policy(body)
         drafts = bool(body.stream_drafts) or body.wants_logprobs
-        work: list[Work] = []
+        requests: list[Request] = []
         for tokens, shared in prompts:
             params = self._params(body, len(tokens))
             self._check_logprobs(body, params, policy)
             prefix = shared if body.prefix_length is None else body.prefix_length
-            for choice in range(choices):
-                request = Request(
+            requests += [
+                Request(
                     id=f"{request_id}-{next(self._numbers)}",
                     prompt_token_ids=tokens,
                     params=self._seeded(params, body.seed, choice),
                     prefix_length=prefix,
+                    policy=policy,
                     cache_salt=body.cache_salt or "",
                     priority=body.priority or 0,
                     deadline_s=body.deadline_s,
                     drafts=drafts,
                 )
-                work.append((request, policy))
-        return work
+                for choice in range(choices)
+            ]
+        return requests
 
     def _policy(self, body: GenerationBody) -> CachePolicy:
         llm = self.llm

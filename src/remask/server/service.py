@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
+from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
+from remask.engine.job import Job
 from remask.llm import LLM
 from remask.server.answer import Answer
 from remask.server.config import ServerConfig
 from remask.server.errors import json_response
 from remask.server.generation import Generation, Shape
-from remask.server.intake import Intake, Work
+from remask.server.intake import Intake
 from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, unless_gone
@@ -50,21 +52,25 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._texts, act, *args)
 
     async def answer(
-        self, request: Request, body: Body, make: Callable[[Body, str], list[Work]], shape: Callable[[Names], Shape]
+        self,
+        request: Request,
+        body: Body,
+        make: Callable[[Body, str], list[engine_request.Request]],
+        shape: Callable[[Names], Shape],
     ) -> Response:
         """Run what `make` makes of the body, and word the outcome in `shape`."""
         name, note = request.state.request_id, request.state.note
         if body.user is not None:
             note["user"] = body.user[:LOGGED]
-        work = await self.off_loop(self._checked, make, body, name)
+        jobs = await self.off_loop(self._checked, make, body, name)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
         )
-        ticket = self.engine.submit(work)
+        ticket = self.engine.submit(jobs)
         shown = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
         kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
-        answers = [Answer(i, each, self.intake.tokenizer, stops, shown, **kind) for i, (each, _) in enumerate(work)]
+        answers = [Answer(i, job.request, self.intake.tokenizer, stops, shown, **kind) for i, job in enumerate(jobs)]
         generation = Generation(ticket, answers, shape(names), body)
 
         def finish() -> None:
@@ -80,12 +86,9 @@ class Service:
         finally:
             finish()
 
-    def _checked(self, make: Callable[[Body, str], list[Work]], body: Body, name: str) -> list[Work]:
-        """What `make` makes of the body. Raises `ConfigError` where some of it cannot run."""
-        work = make(body, name)
-        for request, policy in work:
-            self.llm.engine.check(request, policy)
-        return work
+    def _checked(self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str) -> list[Job]:
+        """The requests that `make` makes of the body, checked. Raises `ConfigError` where one of them cannot run."""
+        return [self.llm.engine.check(request) for request in make(body, name)]
 
     @property
     def _fingerprint(self) -> str:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from remask.core.meter import CacheMeter
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
-from remask.llm import LLM, Output, Work
+from remask.llm import LLM, Output
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Task, Workload, token_agreement
 from remask_lab.ops.flops import Executed
@@ -100,7 +100,7 @@ def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, *, me
     engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
     if metered:
         engine.meter, row.executed = row.meter, Executed(engine)
-    work = [Work(task.request, row.contender.policy) for task in tasks]
+    work = [task.request.with_policy(row.contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     seconds = time.perf_counter() - start

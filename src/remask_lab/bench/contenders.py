@@ -46,7 +46,7 @@ class LeftOut:
 def contender(llm: LLM, name: str, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
     """The policy `name` on the bench's `workload`. Raises `ConfigError` where it cannot run."""
     policy = llm.policy(name, settings)
-    llm.engine.check(workload.tasks[0].request, policy)
+    llm.engine.check(workload.tasks[0].request.with_policy(policy))
     return Contender(name, policy, settings=settings_of(policy))
 
 
@@ -86,7 +86,7 @@ def every_contender(
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
     """Why the first request of `workload` cannot run under `policy`; None where it can."""
     try:
-        llm.engine.check(workload.tasks[0].request, policy)
+        llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
         return str(error)
     return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.sampling.blocks import even_blocks
 from remask_lab.bench.contenders import Contender, LeftOut
 from remask_lab.bench.workload import Workload
@@ -116,7 +116,7 @@ def _few(
 
 def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConfig) -> int:
     tasks = (row.workload or workload).tasks[: engine.max_num_seqs]
-    work = [Work(task.request, row.policy) for task in tasks]
+    work = [task.request.with_policy(row.policy) for task in tasks]
     outputs = llm.run(work, engine=llm.new_engine(engine), progress=False)
     return sum(output.usage.row_layers for output in outputs)
 
@@ -130,5 +130,5 @@ def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contend
     name = f"{baseline} {' '.join(f'{key}={value}' for key, value in own.items())}"
     settings = {**own, **({"remasking": params.remasking} if baseline != "none" else {})}
     reduced, policy = workload.under(params), llm.policy("none")
-    llm.engine.check(reduced.tasks[0].request, policy)
+    llm.engine.check(reduced.tasks[0].request.with_policy(policy))
     return Contender(name, policy, reduced, settings, baseline)

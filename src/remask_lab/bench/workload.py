@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_UNIFORM

@@ -7,7 +7,7 @@ from remask.cli.options import open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM, Output, Work
+from remask.llm import LLM, Output
 from remask.models.source import BUNDLED, BUNDLED_UNIFORM
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
@@ -71,7 +71,7 @@ def _compare(llm: LLM, workload: Workload, args: argparse.Namespace) -> None:
 def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
     """The prompt of the first request, what all requests share left out, and what `cache` answers."""
     request = workload.tasks[0].request
-    (output,) = llm.run([Work(request, llm.policy(cache))], progress=False)
+    (output,) = llm.run([request.with_policy(llm.policy(cache))], progress=False)
     assert llm.tokenizer is not None
     return " ".join(llm.tokenizer.decode(request.prompt_token_ids[request.prefix_length :]).split()), output
 

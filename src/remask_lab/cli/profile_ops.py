@@ -9,7 +9,6 @@ from typing import Any
 
 from remask.cli.options import check_folder, object_option
 from remask.errors import ConfigError
-from remask.llm import Work
 from remask_lab.cli.shape import add_shape_options, open_with_requests, settings_of
 from remask_lab.ops.operations import profile_operations
 from remask_lab.ops.peaks import measure_peaks
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     settings = object_option("--cache-config", args.cache_config)
     llm, workload = open_with_requests(args)
     policy = llm.policy(args.cache, settings)
-    work = [Work(task.request, policy) for task in workload.tasks]
+    work = [task.request.with_policy(policy) for task in workload.tasks]
     profile = profile_operations(llm, work, steps=args.steps, rounds=args.rounds, progress=llm.progress)
     peaks = measure_peaks(llm.model.device, llm.model.dtype)
     facts = machine(llm)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM, Output, Work
+from remask.llm import LLM, Output
 from remask.policies import CachePolicy
 
 
@@ -60,8 +60,8 @@ def generate(llm: LLM, asks: Sequence[Ask], policy: CachePolicy, seed: int, prog
     work = []
     for number, ask in enumerate(asks):
         params = ask.params if ask.params.seed is not None else replace(ask.params, seed=seed + number)
-        work.append(Work(Request(str(number), ask.tokens, params, ask.shared), policy))
-        llm.engine.check(work[-1].request, policy)
+        work.append(Request(str(number), ask.tokens, params, ask.shared, policy))
+        llm.engine.check(work[-1])
     # What a first pass takes longer is nobody's throughput.
     for _ in llm.run(work[:1], progress=False):
         pass
@@ -73,7 +73,7 @@ def generate(llm: LLM, asks: Sequence[Ask], policy: CachePolicy, seed: int, prog
         if output.error is not None:
             raise ConfigError(f"question {output.id} failed: {output.error}")
     ratios = [ask.shared / (len(ask.tokens) + ask.params.max_tokens) for ask in asks]
-    ordered = [outputs[item.request.id] for item in work]
+    ordered = [outputs[item.id] for item in work]
     return Generation(
         outputs=ordered,
         prefix_ratio=float(np.mean(ratios)),

@@ -120,9 +120,9 @@ def measure(
     """
     each = [replace(params, seed=seed + number) for number in range(len(prompts))]
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
-    work = [llm.work(list(prompts), each, policy=policy) for policy in parsed]
+    work = [llm.requests(list(prompts), each, policy=policy) for policy in parsed]
     for item in (item for items in work for item in items):
-        llm.engine.check(item.request, item.policy)
+        llm.engine.check(item)
     rows = []
     for policy, items in zip(policies, work, strict=True):
         outputs = sorted(llm.run(items), key=lambda output: int(output.id))

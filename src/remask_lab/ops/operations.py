@@ -11,8 +11,9 @@ from tqdm import tqdm
 from remask.core.cost import OPERATIONS as COSTED
 from remask.core.cost import PassCost
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.ops.clock import Clock
 from remask_lab.ops.flops import Executed, counted_flops
@@ -31,7 +32,7 @@ class _Costs:
 
 def profile_operations(
     llm: LLM,
-    work: Sequence[Work],
+    work: Sequence[Request],
     *,
     steps: int | None = None,
     rounds: int = 3,
@@ -81,24 +82,24 @@ def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
         tensor.zero_()
 
 
-def _engine(llm: LLM, work: Sequence[Work]) -> Engine:
+def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
     """An engine with the requests queued."""
     engine = llm.new_engine()
     touch_memory(engine, [item.policy for item in work])
     for item in work:
-        engine.add(item.request, item.policy)
+        engine.add(item)
     return engine
 
 
-def _end(engine: Engine, work: Sequence[Work]) -> None:
+def _end(engine: Engine, work: Sequence[Request]) -> None:
     """What still runs is cancelled, and its memory is free."""
     for item in work:
-        engine.cancel(item.request.id)
+        engine.cancel(item.id)
     while engine.busy:
         engine.step()
 
 
-def _costs(llm: LLM, work: Sequence[Work], steps: int | None) -> tuple[list[_Costs], int]:
+def _costs(llm: LLM, work: Sequence[Request], steps: int | None) -> tuple[list[_Costs], int]:
     """What each step computes, up to `steps` of them, and the FLOPs of all as PyTorch counts them."""
     engine = _engine(llm, work)
     executed, costs, before = Executed(engine), list[_Costs](), 0

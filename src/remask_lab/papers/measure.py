@@ -85,7 +85,7 @@ class Bench:
     def _contender(self, cell: Cell, name: str) -> Contender:
         workload = draw(self.llm, cell.workload, cell.params, self.seed, self.prompts)
         policy = self._policy(cell)
-        self.llm.engine.check(workload.tasks[0].request, policy)
+        self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
 
     def _policy(self, cell: Cell) -> CachePolicy:

@@ -1,6 +1,6 @@
 """Where the time of whole generations goes, operation by operation (the thesis's table 6.2)."""
 
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.bench.workload import Workload
 from remask_lab.ops.operations import profile_operations
@@ -15,7 +15,7 @@ def operation_times(llm: LLM, workload: Workload, policy: CachePolicy, rounds: i
 
     "overhead" is what the instruments add, as a share of the time.
     """
-    work = [Work(task.request, policy) for task in workload.tasks]
+    work = [task.request.with_policy(policy) for task in workload.tasks]
     profile = profile_operations(llm, work, rounds=rounds)
     spent = {name: 1e3 * operation.seconds for name, operation in profile.operations.items()}
     times = {name: spent.pop(name) for name in NAMED}

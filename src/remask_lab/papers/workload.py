@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.bench.workload import (

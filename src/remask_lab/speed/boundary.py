@@ -13,8 +13,7 @@ from statistics import mean
 from typing import Any
 
 from remask import LLM, EngineConfig, Output, SamplingParams
-from remask.core.request import Request
-from remask.llm import Work
+from remask.engine.request import Request
 from remask_lab.bench.workload import token_agreement
 
 GOLDENS = Path(__file__).parents[3] / "tests" / "goldens"
@@ -42,7 +41,7 @@ def main() -> None:
 def outputs(llm: LLM, requests: Sequence[Request], cache: str, settings: dict[str, Any]) -> dict[str, Output]:
     """Answers by id, from an engine of their own."""
     policy = llm.policy(cache, settings)
-    jobs = [Work(request, policy) for request in requests]
+    jobs = [request.with_policy(policy) for request in requests]
     return {output.id: output for output in llm.run(jobs, engine=llm.new_engine(), progress=False)}
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.llm import Work
 from remask.policies import CachePolicy
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Task, bundled_workload
 from remask_lab.records.machine import commit, machine
@@ -54,7 +53,7 @@ def seconds(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], at_a_time: int
     """Time of all tasks on an engine of their own."""
     engine = llm.new_engine(EngineConfig(max_num_seqs=at_a_time))
     start = time.perf_counter()
-    for _ in llm.run([Work(task.request, policy) for task in tasks], engine=engine, progress=False):
+    for _ in llm.run([task.request.with_policy(policy) for task in tasks], engine=engine, progress=False):
         pass
     return time.perf_counter() - start
 
@@ -66,7 +65,7 @@ def first_settled(llm: LLM, policy: CachePolicy, tasks: Sequence[Task]) -> tuple
     hits: list[float] = []
     for task in tasks:
         for times in (misses, hits):
-            (output,) = llm.run([Work(task.request, policy)], engine=engine, progress=False)
+            (output,) = llm.run([task.request.with_policy(policy)], engine=engine, progress=False)
             assert output.first_settled_s is not None
             assert bool(output.usage.cached_tokens) is (times is hits)
             times.append(output.first_settled_s)

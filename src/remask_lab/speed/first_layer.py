@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
+from remask.engine.request import Request
 from remask_lab.records.machine import commit, machine
 from remask_lab.speed.bare import timed
 
@@ -37,7 +37,7 @@ def main() -> None:
     keys = layer.qkv[config.heads * config.head_dim :]
     prompt = torch.randint(0, config.vocab, (args.length - args.response,)).tolist()
     params = SamplingParams(max_tokens=args.response, steps=args.response, ignore_eos=True)
-    llm.engine.add(Request("0", prompt, params), llm.policy("none"))
+    llm.engine.add(Request("0", prompt, params, policy=llm.policy("none")))
     products, steps = [], []
     for turn in range(args.turns + 2):
         product, step = timed(llm, lambda: F.linear(rows, keys)), timed(llm, llm.engine.step)

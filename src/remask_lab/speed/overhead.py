@@ -12,7 +12,7 @@ import statistics
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
+from remask.engine.request import Request
 from remask_lab.records.machine import commit, machine
 from remask_lab.speed.bare import bare_pass, timed
 
@@ -34,7 +34,7 @@ def main() -> None:
     params = SamplingParams(max_tokens=args.response, steps=args.response, ignore_eos=True)
     bare = bare_pass(llm, [args.length] * llm.loaded.config.layers, args.response, args.length)
     engine = llm.engine
-    engine.add(Request("0", prompt, params), llm.policy("none"))
+    engine.add(Request("0", prompt, params, policy=llm.policy("none")))
     ratios, ours, theirs = [], [], []
     for turn in range(args.turns + 2):
         ours.append(timed(llm, lambda: engine.step()))

@@ -106,12 +106,12 @@ def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
     engine = llm.new_engine()
     confident = workload.under(replace(workload.tasks[0].request.params, remasking="low_confidence"))
     try:
-        llm.engine.check(workload.tasks[0].request, policy)
+        llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError:
         workload = confident
     try:
         for task in workload.tasks:
-            engine.add(task.request, policy)
+            engine.add(task.request.with_policy(policy))
     except ConfigError as error:
         print(f"left out: {name}: {error}")
         return None

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.policies.dllm import SELECTS
 from remask_lab.records.machine import commit, machine
 from remask_lab.speed.bare import timed
@@ -77,7 +77,7 @@ def engine_of(llm: LLM, args: argparse.Namespace, settings: dict[str, object]) -
     params = SamplingParams(max_tokens=args.response, seed=0, ignore_eos=True)
     for number in range(args.batch):
         prompt = torch.randint(0, llm.loaded.config.vocab, (args.prompt,)).tolist()
-        engine.add(Request(str(number), prompt, params), policy)
+        engine.add(Request(str(number), prompt, params, policy=policy))
     return engine
 
 

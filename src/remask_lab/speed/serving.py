@@ -27,8 +27,8 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.cli.serve import default_threads
-from remask.core.request import Request
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.tasks.transit import TransitRequest, make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
 from remask_lab.load.load import Load, Run, put
@@ -146,7 +146,7 @@ def alone(llm: LLM, engine: Engine, items: Sequence[TransitRequest], threads: in
     engine.store.drop()
     before = Clocks.of_engine(engine.stats)
     for request in work:
-        engine.add(request, policy)
+        engine.add(request.with_policy(policy))
     while engine.busy:
         engine.step()
     spent = Clocks.of_engine(engine.stats).since(before)

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import IntegrityError
-from remask.llm import Output, Work
+from remask.llm import Output
 from remask_lab.records.machine import commit, machine
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     work = requests(llm, args)
     rounds = [(run(llm, work, sharing), run(llm, work, off)) for _ in range(args.rounds)]
     last, reference = rounds[-1]
-    pages = len(work[0].request.prompt_token_ids[: args.prompt]) // last["page_size"]
+    pages = len(work[0].prompt_token_ids[: args.prompt]) // last["page_size"]
     if any(found != pages * last["page_size"] for found in last["found"][1:]):
         raise IntegrityError("the context was computed again")
     if last["context_pages"] != pages:
@@ -64,7 +64,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def requests(llm: LLM, args: argparse.Namespace) -> list[Work]:
+def requests(llm: LLM, args: argparse.Namespace) -> list[Request]:
     """The same random system prompt, and random tokens of each request's own."""
     rng = np.random.default_rng(0)
     vocab = llm.loaded.config.vocab
@@ -72,16 +72,16 @@ def requests(llm: LLM, args: argparse.Namespace) -> list[Work]:
     params = SamplingParams(max_tokens=args.response, ignore_eos=True)
     policy = llm.policy("exact")
     prompts = [system + rng.integers(0, vocab, args.own).tolist() for _ in range(args.requests)]
-    return [Work(Request(str(number), prompt, params), policy) for number, prompt in enumerate(prompts)]
+    return [Request(str(number), prompt, params, policy=policy) for number, prompt in enumerate(prompts)]
 
 
-def run(llm: LLM, work: list[Work], config: EngineConfig) -> dict[str, Any]:
+def run(llm: LLM, work: list[Request], config: EngineConfig) -> dict[str, Any]:
     """All requests on an engine of its own."""
     engine = llm.new_engine(config)
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     seconds = time.perf_counter() - start
-    ordered: list[Output] = [outputs[item.request.id] for item in work]
+    ordered: list[Output] = [outputs[item.id] for item in work]
     chain = engine.memory.chain
     return {
         "engine": engine,
@@ -95,10 +95,10 @@ def run(llm: LLM, work: list[Work], config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def alone(llm: LLM, item: Work, engine: Engine) -> float:
+def alone(llm: LLM, item: Request, engine: Engine) -> float:
     """Seconds until the first settled token of a request that finds the context, and has the engine to itself."""
-    again = Request("again", item.request.prompt_token_ids, item.request.params)
-    (output,) = llm.run([Work(again, item.policy)], engine=engine, progress=False)
+    again = Request("again", item.prompt_token_ids, item.params, policy=item.policy)
+    (output,) = llm.run([again], engine=engine, progress=False)
     assert output.first_settled_s is not None
     return output.first_settled_s
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from remask import LLM, SamplingParams
-from remask.core.request import Request
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.policies import CachePolicy, UniformCache
 from remask_lab.ops.operations import touch_memory
 
@@ -93,7 +93,7 @@ def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
             seed=number,
             ignore_eos=True,
         )
-        engine.add(Request(str(number), prompt, params), policy)
+        engine.add(Request(str(number), prompt, params, policy=policy))
     return engine
 
 

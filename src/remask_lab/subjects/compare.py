@@ -7,10 +7,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.bench.contenders import described
 from remask_lab.bench.workload import token_agreement
@@ -24,12 +24,12 @@ class Variant:
     policy: CachePolicy
     sampling: dict[str, Any]
 
-    def of(self, request: Request) -> Work:
+    def of(self, request: Request) -> Request:
         """The request as this variant runs it."""
         if not self.sampling:
-            return Work(request, self.policy)
+            return request.with_policy(self.policy)
         own = {name: getattr(request.params, name) for name in SamplingParams.__dataclass_fields__}
-        return Work(replace(request, params=SamplingParams.from_mapping({**own, **self.sampling})), self.policy)
+        return replace(request, params=SamplingParams.from_mapping({**own, **self.sampling}), policy=self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def variant(llm: LLM, given: Any) -> Variant:
     return Variant(f"{cache} {words}".strip(), llm.policy(cache, settings), sampling)
 
 
-def compare(llm: LLM, work: Sequence[Work], variants: Sequence[Variant], progress: bool = False) -> list[Case]:
+def compare(llm: LLM, work: Sequence[Request], variants: Sequence[Variant], progress: bool = False) -> list[Case]:
     """Answer every request of `work` under every variant, one request at a time, whatever policy it names itself.
 
     A request without a seed gets one, so that every variant draws the same. The first request is run once before it is
@@ -86,11 +86,11 @@ def compare(llm: LLM, work: Sequence[Work], variants: Sequence[Variant], progres
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"variant {twice!r} is there twice; variants must differ")
-    requests = [_seeded(item.request, index) for index, item in enumerate(work)]
+    requests = [_seeded(item, index) for index, item in enumerate(work)]
     for request in requests:
         for variant in variants:
             try:
-                llm.engine.check(variant.of(request).request, variant.policy)
+                llm.engine.check(variant.of(request))
             except ConfigError as error:
                 raise ConfigError(f"{variant.name}: {error}") from error
     engines = [llm.new_engine(replace(llm.engine_config, max_num_seqs=1)) for _ in variants]

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.llm import LLM, Work
+from remask.engine.request import Request
+from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.subjects.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
 from remask_lab.subjects.series import Floats
@@ -49,16 +50,16 @@ class DecodingTracer:
         self._kept: list[tuple[int, Tensor]] = []  # a pass, and its unit vectors [2, layers, rows, D]
         self._stride = 1
 
-    def check(self, item: Work) -> None:
+    def check(self, item: Request) -> None:
         """Raise `ConfigError` where `trace` would."""
         check_uncached(item, self._none, "the movement of K and V")
-        self._watcher.engine.check(replace(item.request, prefix_length=0), self._none)
+        self._watcher.engine.check(replace(item, prefix_length=0, policy=self._none))
 
-    def trace(self, item: Work) -> DecodingTrace:
+    def trace(self, item: Request) -> DecodingTrace:
         """Run a request to its end. Raises `ConfigError` where it cannot run, or asks for a cache or for guidance."""
         self.check(item)
         self._trace, self._before, self._kept, self._stride = None, [], [], 1
-        self._watcher.run(replace(item, request=replace(item.request, prefix_length=0)), self._look, self._changed)
+        self._watcher.run(replace(item, prefix_length=0), self._look, self._changed)
         assert self._trace is not None
         self._trace.steps = tuple(step for step, _ in self._kept)
         self._trace.similarity = _similarity([states for _, states in self._kept])
@@ -95,7 +96,7 @@ class DecodingTracer:
             self._stride *= 2
 
 
-def measure_decoding(llm: LLM, work: Sequence[Work], window: int = 8, progress: bool = False) -> DecodingReport:
+def measure_decoding(llm: LLM, work: Sequence[Request], window: int = 8, progress: bool = False) -> DecodingReport:
     """Run requests one at a time under `none`, and tell how K and V move around the decoding of each token.
 
     `window` is how many passes before and after it are told. Raises `ConfigError`, before anything runs, where there is

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from remask.llm import LLM, Work
+from remask.engine.request import Request
+from remask.llm import LLM
 from remask_lab.subjects.moments import Moments, off_diagonal_mean
 from remask_lab.subjects.regions import REGIONS, SINK
 from remask_lab.subjects.report import DriftReport, RegionMeans, Subject
@@ -13,7 +14,7 @@ from remask_lab.subjects.trace import Trace, Tracer
 from remask_lab.subjects.watch import trace_all
 
 
-def measure_drift(llm: LLM, work: Sequence[Work], progress: bool = False) -> DriftReport:
+def measure_drift(llm: LLM, work: Sequence[Request], progress: bool = False) -> DriftReport:
     """Run requests one at a time under `none` and tell what changed from pass to pass.
 
     The definitions are those of the thesis "Block-Wise KV Caching for Uniform Diffusion Language Models", section 6.5

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.llm import LLM, Work
+from remask.engine.request import Request
+from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
@@ -59,16 +60,16 @@ class FeatureTracer:
         self._trace: FeatureTrace | None = None
         self._before: list[list[Tensor]] = []  # unit vectors [rows, D], by layer and feature
 
-    def check(self, item: Work) -> None:
+    def check(self, item: Request) -> None:
         """Raise `ConfigError` where `trace` would."""
         check_uncached(item, self._none, "the similarity of features")
-        self._watcher.engine.check(replace(item.request, prefix_length=0), self._none)
+        self._watcher.engine.check(replace(item, prefix_length=0, policy=self._none))
 
-    def trace(self, item: Work) -> FeatureTrace:
+    def trace(self, item: Request) -> FeatureTrace:
         """Run a request to its end. Raises `ConfigError` where it cannot run, or asks for a cache or for guidance."""
         self.check(item)
         self._trace, self._before = None, []
-        watched = Work(replace(item.request, prefix_length=0), DenseWithOutputs())
+        watched = replace(item, prefix_length=0, policy=DenseWithOutputs())
         self._watcher.run(watched, self._look)
         self._before = []
         assert self._trace is not None
@@ -92,7 +93,7 @@ class FeatureTracer:
         self._before = after
 
 
-def measure_features(llm: LLM, work: Sequence[Work], ratio: float = 0.25, progress: bool = False) -> FeaturesReport:
+def measure_features(llm: LLM, work: Sequence[Request], ratio: float = 0.25, progress: bool = False) -> FeaturesReport:
     """Run requests one at a time under `none`, and tell how K, V, attention and FFN outputs change from pass to pass.
 
     `ratio` is the share of the response that is picked where early and late features are compared (dLLM-Cache's rho).

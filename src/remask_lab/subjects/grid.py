@@ -117,7 +117,7 @@ def run_grid(llm: LLM, grid: Grid, draw: Draw, rounds: int, sweep: Sweep, progre
             if point.cache != "none":
                 contenders.append(Contender(point.cache, grid.policy(llm, point)))
             for contender in contenders:
-                llm.engine.check(workload.tasks[0].request, contender.policy)
+                llm.engine.check(workload.tasks[0].request.with_policy(contender.policy))
         except ConfigError as error:
             raise ConfigError(f"at {described(point.axes)}: {error}") from error
         jobs.append((point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import Cuts, ProfileSettings, run_depth
 from remask.depth.similarity import KV, PrefixProbe
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.models.config import ModelConfig
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
@@ -54,7 +55,7 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     )
 
 
-def measure_memory(llm: LLM, cache: str, work: Sequence[Work]) -> MemoryUse:
+def measure_memory(llm: LLM, cache: str, work: Sequence[Request]) -> MemoryUse:
     """Memory of the requests of `work`, which are alike and under one policy, once all of them have begun.
 
     They run on an engine of their own until then, and are cancelled. `cache` is the policy's name. Raises `ConfigError`
@@ -62,12 +63,12 @@ def measure_memory(llm: LLM, cache: str, work: Sequence[Work]) -> MemoryUse:
     """
     engine = llm.new_engine()
     for item in work:
-        engine.add(item.request, item.policy)
+        engine.add(item)
     peak = _Peak(engine)
     while engine.waiting and engine.busy:
         engine.step()
     for item in work:
-        engine.cancel(item.request.id)
+        engine.cancel(item.id)
     while engine.busy:
         engine.step()
     if peak.together < len(work):
@@ -75,7 +76,7 @@ def measure_memory(llm: LLM, cache: str, work: Sequence[Work]) -> MemoryUse:
             f"{len(work)} requests never ran together: raise max_num_seqs={llm.engine_config.max_num_seqs}, or lengthen"
             " the responses"
         )
-    first, policy = work[0].request, work[0].policy
+    first, policy = work[0], work[0].policy
     guided = first.params.cfg_scale > 0
     crowd = Crowd(len(work), peak.tokens // (2 if guided else 1), first.prefix_length, guided)
     expected = formula(llm.loaded.config, llm.model.dtype.itemsize, policy, crowd, engine.pool.page_size)

@@ -91,5 +91,5 @@ def run_sweep(
 def _contender(llm: LLM, workload: Workload, table: DepthTable, point: Point) -> Contender:
     lookup = DepthLookup(depth_entries(table.curves, point["tau"]))
     policy = llm.policy(point["cache"], {"refresh_interval": point["refresh_interval"]}, lambda: lookup)
-    llm.engine.check(workload.tasks[0].request, policy)
+    llm.engine.check(workload.tasks[0].request.with_policy(policy))
     return Contender(point["cache"], policy)

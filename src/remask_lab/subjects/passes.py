@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from remask.core.request import Request
 from remask.depth.similarity import KV
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
@@ -44,7 +44,7 @@ class Passes:
     def check(self, requests: Sequence[Request], policy: CachePolicy) -> None:
         """Raise `ConfigError` where one of `requests` cannot run under `policy`."""
         for request in requests:
-            self._engine.check(request, policy)
+            self._engine.check(request.with_policy(policy))
 
     def run(self, request: Request, policy: CachePolicy, look: Look) -> None:
         """Run a request to its end; `look` is called after each pass. Raises `ConfigError` where it cannot run."""
@@ -54,7 +54,7 @@ class Passes:
                 look(each)
 
         observe_passes(self._engine, observer)
-        self._engine.add(request, policy)
+        self._engine.add(request.with_policy(policy))
         while self._engine.busy:
             for event in self._engine.step():
                 if event.result is not None and event.result.finish_reason not in ("stop", "length"):

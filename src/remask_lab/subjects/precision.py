@@ -10,7 +10,7 @@ from tqdm import tqdm
 from remask.core.kinds import ModelKind
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.models.capped import CappedAttention
 from remask.models.transformer import Transformer
 from remask_lab.bench.workload import Workload, token_agreement
@@ -73,7 +73,7 @@ def run_arithmetic(llm: LLM, arithmetic: Arithmetic, workload: Workload) -> tupl
     decode = None if llm.tokenizer is None else llm.tokenizer.decode
     engine = Engine(model, config, llm.loaded.fingerprint, decode)
     policy = llm.policy(arithmetic.cache)
-    work = [Work(task.request, policy) for task in workload.tasks]
+    work = [task.request.with_policy(policy) for task in workload.tasks]
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     verdicts = [task.correct(outputs[task.request.id].text) for task in workload.tasks]
     right = [verdict for verdict in verdicts if verdict is not None]
@@ -96,7 +96,7 @@ def measure_precision(
     jobs = [(llm, arithmetic) for llm in models for arithmetic in arithmetics(llm, batch)]
     for llm, arithmetic in jobs:
         for task in workload.tasks:
-            llm.engine.check(task.request, llm.policy(arithmetic.cache))
+            llm.engine.check(task.request.with_policy(llm.policy(arithmetic.cache)))
     found: list[Divergence] = []
     seen: dict[str, tuple[Arithmetic, Tokens]] = {}  # the first of each dtype
     for llm, arithmetic in tqdm(jobs, desc="precision", unit="run", disable=not progress):

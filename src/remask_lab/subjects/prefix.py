@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.request import Request
 from remask.depth.profile import check_tau, run_depth
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
+from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.subjects.passes import Look, Passes, leading_kv

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.request import Request
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy, settings_of
 from remask_lab.subjects.series import Floats, by_pass, mean
@@ -46,18 +47,18 @@ class StepTracer:
         self._prompt = 0
         self._before: tuple[range, list[Tensor]] | None = None  # the block, and its K and V as unit vectors a layer
 
-    def trace(self, item: Work) -> StepTrace:
+    def trace(self, item: Request) -> StepTrace:
         """Run a request to its end. Raises `ConfigError` where it cannot run."""
         self._trace, self._before = None, None
         self._watcher.run(item, self._look, self._changed)
         assert self._trace is not None
         return self._trace
 
-    def time(self, item: Work) -> Floats:
+    def time(self, item: Request) -> Floats:
         """Seconds of each pass of the request, with nobody looking on, [passes]; of those that denoise."""
         engine, seconds, ran = self._watcher.engine, [], []
         observe_passes(engine, lambda passes: ran.append(bool(passes)))
-        engine.add(item.request, item.policy)
+        engine.add(item)
         while engine.busy:
             ran.clear()
             start = time.perf_counter()
@@ -90,7 +91,7 @@ class StepTracer:
 
 
 def measure_steps(
-    llm: LLM, work: Sequence[Work], policies: Sequence[tuple[str, CachePolicy]], rounds: int, progress: bool = False
+    llm: LLM, work: Sequence[Request], policies: Sequence[tuple[str, CachePolicy]], rounds: int, progress: bool = False
 ) -> StepsReport:
     """Run requests one at a time under `none` and under each of `policies`, and tell what every pass did and cost.
 
@@ -108,7 +109,7 @@ def measure_steps(
         check_uncached(item, none, "the baseline of the steps")
         for name, policy in rows:
             try:
-                llm.engine.check(item.request, policy)
+                llm.engine.check(item.with_policy(policy))
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
     tracers = [StepTracer(llm) for _ in rows]
@@ -138,11 +139,11 @@ def measure_steps(
     )
 
 
-def _seeded(item: Work, seed: int) -> Work:
-    params = item.request.params
+def _seeded(item: Request, seed: int) -> Request:
+    params = item.params
     if params.seed is not None:
         return item
-    return replace(item, request=replace(item.request, params=replace(params, seed=seed)))
+    return replace(item, params=replace(params, seed=seed))
 
 
 def _curves(name: str, policy: CachePolicy, traces: Sequence[StepTrace], seconds: Sequence[Floats]) -> StepCurves:

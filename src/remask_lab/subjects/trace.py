@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.llm import LLM, Work
+from remask.engine.request import Request
+from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.subjects.mass import QueryTap, attention_mass
 from remask_lab.subjects.moments import Moments
@@ -62,16 +63,16 @@ class Tracer:
         self._trace: Trace | None = None
         self._before: list[Tensor] = []  # K and V of the pass before, as unit vectors [2, rows, kv_heads * Dh] a layer
 
-    def check(self, item: Work) -> None:
+    def check(self, item: Request) -> None:
         """Raise `ConfigError` where `trace` would."""
         check_uncached(item, self._none, "drift")
-        self._watcher.engine.check(replace(item.request, prefix_length=0), self._none)
+        self._watcher.engine.check(replace(item, prefix_length=0, policy=self._none))
 
-    def trace(self, item: Work) -> Trace:
+    def trace(self, item: Request) -> Trace:
         """Run a request to its end. Raises `ConfigError` where it cannot run, or asks for a cache or for guidance."""
         self.check(item)
         self._trace, self._before = None, []
-        self._watcher.run(replace(item, request=replace(item.request, prefix_length=0)), self._look, self._changed)
+        self._watcher.run(replace(item, prefix_length=0), self._look, self._changed)
         self._before = []
         assert self._trace is not None
         return self._trace

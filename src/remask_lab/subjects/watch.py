@@ -12,8 +12,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.engine.engine import Engine, Event
+from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
-from remask.llm import LLM, Work
+from remask.llm import LLM
 from remask.models.attention import Attention
 from remask.models.transformer import Transformer
 from remask.observe import ObservedPass, observe_passes
@@ -42,7 +43,7 @@ class Watcher:
         decode = llm.tokenizer.decode if llm.tokenizer is not None else None
         self.engine = Engine(model, config, llm.loaded.fingerprint, decode)
 
-    def run(self, item: Work, look: Look, change: Change | None = None) -> None:
+    def run(self, item: Request, look: Look, change: Change | None = None) -> None:
         """Run a request to its end: `look` before a pass' tokens change, then `change`, if given.
 
         Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
@@ -55,7 +56,7 @@ class Watcher:
                 look(each)
 
         observe_passes(self.engine, observer)
-        self.engine.add(item.request, item.policy)
+        self.engine.add(item)
         while self.engine.busy:
             seen.clear()
             events = self.engine.step()
@@ -77,16 +78,16 @@ def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.b
 class Tracing(Protocol[T]):
     """Makes a trace of one request."""
 
-    def check(self, item: Work) -> None:
+    def check(self, item: Request) -> None:
         """Raise `ConfigError` where `trace` would."""
         ...
 
-    def trace(self, item: Work) -> T:
+    def trace(self, item: Request) -> T:
         """Run a request to its end."""
         ...
 
 
-def trace_all(tracer: Tracing[T], work: Sequence[Work], progress: bool) -> list[T]:
+def trace_all(tracer: Tracing[T], work: Sequence[Request], progress: bool) -> list[T]:
     """A trace of each request. Raises `ConfigError`, before anything runs, where there is none or one cannot run."""
     if not work:
         raise ConfigError("there is no request to look at; give one at least")
@@ -102,21 +103,21 @@ def check_ends(events: Sequence[Event]) -> None:
             raise RemaskError(f"the request ended early: {event.result.error or event.result.finish_reason}")
 
 
-def check_uncached(item: Work, none: CachePolicy, what: str) -> None:
+def check_uncached(item: Request, none: CachePolicy, what: str) -> None:
     """Raise `ConfigError` where a request asks for more than blocks being denoised on one dense canvas.
 
     `what` is measured there. Refused are caches, guidance and corrections.
     """
     if item.policy != none:
         raise ConfigError(f"{what} is that of a model without a cache; leave cache out, or say 'none'")
-    if item.request.params.cfg_scale > 0:
+    if item.params.cfg_scale > 0:
         raise ConfigError(
-            f"cfg_scale={item.request.params.cfg_scale:g}: {what} is measured on one canvas, and a guided request "
+            f"cfg_scale={item.params.cfg_scale:g}: {what} is measured on one canvas, and a guided request "
             "has two; leave cfg_scale out"
         )
-    if item.request.params.correction_steps:
+    if item.params.correction_steps:
         raise ConfigError(
-            f"correction_steps={item.request.params.correction_steps}: {what} is that of blocks being denoised, and a "
+            f"correction_steps={item.params.correction_steps}: {what} is that of blocks being denoised, and a "
             "correction goes over the whole response; leave correction_steps out"
         )
 

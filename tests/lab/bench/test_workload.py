@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from remask import LLM, SamplingParams
-from remask.core.request import Request
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask_lab.bench.workload import Task, gsm8k_workload, random_workload, reads_chats, token_agreement
 from tests.depth.models import open_model, with_ascii_tokenizer

@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.request import Request
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import Work
 from remask_lab.ops.clock import Clock
 from remask_lab.ops.operations import profile_operations
 from remask_lab.ops.peaks import measure_peaks
 from remask_lab.ops.report import Peaks, Profile, StepProfile
 from remask_lab.ops.timed import OPERATIONS, timed
-from tests.engine.support import CPU, make_engine, request, run
-from tests.engine.support import Work as EngineWork
+from tests.engine.support import CPU, Work, make_engine, request, run
 
 LIMITS = EngineConfig(max_num_seqs=4, max_model_len=64, store_budget_tokens=32)
 
@@ -28,10 +26,10 @@ def llm() -> LLM:
     return LLM("llada-tiny", load_format="dummy", dtype="float32", engine=LIMITS)
 
 
-def work(llm: LLM, cache: str, settings: dict[str, Any], requests: int = 2, **sampling: Any) -> list[Work]:
+def work(llm: LLM, cache: str, settings: dict[str, Any], requests: int = 2, **sampling: Any) -> list[Request]:
     params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **sampling})
     prompts = [[*range(1, 21), index] for index in range(requests)]
-    return [Work(Request(str(i), p, params, 20), llm.policy(cache, settings)) for i, p in enumerate(prompts)]
+    return [Request(str(i), p, params, 20, llm.policy(cache, settings)) for i, p in enumerate(prompts)]
 
 
 @pytest.fixture
@@ -137,7 +135,7 @@ def test_what_cannot_run_is_refused(llm: LLM) -> None:
 
 
 def test_instruments_change_nothing() -> None:
-    item = EngineWork(request("r", 12, 8, block_length=4), LLM("llada-tiny", load_format="dummy").policy("block-dual"))
+    item = Work(request("r", 12, 8, block_length=4), LLM("llada-tiny", load_format="dummy").policy("block-dual"))
     engine = make_engine()
     clock = timed(engine)
     clock.start()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.cli.lines import Defaults, as_work
+from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError
 from remask_lab.subjects.features import FeatureTracer, measure_features, pick_count, summarise
 from remask_lab.subjects.features_report import FEATURES, reading
@@ -41,7 +41,7 @@ class Recording(DenseModel):
 def test_similarities_equal_the_recorded_ones(row: int) -> None:
     llm, recorded = open_model(goldens.model_dir("unif")), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    report = measure_features(llm, [as_work(llm, run.request_line(), "0", Defaults({}, "none", {}))])
+    report = measure_features(llm, [as_request(llm, run.request_line(), "0", Defaults({}, "none", {}))])
     for name in ("k", "v"):
         expected = 1 - recorded[f"{name}_drift"][:, row].numpy()
         np.testing.assert_allclose(np.array(report.maps[name]), expected, rtol=0, atol=1e-5)

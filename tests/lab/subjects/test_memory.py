@@ -7,9 +7,8 @@ import pytest
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
-from remask.core.request import Request
+from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import Work
 from remask.models.presets import preset
 from remask.policies import names_for, parse
 from remask_lab.subjects.memory import Crowd, formula, measure_memory
@@ -33,14 +32,14 @@ CASES = [
 PREFIX, OWN, RESPONSE = 37, 6, 13
 
 
-def work(llm: LLM, cache: str, requests: int = 3, **sampling: Any) -> list[Work]:
+def work(llm: LLM, cache: str, requests: int = 3, **sampling: Any) -> list[Request]:
     more: dict[str, Any] = {"remasking": "random"} if cache == "dkv-greedy" else {}
     if llm.loaded.config.kind == "uniform":
         more["canvas_length"] = PREFIX + OWN + RESPONSE + 4
     params = SamplingParams(**{"max_tokens": RESPONSE, "ignore_eos": True, **more, **sampling})
     policy = llm.policy(cache, SETTINGS.get(cache))
     prompts = [[*range(PREFIX), *range(100 + i, 100 + i + OWN)] for i in range(requests)]
-    return [Work(Request(str(i), prompt, params, PREFIX), policy) for i, prompt in enumerate(prompts)]
+    return [Request(str(i), prompt, params, PREFIX, policy=policy) for i, prompt in enumerate(prompts)]
 
 
 def model_of(name: str, **limits: Any) -> LLM:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
 from remask.depth.similarity import Measure, PrefixProbe
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.subjects.prefix import measure_prefix, summarise

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.subjects.reuse import measure_reuse, summarise

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from remask.errors import ConfigError
-from remask.llm import Work
 from remask_lab.subjects.steps import StepTracer, measure_steps
 from remask_lab.subjects.steps_report import reading
 from remask_lab.subjects.trace import Tracer
@@ -54,7 +53,7 @@ def test_policies_side_by_side() -> None:
     assert dual.row_layers[-1] == 6 * llm.loaded.config.layers
     for curves in report.policies:
         for item in items:
-            (output,) = llm.run([type(item)(item.request, dict(policies)[curves.cache])])
+            (output,) = llm.run([item.with_policy(dict(policies)[curves.cache])])
             assert output.usage.forwards in curves.passes
         assert len(curves.milliseconds) == len(curves.row_layers) == max(curves.passes)
         assert min(curves.milliseconds) > 0
@@ -103,7 +102,7 @@ def test_a_pass_that_only_completes_a_page_is_no_step() -> None:
     item = work(llm, max_tokens=4 * found.block - 11)
     exact = llm.policy("exact")
     _, curves = measure_steps(llm, [item], [("exact", exact)], rounds=1).policies
-    (output,) = llm.run([Work(item.request, exact)])
+    (output,) = llm.run([item.with_policy(exact)])
     assert len(curves.row_layers) == len(curves.milliseconds) == output.usage.forwards
     assert llm.engine.stats.steps == output.usage.forwards + 1, "there is such a pass"
 

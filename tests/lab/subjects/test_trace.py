@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from remask.cli.lines import Defaults, as_work
+from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError, RemaskError
 from remask_lab.subjects.drift import summarise
 from remask_lab.subjects.regions import REGIONS, regions
@@ -31,7 +31,7 @@ def close(actual: list[np.ndarray[Any, Any]], expected: torch.Tensor, atol: floa
 def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
     llm, recorded = open_model(goldens.model_dir("unif"), **limits), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    trace = Tracer(llm).trace(as_work(llm, run.request_line(), "0", Defaults({}, "none", {})))
+    trace = Tracer(llm).trace(as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
     close(trace.k_drift, recorded["k_drift"][:, row], 1e-5)
     close(trace.v_drift, recorded["v_drift"][:, row], 1e-5)
     close(trace.attention, recorded["attn_mass"][:, row], 1e-5)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.core.depth import DepthLookup
-from remask.core.request import Request
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED
@@ -64,7 +64,7 @@ def _pair(llm: LLM, specs: list[str]) -> list[str]:
 
 def _runs(llm: LLM, spec: str, request: Request) -> bool:
     try:
-        llm.engine.check(request, llm.policy(spec, None, lambda: DepthLookup({})))
+        llm.engine.check(request.with_policy(llm.policy(spec, None, lambda: DepthLookup({}))))
     except ConfigError:
         return False
     return True

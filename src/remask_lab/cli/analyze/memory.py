@@ -7,7 +7,6 @@ from typing import Any
 
 from remask.cli.options import object_option
 from remask.errors import ConfigError
-from remask.llm import Work
 from remask_lab.bench.contenders import contender, every_contender
 from remask_lab.cli.analyze.result import add_result_options, check_result_options, keep
 from remask_lab.cli.shape import add_shape_options, open_with_requests, settings_of
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--cache-config names {name!r}, which is not measured; measured are {', '.join(known)}")
     uses = []
     for row in rows:
-        work = [Work(task.request, row.policy) for task in (row.workload or workload).tasks]
+        work = [task.request.with_policy(row.policy) for task in (row.workload or workload).tasks]
         uses.append(measure_memory(llm, row.name, work))
     print(text(uses))
     for left in left_out:

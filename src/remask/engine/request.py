@@ -1,0 +1,41 @@
+"""A request, as every caller gives it to the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from remask.core.sampling import SamplingParams
+from remask.policies.base import CachePolicy
+from remask.policies.dense import Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to answer, and how.
+
+    Attributes:
+        id: names the request. No two requests in an engine have the same id at a time.
+        prompt_token_ids: the prompt, int [prompt].
+        params: the sampling parameters.
+        prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
+        policy: the cache policy. The default caches nothing.
+        cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
+        priority: requests with lower numbers begin first, and equal ones in order of arrival. Requests that already
+            run are not affected.
+        deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
+            no limit.
+        drafts: the engine also reports what every pass predicted (`Draft`).
+    """
+
+    id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prefix_length: int = 0
+    policy: CachePolicy = Dense()  # noqa: RUF009 - policies are frozen
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+    drafts: bool = False
+
+    def with_policy(self, policy: CachePolicy) -> "Request":
+        """The same request under another cache policy."""
+        return replace(self, policy=policy)
