@@ -44,6 +44,8 @@ ORDER = (
     "remask_lab.likelihood",
     "remask_lab.load",
     "remask_lab.harness",
+    "remask_lab.arguments",
+    "remask_lab.instruments",
     "remask_lab.subjects",
     "remask_lab.speed",
     "remask_lab.papers",

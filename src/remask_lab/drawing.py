@@ -12,6 +12,7 @@ from remask.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DPI = 160
@@ -57,3 +58,10 @@ def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
     if known:
         low, high = max(min(known), max(known) * 1e-7), max(known)
         axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 2, high * 2)})
+
+
+def whole_ticks(axis: Axis, most: int) -> None:
+    """Ticks of an axis at whole numbers only, at most about so many."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, integer=True))

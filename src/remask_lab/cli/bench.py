@@ -9,6 +9,8 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
+from remask_lab.arguments.common import COMPARED_CACHES
+from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.fewer_steps import step_baselines
@@ -21,8 +23,6 @@ from remask_lab.bench.workload import (
     conversation_workload,
     is_bundled,
 )
-from remask_lab.cli.options import COMPARED_CACHES
-from remask_lab.cli.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.records.record import write_record
 
 ALL = "all"

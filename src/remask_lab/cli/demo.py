@@ -9,6 +9,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.models.source import BUNDLED, BUNDLED_UNIFORM
+from remask_lab.arguments.common import COMPARED_CACHES
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.report import table
@@ -19,7 +20,6 @@ from remask_lab.bench.workload import (
     bundled_workload,
     timetable_workload,
 )
-from remask_lab.cli.options import COMPARED_CACHES
 from remask_lab.depth_plot import plot_depth
 from remask_lab.drawing import check_drawing
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from remask.cli.options import check_folder, object_option
 from remask.errors import ConfigError
-from remask_lab.cli.shape import add_shape_options, open_with_requests, settings_of
+from remask_lab.arguments.shape import add_shape_options, open_with_requests, settings_of
 from remask_lab.ops.operations import profile_operations
 from remask_lab.ops.peaks import measure_peaks
 from remask_lab.ops.plot import plot_roofline

@@ -12,9 +12,9 @@ from torch import Tensor
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
+from remask_lab.instruments.series import Floats
+from remask_lab.instruments.watch import Watcher, check_uncached, distance, trace_all, units
 from remask_lab.subjects.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
-from remask_lab.subjects.series import Floats
-from remask_lab.subjects.watch import Watcher, check_uncached, distance, trace_all, units
 
 KEPT = 24  # passes of a request whose states are kept to be compared with one another
 

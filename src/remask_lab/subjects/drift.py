@@ -6,12 +6,12 @@ import numpy as np
 
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask_lab.subjects.moments import Moments, off_diagonal_mean
-from remask_lab.subjects.regions import REGIONS, SINK
+from remask_lab.instruments.moments import Moments, off_diagonal_mean
+from remask_lab.instruments.regions import REGIONS, SINK
+from remask_lab.instruments.series import Floats, by_pass, mean
+from remask_lab.instruments.watch import trace_all
 from remask_lab.subjects.report import DriftReport, RegionMeans, Subject
-from remask_lab.subjects.series import Floats, by_pass, mean
 from remask_lab.subjects.trace import Trace, Tracer
-from remask_lab.subjects.watch import trace_all
 
 
 def measure_drift(llm: LLM, work: Sequence[Request], progress: bool = False) -> DriftReport:

@@ -16,9 +16,9 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
+from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
+from remask_lab.instruments.passes import Look, Passes, leading_kv
 from remask_lab.subjects.leakage_report import Constants, LeakageReport, RatioLeakage
-from remask_lab.subjects.mass import TILE, QueryTap, attention_scores
-from remask_lab.subjects.passes import Look, Passes, leading_kv
 
 Floats = NDArray[np.float64]
 SAMPLES = 4  # requests per ratio, where nobody says how many

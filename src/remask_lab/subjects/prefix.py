@@ -11,7 +11,7 @@ from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
-from remask_lab.subjects.passes import Look, Passes, leading_kv
+from remask_lab.instruments.passes import Look, Passes, leading_kv
 from remask_lab.subjects.prefix_report import PrefixSimilarity, Table
 
 Floats = NDArray[np.float64]

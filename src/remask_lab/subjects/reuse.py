@@ -12,7 +12,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.policies import CachePolicy
-from remask_lab.subjects.passes import Look, Passes, leading_kv
+from remask_lab.instruments.passes import Look, Passes, leading_kv
 from remask_lab.subjects.reuse_report import ANOTHER, ONCE, PERIODIC, SETTINGS, ReuseReport
 
 Floats = NDArray[np.float64]

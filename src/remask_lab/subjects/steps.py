@@ -15,9 +15,9 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy, settings_of
-from remask_lab.subjects.series import Floats, by_pass, mean
+from remask_lab.instruments.series import Floats, by_pass, mean
+from remask_lab.instruments.watch import Watcher, certainty, check_ends, check_uncached, distance, units
 from remask_lab.subjects.steps_report import StepCurves, StepsReport
-from remask_lab.subjects.watch import Watcher, certainty, check_ends, check_uncached, distance, units
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
-from remask_lab.subjects.mass import QueryTap, attention_mass
-from remask_lab.subjects.moments import Moments
-from remask_lab.subjects.regions import REGIONS, Regions, regions
-from remask_lab.subjects.series import Floats
-from remask_lab.subjects.watch import Watcher, certainty, check_uncached, distance, units
+from remask_lab.instruments.mass import QueryTap, attention_mass
+from remask_lab.instruments.moments import Moments
+from remask_lab.instruments.regions import REGIONS, Regions, regions
+from remask_lab.instruments.series import Floats
+from remask_lab.instruments.watch import Watcher, certainty, check_uncached, distance, units
 
 
 @dataclass(slots=True)

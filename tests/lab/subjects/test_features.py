@@ -12,8 +12,14 @@ from torch import Tensor
 
 from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError
-from remask_lab.subjects.features import FeatureTracer, measure_features, pick_count, summarise
-from remask_lab.subjects.features_report import FEATURES, reading
+from remask_lab.subjects.features import (
+    FEATURES,
+    FeatureTracer,
+    measure_features,
+    pick_count,
+    reading,
+    summarise,
+)
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens

@@ -9,8 +9,8 @@ import torch
 
 from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError, RemaskError
+from remask_lab.instruments.regions import REGIONS, regions
 from remask_lab.subjects.drift import summarise
-from remask_lab.subjects.regions import REGIONS, regions
 from remask_lab.subjects.trace import Trace, Tracer
 from tests import goldens as masked
 from tests.engine import kinds

@@ -1,42 +1,48 @@
-"""`remask analyze`: one module a subject."""
+"""`remask analyze SUBJECT`: runs a subject, prints its outcome, and keeps it.
+
+A subject is one module of `remask_lab.subjects`. It has
+
+- `SUMMARY`, a line of `remask analyze --help`,
+- `add_arguments(parser)`, which adds its options, those of `remask_lab.arguments.results` among them,
+- `measure(args) -> Outcome`.
+
+Its name is that of the module, with hyphens. Nothing else has to know of it.
+"""
 
 import argparse
+import importlib
+import pkgutil
 
-from remask_lab.cli.analyze import (
-    compare,
-    decoding,
-    depth,
-    drift,
-    features,
-    grid,
-    leakage,
-    memory,
-    precision,
-    prefix_similarity,
-    reuse,
-    steps,
-    sweep,
-)
-
-SUBJECTS = (
-    drift,
-    decoding,
-    features,
-    steps,
-    grid,
-    compare,
-    precision,
-    memory,
-    prefix_similarity,
-    depth,
-    reuse,
-    sweep,
-    leakage,
-)
+from remask_lab import subjects
+from remask_lab.arguments.results import check_result_options, keep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's subjects."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    for subject in SUBJECTS:
-        subject.add_parser(subjects)
+    """Add a parser for each subject."""
+    found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for name in subject_names():
+        subject = importlib.import_module(f"{subjects.__name__}.{name}")
+        if not hasattr(subject, "SUMMARY"):
+            continue
+        own = found.add_parser(name.replace("_", "-"), help=subject.SUMMARY)
+        subject.add_arguments(own)
+        own.set_defaults(measure=subject.measure)
+    for module in pkgutil.iter_modules(__path__):
+        try:
+            old = importlib.import_module(f"{__name__}.{module.name}")
+        except ImportError:
+            continue
+        if hasattr(old, "add_parser"):
+            old.add_parser(found)
+
+
+def subject_names() -> list[str]:
+    """Modules of `remask_lab.subjects`, in alphabetical order."""
+    return [module.name for module in pkgutil.iter_modules(subjects.__path__)]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and keep what was asked for."""
+    check_result_options(args)
+    keep(args, args.measure(args))
+    return 0

@@ -9,8 +9,8 @@ from typing import Any
 from remask.cli.options import add_model_options, check_folder, sampling_option
 from remask.core.checks import listed
 from remask.errors import ConfigError
+from remask_lab.arguments.requests import add_source_options, open_requests
 from remask_lab.cli.analyze.page import page
-from remask_lab.cli.analyze.requests import add_source_options, open_requests
 from remask_lab.records.record import Record, about, write_record
 from remask_lab.subjects.compare import compare, reading, variant
 

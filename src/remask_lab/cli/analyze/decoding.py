@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.core.checks import whole
-from remask_lab.cli.analyze.requests import add_request_options, open_requests, save
+from remask_lab.arguments.requests import add_request_options, open_requests, save
 from remask_lab.subjects.decoding import measure_decoding
 from remask_lab.subjects.decoding_report import DecodingReport, reading
 from remask_lab.subjects.plots.decoding import plot_decoding

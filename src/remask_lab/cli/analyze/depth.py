@@ -11,12 +11,12 @@ from remask.depth.prompts import read_prompts, task_prompts
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
-from remask_lab.cli.options import tau_option
+from remask_lab.arguments.common import tau_option
+from remask_lab.arguments.results import add_result_options, check_result_options, tell
+from remask_lab.instruments.passes import check_masked
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.depth import SAMPLES, measure_depths
 from remask_lab.subjects.depth_report import DepthReport, reading
-from remask_lab.subjects.passes import check_masked
 from remask_lab.subjects.plots.depths import plot_depths
 
 

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from remask_lab.cli.analyze.requests import add_request_options, open_requests, save
+from remask_lab.arguments.requests import add_request_options, open_requests, save
 from remask_lab.subjects.drift import measure_drift
 from remask_lab.subjects.plots.drift import plot_drift
 from remask_lab.subjects.report import DriftReport, reading

@@ -9,8 +9,8 @@ from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.checks import listed
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
+from remask_lab.arguments.results import check_result_options, keep
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
-from remask_lab.cli.analyze.result import check_result_options, keep
 from remask_lab.records.record import about, read_record
 from remask_lab.records.sweep import Sweep
 from remask_lab.subjects.grid import Grid, rows_of, run_grid

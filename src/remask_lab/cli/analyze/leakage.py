@@ -7,12 +7,12 @@ from remask.cli.options import add_model_options, open_llm
 from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import default_prompts, read_prompts
 from remask.engine.config import EngineConfig
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
-from remask_lab.cli.options import tau_option
+from remask_lab.arguments.common import tau_option
+from remask_lab.arguments.results import add_result_options, check_result_options, tell
+from remask_lab.instruments.passes import check_masked
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.leakage import SAMPLES, measure_leakage
 from remask_lab.subjects.leakage_report import LeakageReport, reading
-from remask_lab.subjects.passes import check_masked
 from remask_lab.subjects.plots.leakage import plot_leakage
 
 RATIOS = (10, 30, 50, 70, 80, 90, 95)

@@ -7,9 +7,9 @@ from typing import Any
 
 from remask.cli.options import object_option
 from remask.errors import ConfigError
+from remask_lab.arguments.results import add_result_options, check_result_options, keep
+from remask_lab.arguments.shape import add_shape_options, open_with_requests, settings_of
 from remask_lab.bench.contenders import contender, every_contender
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, keep
-from remask_lab.cli.shape import add_shape_options, open_with_requests, settings_of
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.memory import measure_memory
 from remask_lab.subjects.memory_report import MemoryUse

@@ -8,8 +8,8 @@ from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.checks import whole
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
+from remask_lab.arguments.results import add_result_options, check_result_options, keep
 from remask_lab.bench.workload import usual_workload
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, keep
 from remask_lab.records.record import Record, about
 from remask_lab.subjects.plots.precision import plot_precision
 from remask_lab.subjects.precision import Divergence, measure_precision, reading

@@ -6,11 +6,11 @@ from typing import Any
 from remask.cli.options import add_model_options, open_llm
 from remask.depth.similarity import Measure
 from remask.engine.config import EngineConfig
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
-from remask_lab.cli.options import tau_option
-from remask_lab.cli.workload import add_workload_options, asked_workload, described
+from remask_lab.arguments.common import tau_option
+from remask_lab.arguments.results import add_result_options, check_result_options, tell
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described
+from remask_lab.instruments.passes import check_masked
 from remask_lab.records.record import Record, about
-from remask_lab.subjects.passes import check_masked
 from remask_lab.subjects.plots.prefix import plot_prefix
 from remask_lab.subjects.prefix import measure_prefix
 from remask_lab.subjects.prefix_report import PrefixSimilarity, reading

@@ -7,13 +7,13 @@ from typing import Any
 from remask.cli.options import add_model_options, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
-from remask_lab.cli.workload import add_workload_options, asked_workload, described
+from remask_lab.arguments.results import add_result_options, check_result_options, tell
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described
+from remask_lab.instruments.passes import check_masked
 from remask_lab.records.record import Record, about
 from remask_lab.subjects import collapse_report, reuse_report
 from remask_lab.subjects.collapse import measure_collapse
 from remask_lab.subjects.collapse_report import Row, shares
-from remask_lab.subjects.passes import check_masked
 from remask_lab.subjects.plots.reuse import plot_reuse
 from remask_lab.subjects.reuse import measure_reuse
 from remask_lab.subjects.reuse_report import SETTINGS, ReuseReport

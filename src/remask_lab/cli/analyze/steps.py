@@ -9,8 +9,8 @@ from remask.core.checks import whole
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.cli.analyze.requests import add_request_options, open_requests, save
-from remask_lab.cli.options import COMPARED_CACHES
+from remask_lab.arguments.common import COMPARED_CACHES
+from remask_lab.arguments.requests import add_request_options, open_requests, save
 from remask_lab.subjects.plots.steps import plot_steps
 from remask_lab.subjects.steps import measure_steps
 from remask_lab.subjects.steps_report import StepsReport, reading

@@ -7,13 +7,13 @@ from typing import Any
 from remask.cli.options import add_model_options, open_llm
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, tell
-from remask_lab.cli.options import tau_option
-from remask_lab.cli.workload import add_workload_options, asked_workload, described
+from remask_lab.arguments.common import tau_option
+from remask_lab.arguments.results import add_result_options, check_result_options, tell
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described
+from remask_lab.instruments.passes import check_masked
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
 from remask_lab.subjects.parameters import CACHES, Grid, run_sweep
-from remask_lab.subjects.passes import check_masked
 from remask_lab.subjects.plots.sweep import plot_sweep
 from remask_lab.subjects.sweep_report import Parameter, Row, reading
 

@@ -17,7 +17,7 @@ from remask.cli.options import (
 )
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
-from remask_lab.cli.options import compared_policies
+from remask_lab.arguments.common import compared_policies
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.perplexity import RESAMPLES, Perplexity, cut_prompts, measure, read_texts
 from remask_lab.records.record import Record, about, write_record

@@ -22,8 +22,8 @@ from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask_lab.arguments.common import compared_policies
 from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
-from remask_lab.cli.options import compared_policies
 from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
 from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.report import table

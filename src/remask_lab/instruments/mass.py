@@ -7,7 +7,7 @@ from torch import Tensor
 
 from remask.models.attention import Attention, Sink
 from remask.models.stage import Segments
-from remask_lab.subjects.regions import REGIONS, SINK
+from remask_lab.instruments.regions import REGIONS, SINK
 
 TILE = 128  # queries whose probabilities exist at a time
 

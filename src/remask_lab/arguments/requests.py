@@ -1,8 +1,6 @@
-"""What the subjects share that run requests and look on: which requests, and where the numbers go."""
+"""Options that say which requests a subject watches, and those requests."""
 
 import argparse
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from remask.cli.lines import Defaults, as_request, read_requests
@@ -10,21 +8,19 @@ from remask.cli.options import add_model_options, open_llm, sampling_option
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.llm import LLM
-from remask_lab.cli.analyze.result import add_result_options, check_result_options, keep
-from remask_lab.records.record import Record, about
-
-Draw = Callable[[], list[Path]]
+from remask_lab.arguments.results import add_result_options
+from remask_lab.records.record import about
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """Requests, sampling, output, pictures and the model."""
+    """Add the options for requests, sampling, the result and the model."""
     add_source_options(parser)
     add_result_options(parser)
     add_model_options(parser)
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Requests, and how they are sampled."""
+    """Add the options for requests and how they are sampled."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
     source.add_argument("--input", metavar="FILE", help="JSONL of requests, as 'generate' takes it, without a cache")
@@ -33,8 +29,10 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
-    """The model, and the requests under `none` or what their lines say. Raises `ConfigError` on what cannot be used."""
-    check_result_options(args)
+    """Open the model and read the requests, each under `none` or what its line says.
+
+    Raises `ConfigError` on what cannot be used.
+    """
     defaults = Defaults(sampling_option(args), "none", {})
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=args.max_model_len))
     if args.prompt is not None:
@@ -42,7 +40,6 @@ def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
     return llm, read_requests(llm, args.input, defaults)
 
 
-def save(args: argparse.Namespace, llm: LLM, work: list[Request], data: Any, draw: Draw, **settings: Any) -> None:
-    """Write the record of `data` and draw its pictures, where they are asked for, and say where they are."""
-    facts: Mapping[str, Any] = {"requests": len(work), "sampling": sampling_option(args), **settings}
-    keep(args, Record(f"analyze {args.subject}", about(llm, settings=facts), data), draw)
+def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], **settings: Any) -> dict[str, Any]:
+    """What a record says of requests that `open_requests` read: how many, their sampling, and `settings`."""
+    return about(llm, settings={"requests": len(requests), "sampling": sampling_option(args), **settings})

@@ -19,7 +19,7 @@ from remask.models.attention import Attention
 from remask.models.transformer import Transformer
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy
-from remask_lab.subjects.series import Floats
+from remask_lab.instruments.series import Floats
 
 T = TypeVar("T", covariant=True)
 
