@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from remask.core.sampling import REMASKING, SamplingParams
+from remask.core.remasking import REMASKING
+from remask.core.sampling import SamplingParams
 from remask.core.slowfast import SlowFastKnobs
 from remask.errors import ConfigError, UnknownNameError
 
@@ -180,10 +181,10 @@ def test_slowfast_takes_knobs_and_has_defaults() -> None:
     [
         ({"slowfast": {}}, "slowfast holds the knobs of remasking='slowfast'; set both, or neither"),
         ({"remasking": "random", "slowfast": {}}, "set both, or neither"),
-        ({"remasking": "slowfast", "slowfast": 3}, "slowfast must be an object of its knobs, got 3"),
+        ({"remasking": "slowfast", "slowfast": 3}, "slowfast must be an object of slowfast knobs, got 3"),
         (
             {"remasking": "slowfast", "slowfast": {"treshold": 1}},
-            r"slowfast 'treshold'. Did you mean 'threshold'",
+            r"Unknown slowfast knob 'treshold'. Did you mean 'threshold'",
         ),
         ({"remasking": "slowfast", "steps": 4}, "follows no schedule, so steps=4 has no part in it; leave steps out"),
         ({"remasking": "slowfast", "steps_per_block": 2}, "so steps_per_block=2 has no part in it; leave steps_per_b"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from remask.core.noise import Noise
+from remask.core.sampling import SamplingDefaults
 from remask.errors import CheckpointError, UnknownNameError
 from remask.models.config import ModelConfig
 from remask.models.families import DREAM as DREAM_FAMILY
@@ -85,6 +86,7 @@ def test_every_key_of_a_small_configuration_arrives() -> None:
     assert DREAM_FAMILY.config(DREAM) == ModelConfig(
         family="dream", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
         rope_theta=1e6, norm_eps=1e-6, mask_id=39, stop_ids=(38,), qkv_bias=True, tied=False, shift=1,
+        sampling=SamplingDefaults("entropy", time_schedule=True),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.sampling import SamplingParams
+from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.sampling.block_causal import BlockCausalDecoding
 
@@ -14,7 +14,7 @@ MASK = 39
 
 def decoding(prompt: int = 5, block: int | None = 4, **sampling: Any) -> BlockCausalDecoding:
     params = SamplingParams(**{"max_tokens": 6, **sampling})
-    return BlockCausalDecoding.of([1] * prompt, params, block, MASK, 0)
+    return BlockCausalDecoding.of([1] * prompt, params, SamplingDefaults(), block, MASK, 0)
 
 
 def chosen(confidence: list[float], known: int = 0, step: int = 0, **sampling: Any) -> list[int]:

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.sampling import SamplingParams
+from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.schedule import TimeSchedule
 
+FAMILIES = {"llada": SamplingDefaults(), "dream": SamplingDefaults("entropy", time_schedule=True)}
 PROMPT = 3
 MASK_ID = 99
 
@@ -28,7 +29,7 @@ class Bench:
         **values: Any,
     ) -> None:
         self.params = SamplingParams(**values)
-        decoding = MaskedDecoding.of([1] * PROMPT, self.params, family, MASK_ID, seed, blockwise=False)
+        decoding = MaskedDecoding.of([1] * PROMPT, self.params, FAMILIES[family], MASK_ID, seed, blockwise=False)
         self.canvas = decoding.canvas()
         self.decoder = decoding.decoder(self.canvas, idle)
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from remask.cli import serve
+from remask.core.fields import declared
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
 from remask.models.presets import preset
 from remask.server.errors import _CODES
 from remask.server.protocol import ChatBody, CompletionBody
@@ -38,7 +41,8 @@ def test_flags() -> None:
 
 def test_fields() -> None:
     fields = set(ChatBody.model_fields) | set(CompletionBody.model_fields)
-    assert named("Fields of a request") == fields - {"messages", "prompt"}
+    own = fields - set(declared(SamplingParams)) - set(declared(Terms))
+    assert named("Fields of a request") == own - {"messages", "prompt"}
 
 
 def test_endpoints() -> None:

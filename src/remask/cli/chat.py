@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument("--cache", metavar="SPEC", help="policy; by default the one that remask serve takes")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
+    parser.add_argument(
+        "--sampling", metavar="JSON", help="sampling parameters; 'remask generate --help-fields' lists them"
+    )
     parser.set_defaults(in_process=in_process.parse_args([]))
 
 

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from remask.cli.fields_help import FieldsAction
 from remask.cli.options import object_option
-from remask.core.checks import json_object
+from remask.core.checks import json_object, shown
+from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask.prompts import encode
 
-TERMS = ("cache_salt", "priority", "deadline_s")  # of a request; the engine checks them
-KEYS = ("id", "prompt", "messages", "prompt_token_ids", "prefix_length", "sampling", "cache", "cache_config", *TERMS)
 PROMPTS = ("prompt", "messages", "prompt_token_ids")
+KEYS = ("id", *PROMPTS, "sampling", *declared(Terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ def add_default_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and leave")
 
 
 def defaults_of(args: argparse.Namespace) -> Defaults:
@@ -53,36 +56,37 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     tokens, shared = _tokens(llm, given[0], line[given[0]])
     own = line.get("sampling")
     if own is not None and not isinstance(own, dict):
-        raise ConfigError(f"sampling must be an object of sampling parameters, got {own!r}")
+        raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
     params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
-    prefix = line.get("prefix_length")
-    terms = {key: line[key] for key in TERMS if line.get(key) is not None}
-    shared = shared if prefix is None else prefix
-    return Request(request_id, tokens, params, shared, _policy(llm, line, defaults), **terms)
+    terms = Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
+    return Request(
+        request_id,
+        tokens,
+        params,
+        shared if terms.prefix_length is None else terms.prefix_length,
+        _policy(llm, terms, defaults),
+        cache_salt=terms.cache_salt,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+    )
 
 
 def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
     if kind == "prompt_token_ids":
         if not isinstance(value, list):
-            raise ConfigError(f"prompt_token_ids must be a list of token ids, got {value!r}")
+            raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
         return value, 0
     if kind == "prompt" and not isinstance(value, str):
-        raise ConfigError(f"prompt must be a text, got {value!r}; token ids go into prompt_token_ids")
+        raise ConfigError(f"prompt must be a text, got {shown(value)}; token ids go into prompt_token_ids")
     if kind == "messages" and not isinstance(value, list):
-        raise ConfigError(f"messages must be a list of {{role, content}}, got {value!r}")
+        raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
     return encode(value, llm.tokenizer)
 
 
-def _policy(llm: LLM, line: Mapping[str, Any], defaults: Defaults) -> CachePolicy:
-    spec = line.get("cache")
-    settings = line.get("cache_config")
-    if spec is not None and not isinstance(spec, str):
-        raise ConfigError(f"cache must be the name of a policy, got {spec!r}")
-    if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(f"cache_config must be an object of settings, got {settings!r}")
-    if spec is None:
-        return llm.policy(defaults.cache, settings if settings is not None else defaults.cache_config)
-    return llm.policy(spec, settings)
+def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:
+    if terms.cache is None:
+        return llm.policy(defaults.cache, defaults.cache_config if terms.cache_config is None else terms.cache_config)
+    return llm.policy(terms.cache, terms.cache_config)
 
 
 def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:

@@ -53,7 +53,11 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
         "--cache", default=AUTO, metavar="SPEC", help="policy or composition (auto: bicache where defined)"
     )
     group.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    group.add_argument("--sampling", metavar="JSON", help="sampling parameters of requests that leave them out")
+    group.add_argument(
+        "--sampling",
+        metavar="JSON",
+        help="sampling parameters of requests that leave them out; 'remask generate --help-fields' lists them",
+    )
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
     group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the model's own")
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
@@ -123,8 +127,7 @@ def check_extra(*needed: str) -> None:
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of `ServerConfig` as given; `args.model` is known. Raises `ConfigError` on a port that is none."""
-    if not 0 <= args.port <= MAX_PORT:
-        raise ConfigError(f"--port must be from 0 to {MAX_PORT}, got {args.port}")
+    whole("--port", args.port, low=0, high=MAX_PORT)
     return {
         "model_names": args.served_model_name or [args.model],
         "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],

@@ -1,40 +1,242 @@
-"""Checks of values that users give. Each raises `ConfigError` naming the field, the value and what is allowed."""
+"""Checks of values that users give. Each raises `ConfigError` naming the field, the value and what is allowed.
+
+A set of values is an object (`Whole`, `Real`, `Choice`, ...), so that the same range decides what is accepted, what an
+error says, what the documentation lists and what an OpenAPI document promises. The functions below check one value.
+"""
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
-from remask.errors import ConfigError
+from remask.errors import ConfigError, UnknownNameError
 
 LARGEST = 2**63 - 1
+SHOWN = 100  # characters of a refused value in its error
 
 
-def whole(name: str, value: object, low: int, *, optional: bool = False) -> None:
-    """A whole number of at least `low`; `optional` allows None."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= LARGEST:
-        raise ConfigError(f"{name} must be a whole number from {low} to 2**63 - 1, got {value!r}")
+class Values(ABC):
+    """A set of values."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The set in words that follow "must be"."""
+
+    @abstractmethod
+    def fits(self, value: object) -> bool:
+        """Whether `value` is in the set."""
+
+    @abstractmethod
+    def schema(self) -> dict[str, Any]:
+        """The set as a JSON Schema."""
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ConfigError` where `value` is not in the set; `name` is the field in the error."""
+        if not self.fits(value):
+            raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Values):
+    """Whole numbers from `low` to `high`."""
+
+    low: int
+    high: int = LARGEST
+
+    @property
+    def words(self) -> str:
+        """Such as "a whole number from 1 to 2**63 - 1"."""
+        return f"a whole number from {_bound(self.low)} to {_bound(self.high)}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is an `int`, no `bool`, within the range."""
+        return is_whole(value, self.low, self.high)
+
+    def schema(self) -> dict[str, Any]:
+        """An integer with both bounds."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Real(Values):
+    """Finite numbers from `low` (`above` it, where that is set) to `high`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    @property
+    def words(self) -> str:
+        """Such as "a number above 0 to 1"."""
+        end = f" to {self.high:g}" if self.high < math.inf else " up"
+        return f"a number {'above' if self.above else 'from'} {self.low:g}{end}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is a finite number within the range that a float can hold."""
+        return is_real(value, self.low, self.high) and not (self.above and value == self.low)
+
+    def schema(self) -> dict[str, Any]:
+        """A number with the bounds that are finite."""
+        schema: dict[str, Any] = {"type": "number"}
+        schema["exclusiveMinimum" if self.above else "minimum"] = self.low
+        # Beyond this, whole numbers in JSON are refused.
+        return schema | {"maximum": self.high if self.high < math.inf else LARGEST}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Values):
+    """True and false."""
+
+    @property
+    def words(self) -> str:
+        """The two values."""
+        return "true or false"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is a `bool`."""
+        return isinstance(value, bool)
+
+    def schema(self) -> dict[str, Any]:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Values):
+    """A few names."""
+
+    names: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """All of the names."""
+        return "one of " + ", ".join(self.names)
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is one of the names."""
+        return value in self.names
+
+    def schema(self) -> dict[str, Any]:
+        """An enumeration."""
+        return {"type": "string", "enum": list(self.names)}
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `UnknownNameError`, which suggests the nearest name."""
+        if not self.fits(value):
+            raise UnknownNameError(name, str(value)[:SHOWN], self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Values):
+    """Texts of valid Unicode; `empty` ones only where that is set. `noun` names them, in place of "a text"."""
+
+    empty: bool = False
+    noun: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The noun, or a text and whether it may be empty."""
+        return self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is a text without lone surrogates, which no encoding can carry."""
+        return isinstance(value, str) and (self.empty or value != "") and not _has_surrogates(value)
+
+    def schema(self) -> dict[str, Any]:
+        """A string."""
+        return {"type": "string"} if self.empty else {"type": "string", "minLength": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Values):
+    """Lists and tuples of values of one set; `noun` names them. With `single`, one of them may stand for its list."""
+
+    of: Values
+    noun: str
+    single: bool = False
+
+    @property
+    def words(self) -> str:
+        """Such as "a list of token ids"."""
+        return f"{self.of.words}, or a list of {self.noun}" if self.single else f"a list of {self.noun}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is such a list."""
+        if self.single and self.of.fits(value):
+            return True
+        return isinstance(value, list | tuple) and all(map(self.of.fits, value))
+
+    def schema(self) -> dict[str, Any]:
+        """An array, or an item."""
+        array = {"type": "array", "items": self.of.schema()}
+        return {"anyOf": [self.of.schema(), array]} if self.single else array
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ConfigError` that names the first item which does not fit."""
+        if self.fits(value):
+            return
+        for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
+            self.of.check(f"{name}[{index}]", item)
+        Values.check(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Values):
+    """Objects whose keys are checked where they are used; `noun` says what they hold."""
+
+    noun: str
+
+    @property
+    def words(self) -> str:
+        """Such as "an object of settings"."""
+        return f"an object of {self.noun}"
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is a mapping with texts as keys."""
+        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+    def schema(self) -> dict[str, Any]:
+        """An object of any keys."""
+        return {"type": "object"}
+
+
+def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
+    """Whether `value` is an `int`, no `bool`, from `low` to `high`."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_real(value: object, low: float, high: float = math.inf) -> TypeGuard[float]:
+    """Whether `value` is a finite number from `low` to `high`, no `bool`, which a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        return False
+    # Whole numbers from JSON may exceed what a float can hold.
+    return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
+
+
+def whole(name: str, value: object, low: int, high: int = LARGEST, *, optional: bool = False) -> None:
+    """A whole number from `low` to `high`; `optional` allows None."""
+    _check(Whole(low, high), name, value, optional)
 
 
 def real(
-    name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
+    name: str, value: object, low: float, high: float = math.inf, *, above: bool = False, optional: bool = False
 ) -> None:
     """A finite number from `low` (or `above` it) to `high`; `optional` allows None."""
-    if value is None and optional:
-        return
-    fits = not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
-    # Whole numbers from JSON may exceed what a float can hold.
-    if not fits or (above and value == low) or (isinstance(value, int) and value > LARGEST) or not math.isfinite(value):
-        bounds = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else " up")
-        raise ConfigError(f"{name} must be {bounds}, got {value!r}")
+    _check(Real(low, high, above), name, value, optional)
+
+
+def one_of(name: str, value: object, names: Iterable[str]) -> None:
+    """One of a few names. Raises `UnknownNameError`."""
+    Choice(tuple(names)).check(name, value)
 
 
 def listed(name: str, value: object, of: str) -> Sequence[Any]:
     """A list or tuple; `of` says of what."""
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{name} must be a list of {of}, got {value!r}")
+        raise ConfigError(f"{name} must be a list of {of}, got {shown(value)}")
     return value
 
 
@@ -47,3 +249,25 @@ def json_object(what: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")
     return value
+
+
+def shown(value: object) -> str:
+    """A refused value, short enough for an error."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def _check(values: Values, name: str, value: object, optional: bool) -> None:
+    if value is None and optional:
+        return
+    if optional and not values.fits(value):
+        raise ConfigError(f"{name} must be {values.words}, or null, got {shown(value)}")
+    values.check(name, value)
+
+
+def _bound(value: int) -> str:
+    return {LARGEST: "2**63 - 1", -LARGEST: "-(2**63 - 1)"}.get(value, str(value))
+
+
+def _has_surrogates(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A mixture of uniform noise over all tokens but the mask, and of masks, that depends on the log-SNR.
+    """A mixture of uniform noise over all tokens but the mask, and of masks. The mixture depends on the log-SNR.
 
     At log-SNR l a token is clean with probability sigmoid(l). Noise is uniform with probability sigmoid(l + shift),
     else it is the mask (the hybrid parametrisation of GIDD, with scale 1). `shift` +1000 is uniform noise alone, -1000
@@ -23,21 +23,21 @@ class Noise:
     mask_id: int
 
     def uniform_share(self, log_snr: float) -> float:
-        """Probability that noise is not the mask."""
+        """Return the probability that noise is not the mask."""
         return sigmoid(log_snr + self.shift)
 
     @property
     def only_masks(self) -> bool:
-        """Whether noise is never anything but the mask."""
+        """Whether noise is always the mask."""
         return self.uniform_share(self.max_log_snr) == 0
 
     def probability(self, tokens: NDArray[np.int64], log_snr: float) -> NDArray[np.float64]:
-        """Probability of each of `tokens` as noise, of the same shape."""
+        """Return the probability of each of `tokens` as noise, of the same shape."""
         share = self.uniform_share(log_snr)
         return np.where(tokens == self.mask_id, 1 - share, share / (self.vocab - 1))
 
     def draw(self, count: int, seed: int) -> NDArray[np.int64]:
-        """Tokens of `count` positions at the noisiest level. Uniform noise never yields the mask."""
+        """Draw the tokens of `count` positions at the noisiest level, int64; uniform noise is never the mask."""
         rng = np.random.default_rng([seed, 0])
         tokens = rng.integers(0, self.vocab - 1, count)
         tokens += tokens >= self.mask_id
@@ -46,5 +46,5 @@ class Noise:
 
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), rounded to 0 and 1 where float32 would."""
+    """Return 1 / (1 + exp(-x)), rounded to 0 and 1 where float32 would."""
     return float(np.float32(1 / (1 + math.exp(-x)))) if x > -700 else 0.0

@@ -1,147 +1,161 @@
-"""Sampling parameters: how one request is denoised, checked as they are made."""
+"""Sampling parameters: how one request is denoised. Each is declared here, and nowhere else."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from remask.core.checks import listed, real, whole
+from remask.core.checks import Choice, Flag, ListOf, Real, Text, Whole
+from remask.core.fields import Nested, check, declare, parse
+from remask.core.kinds import ModelKind
+from remask.core.remasking import REMASKING
 from remask.core.slowfast import SlowFastKnobs
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 
-REMASKING = (
-    "low_confidence",
-    "random",
-    "entropy",
-    "topk_margin",
-    "maskgit_plus",
-    "origin",
-    "order",
-    "confidence_threshold",
-    "sequential",
-    "entropy_bounded",
-    "slowfast",
-)
-SAMPLERS = ("adaptive", "ancestral")
-SCHEDULES = ("cosine", "linear")
-FALLBACKS = ("confidence", "leftmost")
+_MASKED: tuple[ModelKind, ...] = ("masked",)
+_UNIFORM: tuple[ModelKind, ...] = ("uniform",)
+_BLOCK_CAUSAL: tuple[ModelKind, ...] = ("block_causal",)
+_RULED: tuple[ModelKind, ...] = ("masked", "block_causal")
+_TOKENS = ListOf(Whole(0), "token ids")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is denoised. `None` leaves a choice to the model family.
 
-    Every value is checked here, so that a bad one fails before anything is computed.
-
-    Attributes:
-        max_tokens: response positions on the canvas.
-        steps: denoising steps in total, shared evenly among the blocks; default one per token.
-        steps_per_block: denoising steps of each block, in place of `steps`.
-        block_length: positions denoised together, left to right (semi-autoregressive); default the whole response, the
-            block that a block-causal model was trained with, or up to 128 positions of a uniform model.
-        remasking: which candidates stay masked: by `low_confidence` (largest probability first), `random`, `entropy`,
-            `topk_margin`, Dream's `maskgit_plus` and `origin`, an explicit `order`, `confidence_threshold`
-            (Fast-dLLM's rule for Dream), or `slowfast` (SlowFast sampling); on block-causal models `low_confidence`,
-            `sequential` or `entropy_bounded`. Default `entropy` for Dream, `low_confidence` for all others.
-        eps: end of Dream's time schedule, in (0, 1); setting it selects that schedule.
-        threshold: transfer every candidate at least this confident (and always the best one).
-        factor: Fast-dLLM's factor rule in place of a threshold.
-        temperature: 0 is greedy, and so is anything below 1e-5.
-        top_k: keep the k most probable tokens; None keeps all.
-        top_p: keep the smallest set of tokens of this total probability; None keeps all.
-        cfg_scale: classifier-free guidance; 0 is off.
-        seed: makes the request reproducible whatever else is in the batch; None draws one.
-        stop: texts that end the response; they are not part of it.
-        stop_token_ids: tokens that end the response; kept in `token_ids`.
-        ignore_eos: treat the model's own end tokens as ordinary ones. `stop_token_ids` still stop.
-        order: for `remasking="order"`: per block, its positions on the canvas in decoding order.
-        fallback: where too few candidates pass the threshold of a block-causal model: the most "confidence"-worthy are
-            taken, or the "leftmost" in their place.
-        sub_block_length: parts of a block-causal block that are completed from left to right (Fast-dLLM v2).
-        eb_threshold: for `remasking="entropy_bounded"`: bound of the summed entropies, in nats.
-        sampler: of uniform models: "adaptive" changes the `tokens_per_step` positions that gain most, "ancestral" draws
-            every position of the block from the exact posterior.
-        tokens_per_step: positions that a step of the adaptive sampler may change.
-        schedule: of a uniform model's noise over a block, "cosine" or "linear".
-        canvas_length: positions of a uniform model's canvas, prompt included; default the model's. What stands after
-            the response is noise that is attended to and never changed.
-        initial_canvas: token ids of a uniform model's canvas after the prompt; drawn where it is not given.
-        min_tokens: the first end token of a uniform model's response may stand after so many tokens.
-        correction_steps: of uniform models: once the response is complete, at most so many further steps replace tokens
-            that the model judges unlikely (GIDD's self-correction); None or 0 takes none.
-        correction_temperature: of the replacements' draw; default 0.1, 0 is greedy.
-        correction_tokens: positions that one correction step may change; default 1.
-        slowfast: for `remasking="slowfast"`: its knobs, or an object of them; None takes the defaults.
+    Every value is checked when the parameters are made, so that a bad one fails before anything is computed:
+    `ConfigError` names the field, the value and what is allowed.
     """
 
-    max_tokens: int = 128
-    steps: int | None = None
-    steps_per_block: int | None = None
-    block_length: int | None = None
-    remasking: str | None = None
-    eps: float | None = None
-    threshold: float | None = None
-    factor: float | None = None
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    cfg_scale: float = 0.0
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    order: Sequence[Sequence[int]] | None = None
-    fallback: str | None = None
-    sub_block_length: int | None = None
-    eb_threshold: float | None = None
-    sampler: str | None = None
-    tokens_per_step: int | None = None
-    schedule: str | None = None
-    canvas_length: int | None = None
-    initial_canvas: Sequence[int] | None = None
-    min_tokens: int | None = None
-    correction_steps: int | None = None
-    correction_temperature: float | None = None
-    correction_tokens: int | None = None
-    slowfast: SlowFastKnobs | None = None
+    max_tokens: int = declare(128, Whole(1), "Response positions on the canvas.")
+    steps: int | None = declare(
+        None,
+        Whole(1),
+        "Denoising steps in total, shared evenly among the blocks; by default one per token.",
+        kinds=_MASKED,
+        group="steps",
+    )
+    steps_per_block: int | None = declare(
+        None, Whole(1), "Denoising steps of each block, in place of `steps`.", group="steps"
+    )
+    block_length: int | None = declare(
+        None,
+        Whole(1),
+        "Positions denoised together, left to right (semi-autoregressive); by default the whole response, the block "
+        "that a block-causal model was trained with, or up to 128 positions of a uniform model.",
+    )
+    remasking: str | None = declare(
+        None,
+        Choice(tuple(REMASKING)),
+        "The rule that chooses which noisy positions become final in a step; by default `entropy` for Dream, "
+        "`low_confidence` for all others.",
+        kinds=_RULED,
+        group="rule",
+    )
+    eps: float | None = declare(
+        None,
+        Real(0, 1, above=True),
+        "End of Dream's time schedule; setting it selects that schedule.",
+        kinds=_MASKED,
+        group="rule",
+    )
+    threshold: float | None = declare(
+        None,
+        Real(0, 1),
+        "Transfer every noisy position at least this confident, and always the best one.",
+        kinds=_RULED,
+        group="rule",
+    )
+    factor: float | None = declare(
+        None, Real(0), "Fast-dLLM's factor rule in place of a threshold.", kinds=_MASKED, group="rule"
+    )
+    temperature: float = declare(0.0, Real(0), "0 is greedy, and so is anything below 1e-5.")
+    top_k: int | None = declare(None, Whole(1), "Keep the k most probable tokens; null keeps all.")
+    top_p: float | None = declare(
+        None, Real(0, 1, above=True), "Keep the smallest set of tokens of this total probability; null keeps all."
+    )
+    cfg_scale: float = declare(0.0, Real(0), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
+    seed: int | None = declare(
+        None, Whole(0), "Makes the request reproducible whatever else is in the batch; null draws one."
+    )
+    stop: Sequence[str] = declare(
+        (), ListOf(Text(), "such texts", single=True), "Texts that end the response; they are not part of it."
+    )
+    stop_token_ids: Sequence[int] = declare((), _TOKENS, "Tokens that end the response and stay part of it.")
+    ignore_eos: bool = declare(
+        False, Flag(), "Treat the model's own end tokens as ordinary ones; `stop_token_ids` still stop."
+    )
+    order: Sequence[Sequence[int]] | None = declare(
+        None,
+        ListOf(ListOf(Whole(0), "canvas positions"), "lists of canvas positions, one per block"),
+        "For remasking `order`: per block, its positions on the canvas in decoding order.",
+        kinds=_MASKED,
+    )
+    fallback: str | None = declare(
+        None,
+        Choice(("confidence", "leftmost")),
+        "Which positions are transferred where too few reach the threshold; by default the most confident.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    sub_block_length: int | None = declare(
+        None,
+        Whole(1),
+        "Length of the parts of a block that are completed from left to right (Fast-dLLM v2).",
+        kinds=_BLOCK_CAUSAL,
+    )
+    eb_threshold: float | None = declare(
+        None,
+        Real(0),
+        "For remasking `entropy_bounded`: bound of the summed entropies in nats; by default 0.35.",
+        kinds=_BLOCK_CAUSAL,
+    )
+    sampler: str | None = declare(
+        None,
+        Choice(("adaptive", "ancestral")),
+        "`adaptive`, the default, changes the `tokens_per_step` positions that gain most; `ancestral` draws every "
+        "position of the block from the exact posterior.",
+        kinds=_UNIFORM,
+    )
+    tokens_per_step: int | None = declare(
+        None, Whole(1), "Positions that a step of the adaptive sampler may change; by default 1.", kinds=_UNIFORM
+    )
+    schedule: str | None = declare(
+        None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=_UNIFORM
+    )
+    canvas_length: int | None = declare(
+        None,
+        Whole(1),
+        "Positions of the canvas, prompt included; by default the model's. What stands after the response is noise "
+        "that is attended to and never changed.",
+        kinds=_UNIFORM,
+    )
+    initial_canvas: Sequence[int] | None = declare(
+        None, _TOKENS, "Token ids of the canvas after the prompt; null draws them.", kinds=_UNIFORM
+    )
+    min_tokens: int | None = declare(
+        None, Whole(0), "The first end token of the response may stand after so many tokens.", kinds=_UNIFORM
+    )
+    correction_steps: int | None = declare(
+        None,
+        Whole(0),
+        "Once the response is complete, at most so many further steps replace tokens that the model judges unlikely "
+        "(GIDD's self-correction); by default none.",
+        kinds=_UNIFORM,
+    )
+    correction_temperature: float | None = declare(
+        None, Real(0), "Temperature of the draw of replacements; by default 0.1, and 0 is greedy.", kinds=_UNIFORM
+    )
+    correction_tokens: int | None = declare(
+        None, Whole(1), "Positions that one correction step may change; by default 1.", kinds=_UNIFORM
+    )
+    slowfast: SlowFastKnobs | None = declare(
+        None, Nested(SlowFastKnobs, "slowfast knob"), "Knobs of remasking `slowfast`.", kinds=_MASKED
+    )
 
     def __post_init__(self) -> None:
-        whole("max_tokens", self.max_tokens, low=1)
-        for name in (
-            "steps",
-            "steps_per_block",
-            "block_length",
-            "top_k",
-            "tokens_per_step",
-            "canvas_length",
-            "sub_block_length",
-            "correction_tokens",
-        ):
-            whole(name, getattr(self, name), low=1, optional=True)
-        whole("min_tokens", self.min_tokens, low=0, optional=True)
-        whole("correction_steps", self.correction_steps, low=0, optional=True)
-        real("correction_temperature", self.correction_temperature, low=0.0, optional=True)
-        whole("seed", self.seed, low=0, optional=True)
-        real("temperature", self.temperature, low=0.0)
-        real("cfg_scale", self.cfg_scale, low=0.0)
-        real("threshold", self.threshold, low=0.0, high=1.0, optional=True)
-        real("factor", self.factor, low=0.0, optional=True)
-        real("top_p", self.top_p, low=0.0, high=1.0, above=True, optional=True)
-        real("eps", self.eps, low=0.0, high=1.0, above=True, optional=True)
-        real("eb_threshold", self.eb_threshold, low=0.0, optional=True)
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
-        for name, known in (
-            ("remasking", REMASKING),
-            ("sampler", SAMPLERS),
-            ("schedule", SCHEDULES),
-            ("fallback", FALLBACKS),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise UnknownNameError(name, str(value), known)
+        check(self)
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         if self.steps is not None and self.steps_per_block is not None:
             raise ConfigError("steps and steps_per_block say the same thing in two ways; set one of them")
-        self._check_tokens()
         self._check_rules()
         self._check_correction()
         self._check_slowfast()
@@ -151,16 +165,6 @@ class SamplingParams:
         """Whether tokens are taken by argmax."""
         return is_greedy(self.temperature)
 
-    def _check_tokens(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for text in listed("stop", self.stop, "texts"):
-            if not isinstance(text, str) or not text:
-                raise ConfigError(f"stop must hold texts that are not empty, got {text!r}")
-        for name in ("stop_token_ids", "initial_canvas"):
-            for token in listed(name, getattr(self, name) or (), "token ids"):
-                whole(name, token, low=0)
-
     def _check_rules(self) -> None:
         if self.threshold is not None and self.factor is not None:
             raise ConfigError("threshold and factor are two rules for the same choice; set one of them")
@@ -168,9 +172,6 @@ class SamplingParams:
             raise ConfigError("remasking 'confidence_threshold' needs threshold, a probability from 0 to 1")
         if (self.order is not None) != (self.remasking == "order"):
             raise ConfigError("order and remasking='order' go together: one list of canvas positions per block")
-        for block in listed("order", self.order or (), "lists, one per block"):
-            for position in listed("order", block, "lists of canvas positions"):
-                whole("order", position, low=0)
 
     def _check_correction(self) -> None:
         for name in ("correction_temperature", "correction_tokens"):
@@ -197,15 +198,28 @@ class SamplingParams:
             object.__setattr__(self, "slowfast", SlowFastKnobs())
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":
+    def from_mapping(cls, values: object) -> "SamplingParams":
         """Parameters from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"sampling must be an object of sampling parameters, got {type(values).__name__}")
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise UnknownNameError("sampling parameter", str(name), known)
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        return parse(cls, values, "sampling", "sampling parameter")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model family chooses where a request leaves it open.
+
+    Attributes:
+        remasking: the rule where the request names none. A threshold or factor that this rule does not work with
+            selects `low_confidence`.
+        time_schedule: rules that know Dream's time schedule follow it also where the request sets no `eps`.
+
+    Raises `UnknownNameError` when made, where `remasking` is not the name of a rule.
+    """
+
+    remasking: str = "low_confidence"
+    time_schedule: bool = False
+
+    def __post_init__(self) -> None:
+        Choice(tuple(REMASKING)).check("remasking", self.remasking)
 
 
 def is_greedy(temperature: float) -> bool:

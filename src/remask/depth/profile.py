@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from remask.core.checks import real, whole
 from remask.core.depth import DepthLookup
 from remask.depth.conversations import Conversation, PromptSet
 from remask.depth.cuts import Cut, cut_at, reachable
@@ -60,12 +61,9 @@ class ProfileSettings:
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
-        if not self.tolerance >= 0:
-            raise ConfigError(f"tolerance must be >= 0 layers, got {self.tolerance}")
+        real("tolerance", self.tolerance, low=0)
         for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            whole(name, getattr(self, name), low=least, optional=True)
         if self.ratios is not None and (not self.ratios or any(not 0 <= r < 100 for r in self.ratios)):
             raise ConfigError(f"ratios must be percents from 0 to 99, got {list(self.ratios)}")
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from remask.core.checks import LARGEST, real, whole
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, TableError
 from remask.models.loaded import LoadedModel
@@ -176,15 +177,13 @@ def _integer(raw: Mapping[str, Any], key: str) -> int:
     return _whole(key, raw[key])
 
 
-def _whole(key: str, value: Any, high: float = float("inf")) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= high:
-        raise TypeError(f"{key} must be a whole number from 0 to {high}, got {value!r}")
-    return value
+def _whole(key: str, value: Any, high: int = LARGEST) -> int:
+    whole(key, value, low=0, high=high)
+    return int(value)
 
 
 def _real(key: str, value: Any, high: float, low: float = 0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise TypeError(f"{key} must be a number from {low} to {high}, got {value!r}")
+    real(key, value, low=low, high=high)
     return float(value)
 
 

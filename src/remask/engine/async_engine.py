@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+from remask.core.checks import whole
 from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
 from remask.engine.job import Job
@@ -77,8 +78,7 @@ class AsyncEngine:
         observer: StepObserver | None = None,
         listener: Callable[[Event], None] | None = None,
     ) -> None:
-        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 0:
-            raise ConfigError(f"max_queue must be a whole number >= 0, got {max_queue!r}")
+        whole("max_queue", max_queue, low=0)
         self.engine, self.max_queue = engine, max_queue
         self.draining = False
         self.error: EngineDeadError | None = None

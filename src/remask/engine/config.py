@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import real
-from remask.errors import ConfigError, UnknownNameError
+from remask.core.checks import one_of, real, whole
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
 
@@ -37,15 +36,9 @@ class EngineConfig:
     prefix_cover: float = 0.5
 
     def __post_init__(self) -> None:
-        low = {"max_num_seqs": 1, "max_model_len": 1, "max_row_layers": 1, "max_refreshes": 1, "page_size": 1}
-        for name, least in {**low, "store_budget_tokens": 0}.items():
-            value = getattr(self, name)
-            if name in ("max_model_len", "max_row_layers", "max_refreshes", "page_size") and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number >= {least}, got {value!r}")
-        if self.eviction not in EVICTIONS:
-            raise UnknownNameError("eviction", str(self.eviction), EVICTIONS)
-        if self.prefix_match not in PREFIX_MATCHES:
-            raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)
+        for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
+            whole(name, getattr(self, name), low=1, optional=name != "max_num_seqs")
+        whole("store_budget_tokens", self.store_budget_tokens, low=0)
+        one_of("eviction", self.eviction, EVICTIONS)
+        one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)

@@ -3,8 +3,10 @@
 import secrets
 import time
 
-from remask.core.checks import real
+from remask.core.checks import is_whole
+from remask.core.fields import declared
 from remask.core.request import Usage
+from remask.core.terms import Terms
 from remask.engine.job import Decode, Job
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -63,24 +65,19 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
     seed = secrets.randbits(62) if params.seed is None else params.seed
     check_fields(params, shape.kind)
     if shape.kind == "block_causal":
-        return BlockCausalDecoding.of(prompt, params, shape.block_length, shape.mask_id, seed)
+        return BlockCausalDecoding.of(prompt, params, shape.sampling, shape.block_length, shape.mask_id, seed)
     if shape.kind == "uniform":
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
     blockwise = request.policy.traits.blockwise
-    return MaskedDecoding.of(prompt, params, shape.family, shape.mask_id, seed, blockwise=blockwise)
+    return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
 
 
 def _check_terms(request: Request) -> None:
     """Raise `ConfigError` on terms of service that cannot be kept."""
-    salt, priority = request.cache_salt, request.priority
-    # A lone surrogate has no bytes to hash.
-    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
-        raise ConfigError(f"cache_salt must be a text of valid Unicode, empty for none, got {salt!r}")
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ConfigError(f"priority must be a whole number, lower ones first, got {priority!r}")
-    real("deadline_s", request.deadline_s, 0, above=True, optional=True)
+    for name in ("cache_salt", "priority", "deadline_s"):
+        declared(Terms)[name].check(name, getattr(request, name))
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:
@@ -89,10 +86,10 @@ def _check_prompt(request: Request, shape: ModelConfig) -> None:
         raise ConfigError("the prompt is empty; give at least one token")
     # Prompts are long, and most often nothing is wrong with them: that is seen without a loop over their tokens.
     if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) >= shape.vocab:
-        bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < shape.vocab]
+        bad = [t for t in prompt if not is_whole(t, 0, shape.vocab - 1)]
         if bad:
             allowed = f"token ids are whole numbers from 0 to {shape.vocab - 1}"
             raise ConfigError(f"prompt_token_ids holds {bad[0]!r}; {allowed}")
     wanted = request.prefix_length
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= len(prompt):
+    if not is_whole(wanted, 0, len(prompt)):
         raise ConfigError(f"prefix_length must be from 0 to the prompt's {len(prompt)} tokens, got {wanted!r}")

@@ -1,11 +1,12 @@
 """What the one transformer needs to know of a checkpoint: shapes and a few switches, no behaviour."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from remask.core.cost import Widths
 from remask.core.kinds import ModelKind
 from remask.core.noise import Noise
+from remask.core.sampling import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ModelConfig:
         mlp_bias: both matrices of the MLP have a bias; "relu2" only.
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
         noise: the noise process of a uniform model.
+        sampling: what the family chooses where a request leaves it open.
     """
 
     family: str
@@ -49,6 +51,7 @@ class ModelConfig:
     mlp_bias: bool = False
     block_length: int | None = None
     noise: Noise | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property
     def parameters(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from remask.core.noise import Noise
 from remask.errors import UnknownNameError
 from remask.models.config import ModelConfig
+from remask.models.families import dream
 
 _LLADA_8B = ModelConfig(
     family="llada",
@@ -38,6 +39,7 @@ _DREAM_7B = ModelConfig(
     stop_ids=(151643, 151645),
     qkv_bias=True,
     shift=1,
+    sampling=dream.SAMPLING,
 )
 
 # Tied, so that of its 138 million parameters all but 25 are in the layers.
@@ -202,6 +204,7 @@ _DREAM_TINY = ModelConfig(
     stop_ids=(250,),
     qkv_bias=True,
     shift=1,
+    sampling=dream.SAMPLING,
 )
 
 PRESETS = {

@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
+from remask.core.checks import is_whole, one_of, whole
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 from remask.policies.dense import Dense
 
@@ -46,10 +46,10 @@ class BiCache(CachePolicy):
                 "other from the request's own; name one of them"
             )
         depth: object = self.depth
-        if not isinstance(depth, DepthLookup) and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+        if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
             raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
-        checks.refresh_interval(self.refresh_interval)
-        checks.one_of("boundary", self.boundary_state, BOUNDARIES)
+        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
+        one_of("boundary", self.boundary_state, BOUNDARIES)
 
     @property
     def traits(self) -> Traits:

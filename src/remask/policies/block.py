@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 
 FILL_PASSES = ("transfer", "separate")
@@ -76,7 +76,7 @@ class BlockDual(Blockwise):
     fill_pass: Literal["transfer", "separate"] = "transfer"
 
     def __post_init__(self) -> None:
-        checks.one_of("fill_pass", self.fill_pass, FILL_PASSES)
+        one_of("fill_pass", self.fill_pass, FILL_PASSES)
 
     @property
     def traits(self) -> Traits:
@@ -115,7 +115,7 @@ class UniformCache(Blockwise):
     refresh_next: int = 4
 
     def __post_init__(self) -> None:
-        checks.count("refresh_next", self.refresh_next)
+        whole("refresh_next", self.refresh_next, low=0)
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core.checks import one_of, whole
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances
 
 SHIFTS = ("un", "un_right")
@@ -45,7 +45,7 @@ class DkvDecode(_Delayed):
     shift: Literal["un", "un_right"] | None = None
 
     def __post_init__(self) -> None:
-        checks.refresh_interval(self.refresh_interval)
+        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         shift: object = self.shift
         if shift == "right":
             raise ConfigError(
@@ -53,7 +53,7 @@ class DkvDecode(_Delayed):
                 "or 'un_right'"
             )
         if shift is not None:
-            checks.one_of("shift", shift, SHIFTS)
+            one_of("shift", shift, SHIFTS)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses `shift` on a model whose rows predict their own position."""
@@ -110,8 +110,8 @@ class DkvGreedy(_Delayed):
     window: int = 4
 
     def __post_init__(self) -> None:
-        checks.refresh_interval(self.refresh_interval)
-        checks.count("window", self.window)
+        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
+        whole("window", self.window, low=0)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""

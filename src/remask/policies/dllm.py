@@ -5,8 +5,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from remask.core.checks import one_of, real, whole
 from remask.core.plan import Mask, Plan, Span, TopRho, View
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
@@ -45,11 +45,11 @@ class DllmCache(CachePolicy):
     select: Select = "value"
 
     def __post_init__(self) -> None:
-        checks.interval("prompt_interval", self.prompt_interval)
-        checks.interval("response_interval", self.response_interval)
-        checks.share("ratio", self.ratio)
-        checks.interval("cfg_interval", self.guidance_interval)
-        checks.one_of("select", self.select, SELECTS)
+        whole("prompt_interval", self.prompt_interval, low=1)
+        whole("response_interval", self.response_interval, low=1)
+        real("ratio", self.ratio, low=0, high=1)
+        whole("cfg_interval", self.guidance_interval, low=1)
+        one_of("select", self.select, SELECTS)
 
     @property
     def traits(self) -> Traits:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remask.core.checks import real, whole
 from remask.core.plan import Mask, Plan, Span, View, Watch
 from remask.errors import ConfigError
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances, Traits
 
 
@@ -27,8 +27,8 @@ class ElasticCache(CachePolicy):
     threshold: float = 0.9
 
     def __post_init__(self) -> None:
-        checks.interval("window", self.window)
-        checks.share("threshold", self.threshold)
+        whole("window", self.window, low=1)
+        real("threshold", self.threshold, low=0, high=1)
 
     @property
     def traits(self) -> Traits:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remask.core.checks import whole
 from remask.core.plan import Mask, Plan, Span, View
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Traits
 
 
@@ -28,7 +28,7 @@ class Exact(CachePolicy):
     prefill_chunk: int = 512
 
     def __post_init__(self) -> None:
-        checks.interval("prefill_chunk", self.prefill_chunk)
+        whole("prefill_chunk", self.prefill_chunk, low=1)
 
     @property
     def traits(self) -> Traits:

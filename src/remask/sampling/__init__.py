@@ -1,1 +1,1 @@
-"""Samplers: which candidates become final in a step, and as which tokens."""
+"""Samplers: they decide which positions become final in a step, and with which tokens."""

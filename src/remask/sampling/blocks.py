@@ -1,4 +1,4 @@
-"""How a masked response is cut into blocks, and how its steps are shared among them."""
+"""Blocks of a masked response, and the steps of each."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,10 @@ class Blocks:
 
 
 def even_blocks(params: SamplingParams) -> Blocks:
-    """Blocks of equal length with equal shares of the steps. Raises `ConfigError` where they do not come out even."""
+    """Return blocks of equal length with equal shares of the steps.
+
+    Raises `ConfigError` where the response or the steps cannot be divided evenly.
+    """
     length = params.block_length or params.max_tokens
     if params.max_tokens % length:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the engine asks of a request's decoding, whatever kind of model it runs on."""
+"""The interface between the engine and the decoding of a request, for every kind of model."""
 
 from typing import Protocol
 
@@ -16,14 +16,14 @@ Confidence = NDArray[np.float32]
 
 
 class Decoder(Protocol):
-    """One request's place in its decoding. It reads the canvas and never writes to it."""
+    """The decoding of one request in progress. It reads the canvas and never writes to it."""
 
     step: int  # denoising steps so far
     block_step: int  # the same within the current block
 
     @property
     def finished(self) -> bool:
-        """Every block is done."""
+        """Whether every block is done."""
         ...
 
     @property
@@ -33,17 +33,17 @@ class Decoder(Protocol):
 
     @property
     def order(self) -> Positions | None:
-        """The positions that this step transfers, in order, where they are known before the pass."""
+        """The positions that this step transfers, in order, int64, where they are known before the pass; else None."""
         ...
 
     @property
     def sees(self) -> Reach | None:
-        """How many leading positions each row attends to in this step, int64 [T]; None: every row to all."""
+        """How many leading positions each row attends to in this step, int64 [T]; None where that is all of them."""
         ...
 
     @property
     def touched(self) -> Mask | None:
-        """In a correction after its first step: the blocks that the last step changed. None: no such step."""
+        """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
         ...
 
     @property
@@ -52,38 +52,39 @@ class Decoder(Protocol):
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """How logits `rows` are read, which predict `positions`."""
+        """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
         ...
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
-        """Positions of the block to be written now, ascending, each with the token that was last predicted there.
+        """Return the positions of the block that are written now, int64, ascending.
 
-        Those of this pass are `positions`; what follows is `final`, and then `advance`.
+        `positions` [n] are those that this pass predicted, with their `tokens` [n] and `confidence` [n]. Each returned
+        position gets the token that was last predicted there. The engine calls `final` next, and then `advance`.
         """
         ...
 
     def final(self, written: Positions) -> Positions:
-        """Positions that are final at the end of this step, which wrote `written`."""
+        """Return the positions that are final at the end of this step, which wrote `written`."""
         ...
 
     def advance(self) -> None:
-        """The step is over and what it wrote is on the canvas."""
+        """Go on to the next step. What this step wrote is on the canvas."""
         ...
 
 
 class Uncorrected:
-    """What decoders answer whose complete tokens are final."""
+    """The part of a decoder that is the same wherever a written token is final."""
 
     touched: None = None
     corrections: None = None
 
 
 class Decoding(Protocol):
-    """How one request is denoised, checked before it begins. Making a canvas twice gives the same one."""
+    """How one request is denoised, checked before it begins. Two canvases made by it are equal."""
 
     @property
     def seed(self) -> int:
-        """What all draws depend on."""
+        """The seed that all draws depend on."""
         ...
 
     @property
@@ -107,9 +108,9 @@ class Decoding(Protocol):
         ...
 
     def canvas(self) -> Canvas:
-        """A fresh canvas."""
+        """Return a new canvas."""
         ...
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> Decoder:
-        """A decoder at the first step. `idle` says which steps are run although they transfer nothing."""
+        """Return a decoder at the first step. `idle` says which steps are run although they transfer nothing."""
         ...

@@ -1,56 +1,24 @@
 """Which sampling parameters mean something on which kind of model."""
 
-from dataclasses import fields
-
-from remask.core.kinds import ModelKind
-from remask.core.sampling import REMASKING, SamplingParams
+from remask.core.fields import declared
+from remask.core.kinds import ModelKind, in_words
+from remask.core.remasking import names_on
+from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-
-_KINDS: dict[str, tuple[ModelKind, ...]] = {
-    "steps": ("masked",),
-    "remasking": ("masked", "block_causal"),
-    "eps": ("masked",),
-    "threshold": ("masked", "block_causal"),
-    "factor": ("masked",),
-    "cfg_scale": ("masked",),
-    "order": ("masked",),
-    "slowfast": ("masked",),
-    "fallback": ("block_causal",),
-    "sub_block_length": ("block_causal",),
-    "eb_threshold": ("block_causal",),
-    "sampler": ("uniform",),
-    "tokens_per_step": ("uniform",),
-    "schedule": ("uniform",),
-    "canvas_length": ("uniform",),
-    "initial_canvas": ("uniform",),
-    "min_tokens": ("uniform",),
-    "correction_steps": ("uniform",),
-    "correction_temperature": ("uniform",),
-    "correction_tokens": ("uniform",),
-}
-_BLOCK_CAUSAL = ("low_confidence", "sequential", "entropy_bounded")
-_REMASKING = {
-    "masked": tuple(name for name in REMASKING if name not in _BLOCK_CAUSAL or name == "low_confidence"),
-    "block_causal": _BLOCK_CAUSAL,
-}
 
 
 def check_fields(params: SamplingParams, kind: ModelKind) -> None:
     """Raise `ConfigError` where a parameter is set that has no meaning on a model of this kind."""
-    for field in fields(params):
-        kinds = _KINDS.get(field.name)
-        if kinds is not None and kind not in kinds and getattr(params, field.name) != field.default:
-            known = ", ".join(name for name, allowed in _KINDS.items() if kind in allowed)
+    fields = declared(SamplingParams)
+    for name, field in fields.items():
+        if kind not in field.kinds and getattr(params, name) != field.default:
+            own = ", ".join(name for name, other in fields.items() if kind in other.kinds and not other.for_all)
             raise ConfigError(
-                f"{field.name} is for {' and '.join(map(_words, kinds))} models, and this one is {_words(kind)}; "
-                f"leave it out. Parameters of such models alone: {known}"
+                f"{name} is for {in_words(field.kinds)} models, and this one is {in_words((kind,))}; "
+                f"leave it out. Parameters of such models alone: {own}"
             )
-    allowed = _REMASKING.get(kind, ())
-    if params.remasking is not None and params.remasking not in allowed:
+    rules = names_on(kind)
+    if params.remasking is not None and params.remasking not in rules:
         raise ConfigError(
-            f"remasking {params.remasking!r} is not defined on {_words(kind)} models; use {', '.join(allowed)}"
+            f"remasking {params.remasking!r} is not defined on {in_words((kind,))} models; use {', '.join(rules)}"
         )
-
-
-def _words(kind: ModelKind) -> str:
-    return kind.replace("_", "-")

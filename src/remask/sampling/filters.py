@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:
-    """Drop all but the smallest set of tokens of total probability `share`; the token that crosses it is kept."""
+    """Keep the smallest set of tokens of total probability `share`, the token that crosses it included; [rows, V]."""
     if share is None or share >= 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)
@@ -16,7 +16,7 @@ def top_p(logits: Tensor, share: float | None) -> Tensor:
 
 
 def top_k(logits: Tensor, count: int | None) -> Tensor:
-    """Drop all but the `count` most probable tokens; ties with the last of them are kept."""
+    """Keep the `count` most probable tokens, and ties with the last of them; [rows, V]."""
     if count is None or count >= logits.shape[-1]:
         return logits
     kth = logits.topk(count, dim=-1).values[:, -1:]
@@ -24,7 +24,7 @@ def top_k(logits: Tensor, count: int | None) -> Tensor:
 
 
 def draw(logits: Tensor, seed: int) -> Tensor:
-    """A token of every row from the softmax of `logits`, int64 [rows]. The draw depends on `seed` and shape alone."""
+    """Draw a token of every row from the softmax of `logits`, int64 [rows], with `seed` as the only randomness."""
     generator = torch.Generator(device=logits.device)
     generator.manual_seed(seed)
     # argmax of logits + Gumbel noise draws from their softmax; -log of an exponential draw is Gumbel.

@@ -1,4 +1,4 @@
-"""Denoising of one masked canvas: blocks, steps, and which candidates are transferred."""
+"""Decoding by masked diffusion (LLaDA, Dream): blocks, steps, and the positions that each step transfers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core import select
 from remask.core.canvas import Canvas
-from remask.core.sampling import SamplingParams
+from remask.core.remasking import BlockStart, Step
+from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling import select
 from remask.sampling.blocks import Blocks, even_blocks
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_counts
 from remask.sampling.score import RowGroup, step_seed
-from remask.sampling.slowfast import SlowFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,22 @@ class MaskedDecoding:
 
     @classmethod
     def of(
-        cls, prompt: Sequence[int], params: SamplingParams, family: str, mask_id: int, seed: int, *, blockwise: bool
+        cls,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        defaults: SamplingDefaults,
+        mask_id: int,
+        seed: int,
+        *,
+        blockwise: bool,
     ) -> "MaskedDecoding":
-        """The decoding on a model of `family`; `blockwise` as the cache policy has it.
+        """Return the decoding on a model whose family has these `defaults`.
 
-        Raises `ConfigError` where parameters contradict each other or cannot be met.
+        `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other or
+        cannot be met.
         """
         blocks = even_blocks(params)
-        decoding = cls(prompt, params, resolve(params, family, blockwise), blocks, mask_id, seed)
+        decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed)
         decoding.decoder(decoding.canvas(), "all")  # checks what depends on the canvas
         return decoding
 
@@ -55,25 +63,25 @@ class MaskedDecoding:
 
     @property
     def ordered(self) -> bool:
-        """Whether an order is given or drawn beforehand."""
-        return self.rule.ordered
+        """Whether the request gives an order, or one is drawn when it begins."""
+        return self.rule.remasking.order is not None
 
     @property
     def whole_blocks(self) -> bool:
-        """A stop token ends the response as soon as nothing before it is open."""
+        """False: a stop token ends the response as soon as every position before it is final."""
         return False
 
     def canvas(self) -> Canvas:
-        """The prompt and masks."""
+        """Return a canvas of the prompt and masks."""
         return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
-        """A decoder at the first step."""
+        """Return a decoder at the first step."""
         return MaskedDecoder(self.params, self.rule, self.blocks, canvas, self.seed, idle)
 
 
 class MaskedDecoder(Uncorrected):
-    """One request's place in its decoding. It reads the canvas and never writes to it.
+    """The decoding of one request in progress. It reads the canvas and never writes to it.
 
     `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
     no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
@@ -93,9 +101,8 @@ class MaskedDecoder(Uncorrected):
         self.step = 0
         self.block_step = 0
         self.block_index = 0
-        self._dynamic = rule.remasking == "slowfast" or (
-            rule.remasking != "confidence_threshold" and (params.threshold is not None or params.factor is not None)
-        )
+        by_value = params.threshold is not None or params.factor is not None
+        self._by_value = by_value and rule.remasking.counts != "rule"
         self._times = TimeSchedule(blocks.steps, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
         self._begin_block()
@@ -103,12 +110,12 @@ class MaskedDecoder(Uncorrected):
 
     @property
     def sees(self) -> None:
-        """Attention is fully bidirectional."""
+        """None: attention is fully bidirectional."""
         return
 
     @property
     def finished(self) -> bool:
-        """Every block is done."""
+        """Whether every block is done."""
         return self.block_index == self.blocks.count
 
     @property
@@ -119,19 +126,19 @@ class MaskedDecoder(Uncorrected):
 
     @property
     def order(self) -> Positions | None:
-        """The positions that this step transfers, in order, where they are known before the pass."""
-        if not self.rule.ordered:
+        """The positions that this step transfers, in order, where the rule knows them before the pass; else None."""
+        if self.rule.remasking.order is None:
             return None
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
-        """By the rule's measure."""
+        """Return how rows are read: by the rule's measure."""
         params = self.params
         return RowGroup(
             rows=rows,
-            measure=self.rule.measure,
-            basis="filtered" if self.rule.filtered else "logits",
+            measure=self.rule.remasking.measure,
+            basis="filtered" if self.rule.remasking.filtered else "logits",
             temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
@@ -139,17 +146,30 @@ class MaskedDecoder(Uncorrected):
         )
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
-        """Positions to transfer now, ascending, of the noisy ones of the block."""
+        """Return which of the noisy `positions` of the block are transferred now, ascending."""
         if not len(positions):
             return positions
-        return positions[self._choose(positions, confidence)]
+        if self._by_value and self.params.threshold is not None:
+            return positions[select.above(confidence, self.params.threshold)]
+        if self._by_value and self.params.factor is not None:
+            return positions[select.by_factor(confidence, self.params.factor)]
+        step = Step(
+            positions=positions,
+            confidence=confidence,
+            number=self.block_step,
+            count=self._scheduled(),
+            share=None if self._times is None else self._times.share(self.block_step),
+            order=self.order,
+            draw=self._draw,
+        )
+        return positions[self._choose(step)]
 
     def final(self, written: Positions) -> Positions:
-        """What is transferred is final."""
+        """Return `written`: what is transferred is final."""
         return written
 
     def advance(self) -> None:
-        """The step is over and its transfers are on the canvas."""
+        """Go on to the next step that is run. The transfers of this one are on the canvas."""
         self._advance()
         self._skip_idle()
 
@@ -165,15 +185,7 @@ class MaskedDecoder(Uncorrected):
         self.block_step = 0
         masks = self._masks()
         self._counts = even_counts(masks, self.blocks.steps)
-        self._left_over = 0
-        self._slowfast = None if self.params.slowfast is None else SlowFast(self.params.slowfast)
-        self._budget = masks // self.blocks.steps
-        self._last_step = self.blocks.steps
-        if self.rule.remasking == "confidence_threshold" and masks % self.blocks.steps:
-            raise ConfigError(
-                f"remasking 'confidence_threshold' shares {masks} masks evenly among "
-                f"{self.blocks.steps} steps: use a number of steps that divides them"
-            )
+        self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
 
     def _masks(self) -> int:
         return int(self.canvas.noisy[self.block.start : self.block.stop].sum())
@@ -182,8 +194,8 @@ class MaskedDecoder(Uncorrected):
         # A block whose first pass committed less than its share takes as many steps more as it needs.
         if self._masks():
             return False
-        dynamic = self._dynamic or self.rule.remasking == "confidence_threshold"
-        return dynamic or self.idle == "within_block" or self.block_step >= self.blocks.steps
+        unscheduled = self._by_value or self.rule.remasking.counts == "rule"
+        return unscheduled or self.idle == "within_block" or self.block_step >= self.blocks.steps
 
     def _skip_idle(self) -> None:
         while self.idle == "skipped" and not self.finished and self._idle():
@@ -191,9 +203,8 @@ class MaskedDecoder(Uncorrected):
 
     def _idle(self) -> bool:
         """Whether this step is known to transfer nothing before it is run."""
-        if self._dynamic or self.rule.remasking in ("confidence_threshold", "origin"):
-            return False
-        return self._scheduled() == 0
+        counted = self.rule.remasking.counts == "schedule" and not self._by_value
+        return counted and self._scheduled() == 0
 
     def _scheduled(self) -> int:
         if self._times is not None:
@@ -202,49 +213,19 @@ class MaskedDecoder(Uncorrected):
             return self._masks()
         return int(self._counts[self.block_step])
 
-    def _choose(self, candidates: Positions, confidence: select.Confidence) -> select.Chosen:
-        if self.rule.remasking == "confidence_threshold":
-            return self._within_budget(confidence)
-        if self._slowfast is not None:
-            return self._slowfast.choose(candidates, confidence)
-        if self.params.threshold is not None:
-            return select.above(confidence, self.params.threshold)
-        if self.params.factor is not None:
-            return select.by_factor(confidence, self.params.factor)
-        if self.order is not None:
-            return np.flatnonzero(np.isin(candidates, self.order))
-        if self.rule.remasking == "origin":
-            assert self._times is not None
-            return np.flatnonzero(self._draw(len(candidates)) < self._times.share(self.block_step))
-        return select.top(confidence, self._scheduled())
-
-    def _within_budget(self, confidence: select.Confidence) -> select.Chosen:
-        """Fast-dLLM's rule for Dream: each pass looks at its share of the masks and at what earlier passes left over.
-
-        Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
-        """
-        assert self.params.threshold is not None
-        considered = self._budget + self._left_over
-        chosen = select.within_budget(confidence, self.params.threshold, considered)
-        self._left_over = considered - len(chosen)
-        if self.block_step + 1 == self._last_step and self._left_over:
-            self._last_step += 1
-            self._budget = 0
-        return chosen
-
     def _draw(self, count: int) -> NDArray[np.float32]:
-        """Uniform numbers that depend on the request's seed and step alone."""
+        """Draw `count` uniform numbers that depend on the request's seed and step alone."""
         return np.random.default_rng([self.seed, self.step]).random(count, dtype=np.float32)
 
     def _drawn_orders(self) -> Sequence[Positions]:
-        """A random order of every block's positions, from the request's seed alone."""
+        """Draw an order of every block's positions from the request's seed alone."""
         rng = np.random.default_rng(self.seed)
         starts = range(self.canvas.prompt, self.canvas.prompt + self.params.max_tokens, self.blocks.length)
         return [start + rng.permutation(self.blocks.length) for start in starts]
 
     def _checked_orders(self) -> Sequence[Positions]:
         if self.params.order is None:
-            return self._drawn_orders() if self.rule.ordered else ()
+            return self._drawn_orders() if self.rule.remasking.order == "drawn" else ()
         orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
         for index, order in enumerate(orders):
             start = self.canvas.prompt + index * self.blocks.length

@@ -1,58 +1,44 @@
-"""A request's sampling parameters with the model family's choices filled in."""
+"""The remasking rule of a request, with the model family's choices filled in."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-from remask.core.sampling import SamplingParams
+from remask.core.remasking import REMASKING, Remasking
+from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 
-Measure: TypeAlias = Literal["probability", "margin", "entropy"]
-
-_TIME_SCHEDULED = ("entropy", "topk_margin", "maskgit_plus", "origin")
-_MEASURES: dict[str, Measure] = {"entropy": "entropy", "topk_margin": "margin"}
+EPS = 1e-3  # end of Dream's time schedule, as published
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How candidates are scored and chosen.
+    """How the noisy positions of one request are scored and chosen.
 
-    `eps` is set where Dream's time schedule decides how many are transferred. `filtered` says that confidence is taken
-    from the distribution after temperature, top-k and top-p, as Dream does; LLaDA takes it before.
+    `eps` is set where Dream's time schedule decides how many positions a step transfers.
     """
 
-    remasking: str
-    measure: Measure
+    remasking: Remasking
     eps: float | None
-    filtered: bool
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the positions of a step are known before its pass."""
-        return self.remasking in ("order", "random")
 
 
-def resolve(params: SamplingParams, family: str, blockwise: bool = False) -> Rule:
-    """The rule for one request on a model of `family`; `blockwise` as the cache policy has it.
+def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool = False) -> Rule:
+    """Return the rule of one request on a masked model whose family has these defaults.
 
-    Raises `ConfigError` where parameters contradict each other.
+    `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other.
     """
     dynamic = params.threshold is not None or params.factor is not None
-    default = "entropy" if family == "dream" and not dynamic else "low_confidence"
-    remasking = params.remasking or default
-    allowed = ("low_confidence", "maskgit_plus", "confidence_threshold")
-    if dynamic and remasking not in allowed:
-        name = "threshold" if params.threshold is not None else "factor"
-        raise ConfigError(
-            f"{name} compares probabilities: use it with remasking {' or '.join(allowed)}, not {remasking}"
-        )
+    rule = REMASKING[params.remasking or defaults.remasking]
+    if dynamic and not rule.thresholds:
+        if params.remasking is not None:
+            name = "threshold" if params.threshold is not None else "factor"
+            fitting = " or ".join(name for name, other in REMASKING.items() if other.thresholds)
+            raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
+        rule = REMASKING["low_confidence"]
     if dynamic and params.eps is not None:
         raise ConfigError("eps shapes Dream's time schedule, and threshold and factor use no schedule; set one of them")
-    timed = remasking in _TIME_SCHEDULED and (family == "dream" or remasking == "origin" or params.eps is not None)
+    by_family = rule.timed == "by_family" and (defaults.time_schedule or params.eps is not None)
+    timed = rule.timed == "always" or by_family
     if params.eps is not None and not timed:
-        raise ConfigError(f"eps shapes Dream's time schedule; remasking {remasking!r} does not use one")
-    eps = (params.eps if params.eps is not None else 1e-3) if timed else None
-    filtered = remasking in _TIME_SCHEDULED or remasking == "confidence_threshold"
-    if remasking == "confidence_threshold" and blockwise:
-        # Under Fast-dLLM's block caches the threshold is compared within the block, without a budget.
-        return Rule("maskgit_plus", "probability", None, filtered)
-    return Rule(remasking, _MEASURES.get(remasking, "probability"), eps, filtered)
+        raise ConfigError(f"eps shapes Dream's time schedule; remasking {rule.name!r} does not use one")
+    if rule.blockwise is not None and blockwise:
+        return Rule(REMASKING[rule.blockwise], None)
+    return Rule(rule, (EPS if params.eps is None else params.eps) if timed else None)

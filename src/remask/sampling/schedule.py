@@ -1,11 +1,11 @@
-"""How many positions are transferred in each step of a block."""
+"""Schedules: how many positions each step of a block transfers, and how noise falls over a block."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def even_counts(masks: int, steps: int) -> NDArray[np.int64]:
-    """LLaDA's schedule: `masks` shared evenly among `steps`, the first steps taking the remainder."""
+    """Return LLaDA's schedule, int64 [steps]: `masks` shared evenly, with the remainder in the first steps."""
     counts = np.full(steps, masks // steps, dtype=np.int64)
     counts[: masks % steps] += 1
     return counts
@@ -21,20 +21,20 @@ class TimeSchedule:
         self.times: NDArray[np.float32] = _linspace(1.0, eps, steps + 1)
 
     def share(self, step: int) -> np.float32:
-        """Share of the masked positions that `step` transfers; everything in the last step."""
+        """Return the share of the masked positions that `step` transfers; 1 in the last step."""
         if step >= len(self.times) - 2:
             return np.float32(1)
         return np.float32(1 - self.times[step + 1] / self.times[step])
 
     def count(self, step: int, masks: int) -> int:
-        """Positions that `step` transfers when `masks` are masked, rounded down."""
+        """Return how many positions `step` transfers when `masks` are masked, rounded down."""
         return int(np.float32(masks) * self.share(step))
 
 
 def _linspace(start: float, stop: float, points: int) -> NDArray[np.float32]:
-    """A linspace in PyTorch's order of operations: from the start in its first half, from the stop in its second.
+    """Return a linspace in PyTorch's order of operations: the first half from the start, the second from the stop.
 
-    Products and sums are rounded once, as by the fused multiply-add of the CPUs that PyTorch is mostly run on.
+    Each product and its sum are rounded once, as a fused multiply-add does.
     """
     step = np.float64((np.float32(stop) - np.float32(start)) / np.float32(points - 1))
     index = np.arange(points, dtype=np.float64)
@@ -44,7 +44,7 @@ def _linspace(start: float, stop: float, points: int) -> NDArray[np.float32]:
 
 
 def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:
-    """GIDD's grid of log-SNRs over a block, [steps + 1]: index `steps` is the noisiest, index 0 the cleanest.
+    """Return GIDD's grid of log-SNRs over a block, float64 [steps + 1]: index 0 is the cleanest, `steps` the noisiest.
 
     The clean probability falls from its highest to its lowest value along a line ("linear") or half a cosine.
     """

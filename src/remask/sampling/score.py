@@ -1,4 +1,4 @@
-"""Tokens and confidences of predicted rows, on the device."""
+"""Computes tokens and confidences of predicted rows, on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.core.remasking import Measure
 from remask.sampling.filters import draw, top_k, top_p
-from remask.sampling.rules import Measure
 from remask.sampling.uniform_score import NoisyRows, read_noisy
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
@@ -17,13 +17,14 @@ Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One request's predicted rows among the logits, and how they are read.
+    """The rows of one request among the logits, and how they are turned into tokens and confidences.
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
 
-    With classifier-free guidance `guide` holds the unconditional canvas' rows for the same positions, or `residual`
-    what the conditional ones differed from them by when both were last computed, [rows, V].
+    With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
+    canvas is not computed in this pass, `residual` [rows, V] is the difference between the conditional and the
+    unconditional logits when both were last computed.
     """
 
     rows: slice
@@ -40,18 +41,18 @@ class RowGroup:
 
     @property
     def greedy(self) -> bool:
-        """Whether argmax and its plain probability are all that is asked."""
+        """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
         return plain and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A seed for one step of one request, so that its draws depend on nothing else in the batch."""
+    """Return the seed of one step of one request, so that its draws depend on nothing else in the batch."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int) -> Tensor:
-    """Token and confidence of every row of `groups`, float32 [2, rows], in their order; guide rows are left out.
+    """Return token and confidence of every row of `groups`, float32 [2, rows], in their order, without guide rows.
 
     `logits` [M, V] is used as scratch. The mask token is never chosen, but counts in the probabilities, as in the
     originals. Nothing waits for the device.
@@ -80,7 +81,7 @@ def _greedy(logits: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
 
 
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
-    """Token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
+    """Return token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
     if group.noisy is not None:
         return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.seed)
     tempered = logits / group.temperature if group.temperature > 0 else logits

@@ -1,4 +1,4 @@
-"""Uniform and hybrid diffusion (GIDD): any token of the current block may change at any step."""
+"""Decoding by uniform and hybrid diffusion (GIDD): any token of the current block may change at any step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core import select
 from remask.core.canvas import Canvas
 from remask.core.noise import Noise
 from remask.core.plan import Mask, Reach
 from remask.core.sampling import SamplingParams, is_greedy
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling import select
 from remask.sampling.decoder import Confidence, Positions, Tokens
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import RowGroup, step_seed
@@ -47,7 +47,10 @@ class UniformDecoding:
         model_length: int,
         seed: int,
     ) -> "UniformDecoding":
-        """The decoding on a model whose canvas has `model_length` positions. Raises `ConfigError` on bad parameters."""
+        """Return the decoding on a model whose canvas has `model_length` positions.
+
+        Raises `ConfigError` on parameters that contradict each other or cannot be met.
+        """
         given = params.initial_canvas
         length = params.canvas_length or (model_length if given is None else len(prompt) + len(given))
         needed = len(prompt) + params.max_tokens
@@ -97,16 +100,16 @@ class UniformDecoding:
 
     @property
     def ordered(self) -> bool:
-        """Positions are chosen after the pass."""
+        """False: positions are chosen after the pass."""
         return False
 
     @property
     def whole_blocks(self) -> bool:
-        """As the originals: a block that was begun is completed."""
+        """True, as in the original code: a block that has begun is completed before the response may end."""
         return True
 
     def canvas(self) -> Canvas:
-        """The prompt, and noise to the end of the canvas."""
+        """Return a canvas of the prompt, with noise to its end."""
         noise: Sequence[int] | NDArray[np.int64]
         if self.params.initial_canvas is None:
             noise = self.noise.draw(self.length - len(self.prompt), self.seed)
@@ -115,14 +118,14 @@ class UniformDecoding:
         return Canvas(self.prompt, noise, self.params.max_tokens)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "UniformDecoder":  # noqa: ARG002
-        """A decoder at the first step. All steps are run, as in the original."""
+        """Return a decoder at the first step. All steps are run, as in the original code."""
         return UniformDecoder(self, canvas)
 
 
 class UniformDecoder:
-    """One request's place in its decoding. It reads the canvas and never writes to it.
+    """The decoding of one request in progress. It reads the canvas and never writes to it.
 
-    Where correction steps are asked for, nothing is final before the last of them.
+    Where the request has correction steps, nothing is final before the last of them.
     """
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
@@ -137,14 +140,14 @@ class UniformDecoder:
 
     @property
     def finished(self) -> bool:
-        """Every block is done, and corrected."""
+        """Whether every block is done and the response is corrected."""
         if self._correction is not None:
             return self._correction.finished
         return self._index == self._blocks
 
     @property
     def block(self) -> range:
-        """The current block; in a correction, all of the response."""
+        """Canvas positions of the current block; in a correction, those of the whole response."""
         if self._correction is not None:
             return self._correction.scope
         start = self._canvas.prompt + self._index * self._decoding.block
@@ -152,31 +155,35 @@ class UniformDecoder:
 
     @property
     def order(self) -> None:
-        """Positions are chosen after the pass."""
+        """None: positions are chosen after the pass."""
         return
 
     @property
     def sees(self) -> Reach:
-        """Prompt and completed blocks see one another, noise sees everything. In a correction the response is noise."""
+        """How many leading positions each row attends to, int64 [T].
+
+        The prompt and completed blocks attend to one another, noise attends to everything. In a correction the whole
+        response counts as noise.
+        """
         clean = self.block.start
         return np.where(np.arange(len(self._canvas)) < clean, clean, len(self._canvas))
 
     @property
     def touched(self) -> Mask | None:
-        """In a correction after its first step: the blocks that the last step changed."""
+        """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
         if self._correction is None or not self._correction.steps:
             return None
         return self._correction.touched(self._decoding.block, len(self._canvas))
 
     @property
     def corrections(self) -> int | None:
-        """Correction steps so far; None where none were asked for."""
+        """Correction steps so far; None where the request has none."""
         if not self._decoding.params.correction_steps:
             return None
         return 0 if self._correction is None else self._correction.steps
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Gains for the adaptive sampler, draws from the posterior for the ancestral one; proposals in a correction."""
+        """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
         decoding, params = self._decoding, self._decoding.params
         if self._correction is not None:
             return self._proposals(rows, positions)
@@ -203,7 +210,7 @@ class UniformDecoder:
         )
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
-        """Positions whose token changes now, ascending."""
+        """Return the positions whose token changes now, ascending."""
         if self._correction is not None:
             scope = self._correction.scope
             return self._correction.choose(self._canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
@@ -212,12 +219,12 @@ class UniformDecoder:
             everywhere: Positions = positions[changed]
             return everywhere
         chosen = select.top(confidence, self._decoding.per_step)
-        # A score of 0 says that nothing is to be gained: either the best token stands there, or noise never put it.
+        # A score of 0 means no gain: the best token stands there already, or noise cannot have put the current one.
         written: Positions = positions[chosen[(confidence[chosen] > 0) & changed[chosen]]]
         return written
 
     def final(self, written: Positions) -> Positions:  # noqa: ARG002
-        """Nothing before the block's last step, then the block; with corrections, nothing before their last step."""
+        """Return the whole block in its last step, or in the last correction step where there are any; else nothing."""
         if self._correction is not None:
             over = self._correction.finished
         else:
@@ -225,7 +232,7 @@ class UniformDecoder:
         return np.arange(self.block.start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
-        """On to the next step, after the last one to the next block, at full noise, and after that to corrections."""
+        """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
         self.step += 1
         self.block_step += 1
         if self._correction is None and self.block_step == self._decoding.steps:
@@ -252,11 +259,11 @@ class UniformDecoder:
         )
 
     def _early(self, positions: Positions) -> int:
-        """How many of `positions` come too early for an end token."""
+        """Return how many of `positions` are too early for an end token."""
         return int((positions < self._canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
 
     def _weights(self, current: Tokens, level: float) -> NDArray[np.float32]:
-        """Probability of each current token as noise, normalised over the block."""
+        """Return the probability of each current token as noise, normalised over the block, float32."""
         prior = self._decoding.noise.probability(current, level)
         total = prior.sum()
         return (prior / total if total > 0 else prior).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the samplers of uniform diffusion read from logits: expected gains, and draws from the posterior (GIDD)."""
+"""Scores of uniform diffusion from logits: expected gains, and draws from the posterior (GIDD)."""
 
 from dataclasses import dataclass
 
@@ -22,10 +22,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class NoisyRows:
-    """Rows of positions whose tokens may change: what stands there now, and how it is weighed.
+    """Rows of positions whose tokens may change: their current tokens, and how these are weighed.
 
-    `weights` are those of the adaptive sampler, the prior probability of each current token; with a `transition` in
-    their place every row is drawn from the exact posterior, and with neither what is drawn is a correction's proposal.
+    `weights` [rows] are those of the adaptive sampler, the prior probability of each current token. With a `transition`
+    every row is drawn from the exact posterior instead. With neither, a correction's proposal is drawn.
     The first `banned_rows` rows never yield `banned` tokens.
     """
 
@@ -45,7 +45,7 @@ def read_noisy(
     keep_p: float | None,
     seed: int,
 ) -> Tensor:
-    """Token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`."""
+    """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`."""
     logits = logits.clone()
     logits[:, mask_id] = -torch.inf
     if rows.banned and rows.banned_rows:
@@ -65,16 +65,16 @@ def read_noisy(
 
 
 def gain(logits: Tensor, current: Tensor, weights: Tensor) -> Tensor:
-    """Score of the adaptive sampler, [rows]: what the best token's probability exceeds the current one's by, weighed.
+    """Return the adaptive sampler's score: (best token's probability - current token's) * `weights`, [rows].
 
-    `logits` [rows, V] are plain: neither temperature nor filters take part.
+    `logits` [rows, V] are plain, before temperature and filters.
     """
     probabilities = logits.softmax(dim=-1)
     return (probabilities.amax(dim=-1) - probabilities.gather(1, current[:, None])[:, 0]) * weights
 
 
 def posterior(logits: Tensor, current: Tensor, step: Transition, *, greedy: bool) -> Tensor:
-    """p(next token | current token, predicted clean token), [rows, V], of the ancestral sampler.
+    """Return the ancestral sampler's p(next token | current token, predicted clean token), [rows, V].
 
     With `greedy` the prediction is the argmax alone. Where the formula is 0 / 0, a current token that carries no
     information (the mask, under noise that never yields it) gives the forward process at `after`, and any other stays.

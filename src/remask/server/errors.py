@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,8 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RemaskError):
-        return as_api_error(cause)
+        told = as_api_error(cause)
+        return ApiError(told.status, str(told), told.param or field, told.code)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     # A field of several types has one problem for each of them.
@@ -122,5 +124,5 @@ def _named_field(error: RemaskError) -> str | None:
     """The field that a `ConfigError` names first, as those of the sampling parameters do."""
     if isinstance(error, UnknownNameError):
         return error.name if error.kind == "field" else error.kind if error.kind in FIELDS else None
-    word = str(error).split("=", 1)[0].split(" ", 1)[0].rstrip(":")
+    word = re.split(r"[ =:.\[]", str(error), maxsplit=1)[0]
     return word if word in FIELDS else None

@@ -8,7 +8,9 @@ from typing import Any
 
 from remask.core.checks import LARGEST
 from remask.core.depth import DepthLookup
+from remask.core.remasking import REMASKING
 from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -18,7 +20,7 @@ from remask.sampling.rules import resolve
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
-from remask.server.sampling import NAMES, fit
+from remask.server.sampling import fit
 
 
 class Intake:
@@ -58,8 +60,6 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
-        if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-            raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
         tokens = self.conversation(body.messages)
         return self._requests(body, [(tokens, self._shared(body, tokens))], request_id)
 
@@ -75,10 +75,10 @@ class Intake:
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
         marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
-        if body.prefix_length is not None:
+        if (length := body.terms.prefix_length) is not None:
             if marked:
                 raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
-            return body.prefix_length
+            return length
         messages = [message.rendered for message in body.messages]
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens)
@@ -96,35 +96,36 @@ class Intake:
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
-        policy = self._policy(body)
+        terms = body.terms
+        policy = self._policy(terms)
         drafts = bool(body.stream_drafts) or body.wants_logprobs
         requests: list[Request] = []
         for tokens, shared in prompts:
             params = self._params(body, len(tokens))
             self._check_logprobs(body, params, policy)
-            prefix = shared if body.prefix_length is None else body.prefix_length
+            prefix = shared if terms.prefix_length is None else terms.prefix_length
             requests += [
                 Request(
                     id=f"{request_id}-{next(self._numbers)}",
                     prompt_token_ids=tokens,
-                    params=self._seeded(params, body.seed, choice),
+                    params=self._seeded(params, body.sampling.get("seed"), choice),
                     prefix_length=prefix,
                     policy=policy,
-                    cache_salt=body.cache_salt or "",
-                    priority=body.priority or 0,
-                    deadline_s=body.deadline_s,
+                    cache_salt=terms.cache_salt,
+                    priority=terms.priority,
+                    deadline_s=terms.deadline_s,
                     drafts=drafts,
                 )
                 for choice in range(choices)
             ]
         return requests
 
-    def _policy(self, body: GenerationBody) -> CachePolicy:
+    def _policy(self, terms: Terms) -> CachePolicy:
         llm = self.llm
-        if body.cache is None:
-            settings = llm.cache_config if body.cache_config is None else body.cache_config
+        if terms.cache is None:
+            settings = llm.cache_config if terms.cache_config is None else terms.cache_config
             return parse(llm.cache, settings, self._table)
-        return parse(body.cache, body.cache_config, self._table)
+        return parse(terms.cache, terms.cache_config, self._table)
 
     def _table(self) -> DepthLookup:
         if self._lookup is None:
@@ -135,10 +136,7 @@ class Intake:
         return self._lookup
 
     def _params(self, body: GenerationBody, prompt: int) -> SamplingParams:
-        own = {name: getattr(body, name) for name in NAMES if getattr(body, name) is not None}
-        if body.response_tokens is not None:
-            own["max_tokens"] = body.response_tokens
-        return fit(self.config.sampling, own, self.llm.engine.max_model_len - prompt)
+        return fit(self.config.sampling, body.sampling, self.llm.engine.max_model_len - prompt)
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""
@@ -158,12 +156,11 @@ class Intake:
             config = self.llm.loaded.config
             if config.kind == "uniform":
                 raise ConfigError("logprobs are the logarithms of confidences, and a uniform model's sampler has none")
-            remasking = params.remasking
+            rule = REMASKING[params.remasking or config.sampling.remasking]
             if config.kind == "masked":
-                rule = resolve(params, config.family, policy.traits.blockwise)
-                remasking = None if rule.measure == "probability" else rule.remasking
-            if remasking not in (None, "low_confidence", "sequential"):
+                rule = resolve(params, config.sampling, policy.traits.blockwise).remasking
+            if rule.measure != "probability":
                 raise ConfigError(
-                    f"logprobs are the logarithms of confidences, and under remasking {remasking!r} those are no "
+                    f"logprobs are the logarithms of confidences, and under remasking {rule.name!r} those are no "
                     "probabilities; use remasking 'low_confidence'"
                 )

@@ -1,16 +1,15 @@
-"""Fields of OpenAI's protocol, and those that routers add, that are not supported.
+"""Fields of OpenAI's protocol, and fields that routers add, that are not supported.
 
-They are let through where they ask for nothing, else refused by name.
+A value that changes nothing is accepted, any other is refused with the field's name.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from remask.core.checks import shown
 from remask.errors import ConfigError, UnknownNameError
 
-SHOWN = 100  # characters of a refused value in the error
-
-# What each field may say without asking for anything that is not done anyway. Null always may.
+# The values of each field that change nothing. Null always changes nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -50,9 +49,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def refuse_unsupported(body: Any, known: Iterable[str]) -> Any:
-    """`body` without its neutral fields. Raises `ConfigError` on a field that asks for what is not supported.
+    """Return `body` without its neutral fields. Anything but an object is returned as it is.
 
-    Names that nobody knows raise `UnknownNameError`. Anything but an object is returned as it is.
+    Raises `ConfigError` on a field that asks for what is not supported, and `UnknownNameError` on unknown names.
     """
     if not isinstance(body, Mapping):
         return body
@@ -65,6 +64,5 @@ def refuse_unsupported(body: Any, known: Iterable[str]) -> Any:
             raise UnknownNameError("field", str(name), names)
         elif value is not None and value not in NEUTRAL[name]:
             allowed = " or ".join(repr(good) for good in (None, *NEUTRAL[name]))
-            shown = repr(value)[:SHOWN]
-            raise ConfigError(f"{name} is not supported: leave it out, or send {allowed}; got {shown}")
+            raise ConfigError(f"{name} is not supported: leave it out, or send {allowed}; got {shown(value)}")
     return kept

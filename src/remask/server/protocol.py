@@ -1,24 +1,31 @@
-"""Request bodies: OpenAI's fields that are understood, and ours. Any other field is refused by its name."""
+"""Request bodies: OpenAI's fields that are supported, and the declared ones. Any other is refused by its name."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from remask.core.checks import LARGEST
+from remask.core.fields import declared
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+from remask.errors import ConfigError
+from remask.server.declared import Checked, given, with_declared
 from remask.server.neutral import refuse_unsupported
+
+_MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 
 Count: TypeAlias = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 TokenIds: TypeAlias = list[int]
 
 
 class Body(BaseModel):
-    """JSON types as they are (no text for numbers), no unknown fields, no NaN."""
+    """A body with strict JSON types (no text for numbers), without unknown fields and NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Body):
-    """`include_usage` adds a last chunk that holds the usage."""
+    """Options of a stream. `include_usage` adds a last chunk that holds the usage."""
 
     include_usage: bool = False
 
@@ -30,7 +37,7 @@ class CacheControl(Body):
 
 
 class TextPart(Body):
-    """The only kind of content part that a language model reads."""
+    """A part of a message's content. Texts are the only kind that is supported."""
 
     type: Literal["text"]
     text: str
@@ -46,59 +53,22 @@ class Message(Body):
 
     @property
     def rendered(self) -> dict[str, str]:
-        """The message as chat templates read it."""
+        """The message in the form that chat templates read."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": text, **named}
 
 
+@with_declared(SamplingParams, Terms)
 class GenerationBody(Body):
-    """What chat and text completions have in common."""
+    """What chat and text completions have in common, beside the declared sampling parameters and terms."""
 
     model: str | None = None
-    max_tokens: Count | None = None
     n: Count | None = None
-    seed: Count | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Count | None = None
-    user: str | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
-
-    steps: Count | None = None
-    block_length: Count | None = None
-    remasking: str | None = None
-    threshold: float | None = None
-    factor: float | None = None
-    eps: float | None = None
-    cfg_scale: float | None = None
-    order: list[list[int]] | None = None
-    slowfast: dict[str, Any] | None = None
-    steps_per_block: Count | None = None
-    fallback: str | None = None
-    sub_block_length: Count | None = None
-    eb_threshold: float | None = None
-    sampler: str | None = None
-    tokens_per_step: Count | None = None
-    schedule: str | None = None
-    canvas_length: Count | None = None
-    initial_canvas: TokenIds | None = None
-    min_tokens: Count | None = None
-    correction_steps: Count | None = None
-    correction_temperature: float | None = None
-    correction_tokens: Count | None = None
-
-    cache: str | None = None
-    cache_config: dict[str, Any] | None = None
-    prefix_length: Count | None = None
-    cache_salt: str | None = None
-    priority: Count | None = None
-    deadline_s: float | None = None
     stream_drafts: bool | None = None
+    user: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -106,18 +76,23 @@ class GenerationBody(Body):
         return refuse_unsupported(body, cls.model_fields)
 
     @property
-    def response_tokens(self) -> int | None:
-        """How long the response may be, if the request says so."""
-        return self.max_tokens
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that the request sets, by name."""
+        return given(self, SamplingParams)
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the request."""
+        return Terms(**given(self, Terms))
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether each token's log-probability is asked for."""
+        """Whether the request asks for each token's log-probability."""
         raise NotImplementedError
 
     @property
     def alternatives(self) -> tuple[str, int]:
-        """The field that asks for other tokens than the chosen ones, and for how many."""
+        """The field that asks for log-probabilities of tokens beside the chosen ones, and their number."""
         raise NotImplementedError
 
 
@@ -125,23 +100,27 @@ class ChatBody(GenerationBody):
     """Body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", _MAX_TOKENS)] = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
 
     @property
-    def response_tokens(self) -> int | None:
-        """`max_completion_tokens`, or its older name."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def sampling(self) -> dict[str, Any]:
+        """The same, with the newer name of `max_tokens`. Raises `ConfigError` where the two names contradict."""
+        own = super().sampling
+        length = self.max_completion_tokens
+        if length is not None and own.setdefault("max_tokens", length) != length:
+            raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
+        return own
 
     @property
     def wants_logprobs(self) -> bool:
-        """As OpenAI's `logprobs` says."""
+        """Whether `logprobs` is true."""
         return bool(self.logprobs)
 
     @property
     def alternatives(self) -> tuple[str, int]:
-        """As OpenAI's `top_logprobs` says."""
+        """The field `top_logprobs`."""
         return "top_logprobs", self.top_logprobs or 0
 
 
@@ -153,17 +132,17 @@ class CompletionBody(GenerationBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Any number asks for those of the chosen tokens."""
+        """Whether `logprobs` is set: any number asks for those of the chosen tokens."""
         return self.logprobs is not None
 
     @property
     def alternatives(self) -> tuple[str, int]:
-        """The number is that of other tokens."""
+        """The field `logprobs`, whose number counts tokens beside the chosen ones."""
         return "logprobs", self.logprobs or 0
 
 
 class TokenizeBody(Body):
-    """Body of `/tokenize`: a text, or a conversation."""
+    """Body of `/tokenize`, with a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 
 from remask.cli.options import add_model_options, object_option, open_llm
+from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -37,10 +38,8 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
     numbers out of range, and where the model has too few positions.
     """
     for name in ("requests", "prompt_tokens", "max_tokens"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    if args.prefix_tokens < 0:
-        raise ConfigError(f"--prefix-tokens must be at least 0, got {args.prefix_tokens}")
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1)
+    whole("--prefix-tokens", args.prefix_tokens, low=0)
     own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
     params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
     # How long canvases are depends on the kind of model.

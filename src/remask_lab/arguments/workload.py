@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import object_option
+from remask.core.checks import whole
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.bench.workload import (
@@ -45,9 +46,7 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
     Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
     """
     for name, least in {"requests": 1, "prefixes": 1, "prefix_tokens": 0, "prompt_tokens": 1}.items():
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=least, optional=True)
     shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
     if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")

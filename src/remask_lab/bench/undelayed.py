@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from remask.core.checks import whole
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies import checks
 from remask.policies.base import CachePolicy, Circumstances
 
 
@@ -20,7 +20,7 @@ class UndelayedDecode(CachePolicy):
     refresh_interval: int | None = 8
 
     def __post_init__(self) -> None:
-        checks.refresh_interval(self.refresh_interval)
+        whole("refresh_interval", self.refresh_interval, low=1, optional=True)
 
     def check(self, circumstances: Circumstances) -> None:
         """Refuses rows that predict another position: the paper's ablation is of LLaDA."""

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import asdict, replace
 
 from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -69,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, write the JSON."""
     for name in ("concurrency", "rounds"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+        whole(f"--{name}", getattr(args, name), low=1)
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)

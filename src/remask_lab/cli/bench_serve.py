@@ -8,6 +8,7 @@ from pathlib import Path
 
 from remask.cli.options import check_folder, object_option
 from remask.cli.serve import KEY_VARIABLE, check_extra
+from remask.core.checks import whole
 from remask.errors import ConfigError
 
 
@@ -54,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--json", args.json)
     if args.save_detailed and args.json is None:
         raise ConfigError("--save-detailed writes into the file that --json names; name one")
-    if args.num_warmups < 0:
-        raise ConfigError(f"--num-warmups must be at least 0, got {args.num_warmups}")
+    whole("--num-warmups", args.num_warmups, low=0)
     lengths = {name: getattr(args, name) for name in ("prefix_tokens", "prompt_tokens")}
     own_lengths = {name: value for name, value in lengths.items() if value is not None}
     mix = Mix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)

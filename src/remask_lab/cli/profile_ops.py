@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from remask.cli.options import check_folder, object_option
-from remask.errors import ConfigError
+from remask.core.checks import whole
 from remask_lab.arguments.shape import add_shape_options, open_with_requests, settings_of
 from remask_lab.ops.operations import profile_operations
 from remask_lab.ops.peaks import measure_peaks
@@ -41,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and save what was asked for."""
     for name in ("steps", "rounds"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+        whole(f"--{name}", getattr(args, name), low=1)
     check_folder("--json", args.json)
     check_folder("--plot", args.plot)
     settings = object_option("--cache-config", args.cache_config)

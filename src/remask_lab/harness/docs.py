@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from remask.core.checks import is_whole
 from remask.tasks.gsm8k import final_number
 from remask_lab.likelihood.choices import LETTERS
 from remask_lab.records.jsonl import Line
@@ -69,7 +70,7 @@ def _gpqa(line: Line) -> Doc:
 
 def _mmlu(line: Line) -> Doc:
     choices, answer = line.texts("choices"), line.get("answer")
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+    if not is_whole(answer, 0, len(choices) - 1):
         raise line.error(f"field 'answer' must be a choice's number from 0 to {len(choices) - 1}, got {answer!r}")
     return _choice(line.text("question"), choices, answer)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remask.core.checks import is_whole
 from remask.errors import ConfigError
 from remask_lab.likelihood.likelihood import Likelihood, LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair
@@ -63,7 +64,7 @@ def _question(line: Line, encode: Encode) -> Question:
         )
     pairs = [_pair(line, choice, encode) for choice in choices]
     answer = line.get("answer")
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
+    if is_whole(answer, 0, len(choices) - 1):
         return Question(line.text("prompt"), choices, answer, pairs)
     for named in (labels[: len(choices)], choices):
         if answer in named:

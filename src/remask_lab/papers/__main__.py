@@ -15,6 +15,7 @@ from pathlib import Path
 
 from remask import LLM, EngineConfig
 from remask.cli.options import check_folder
+from remask.core.checks import whole
 from remask.errors import ConfigError, RemaskError
 from remask_lab.likelihood.judge import Judge
 from remask_lab.papers.cell import with_requests
@@ -85,9 +86,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace, tables: int) -> None:
     for name in ("requests", "rounds"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {value}")
+        whole(f"--{name}", getattr(args, name), low=1, optional=True)
     if args.json is not None and (tables > 1 or args.out is not None):
         raise ConfigError("--json is the result file of a single table; --out FOLDER takes those of many")
     check_folder("--json", args.json)

@@ -56,7 +56,7 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
     ("options", "message"),
     [
         (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
-        ([*DUMMY, "--requests", "0"], "--requests must be at least 1"),
+        ([*DUMMY, "--requests", "0"], "--requests must be a whole number from 1"),
     ],
 )
 def test_bad_workloads(subject: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +182,7 @@ def test_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--task", "nofile"], "--task must be NAME=FILE, got 'nofile'"),
         (["--task", "a=/nowhere/p.jsonl"], "cannot be read"),
         (["--system-prompts", "1"], "need at least 2"),
-        (["--samples", "0"], "samples must be at least 1"),
+        (["--samples", "0"], "samples must be a whole number from 1"),
         (["--ratios", "51", "--canvas", "20"], "cannot be cut at a prefix ratio of 51 %"),
     ],
 )

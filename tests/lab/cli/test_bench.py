@@ -86,7 +86,7 @@ def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     [
         (["--caches", "none,bicahe"], "Did you mean 'bicache'"),
         (["--cache-config", '{"reuse": {}}', "--caches", "none"], "not among --caches"),
-        (["--requests", "0"], "--requests must be at least 1"),
+        (["--requests", "0"], "--requests must be a whole number from 1"),
         (["--depths", "one"], "--depths must be numbers"),
         (["--depths", "99"], "exceeds the model's"),
         (["--without-prefix"], "only 'bundled' has a task"),

@@ -99,7 +99,7 @@ def test_responses_with_their_errors(tmp_path: Path, capsys: pytest.CaptureFixtu
         ([{"prompt": "a", "response": "b"}], ["--fields", "respons=b"], "Did you mean 'response'?"),
         ([{"prompt": "a", "response": "b"}], ["--fields", "response"], "takes FIELD=NAME,FIELD=NAME, got 'response'"),
         ([{"prompt": "a", "response": "b"}], ["--mc-samples", "9"], "samples=9 must be a multiple of strata=8"),
-        ([{"prompt": "a", "response": "b"}], ["--limit", "0"], "--limit must be at least 1"),
+        ([{"prompt": "a", "response": "b"}], ["--limit", "0"], "--limit must be a whole number from 1"),
         ([{"prompt": "a", "response": "b"}], ["--output", "/nowhere/x.json"], "there is no folder"),
     ],
 )

@@ -135,7 +135,7 @@ def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tasks", "gsm8k", "--data", "x"], "questions of one of our own tasks"),
         (["--tasks", "remask_gsm8k", "--fields", "question=q"], "give both, or neither"),
         (["--tasks", "remask_gsm8k", "--data", "nowhere.jsonl"], "cannot be read"),
-        (["--tasks", "remask_gsm8k", "--limit", "0"], "--limit must be at least 1"),
+        (["--tasks", "remask_gsm8k", "--limit", "0"], "--limit must be a whole number from 1"),
         (["--tasks", "remask_gsm8k", "--caches", "bicach"], "Did you mean 'bicache'?"),
         (["--tasks", "remask_gsm8k", "--cache-config", '{"reuse": {}}'], "not among --caches"),
         (["--tasks", "remask_gsm8k", "--system-prompt", "nowhere.txt"], "cannot be read"),

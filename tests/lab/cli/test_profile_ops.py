@@ -68,9 +68,9 @@ def test_many_kinds_of_steps_are_cut_short(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--steps", "0"], "--steps must be at least 1"),
-        (["--requests", "0"], "--requests must be at least 1"),
-        (["--prefix-tokens", "-1"], "--prefix-tokens must be at least 0"),
+        (["--steps", "0"], "--steps must be a whole number from 1"),
+        (["--requests", "0"], "--requests must be a whole number from 1"),
+        (["--prefix-tokens", "-1"], "--prefix-tokens must be a whole number from 0"),
         (["--max-tokens", "600"], "the model has 512"),
         (["--cache", "bicahe"], "Did you mean 'bicache'"),
         (["--cache-config", '{"depth": 1}'], "takes no settings"),

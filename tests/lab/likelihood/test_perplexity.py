@@ -163,8 +163,8 @@ def test_an_end_token_at_the_end_is_no_prompt(llm: LLM, monkeypatch: pytest.Monk
 
 
 BAD: list[tuple[list[str], str]] = [
-    (["--requests", "0"], "--requests must be at least 1"),
-    (["--prompt-tokens", "0"], "--prompt-tokens must be at least 1"),
+    (["--requests", "0"], "--requests must be a whole number from 1"),
+    (["--prompt-tokens", "0"], "--prompt-tokens must be a whole number from 1"),
     (["--judge-dtype", "float23"], "Did you mean 'float32'"),
     (["--sampling", '{"seed": 3}'], "use --seed"),
     (["--cache-config", '{"bicache": {}}'], "which is not among --caches"),

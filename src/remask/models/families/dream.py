@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from remask.core.sampling import SamplingDefaults
 from remask.models.config import ModelConfig
 from remask.models.families import qwen
 from remask.models.families.family import Family
 from remask.models.families.fields import Fields
 
 MASK = 151666  # of the published vocabulary
+SAMPLING = SamplingDefaults(remasking="entropy", time_schedule=True)
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -18,6 +20,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=fields.head_dim("hidden_size", "num_attention_heads"),
         qkv_bias=True,
         shift=1,
+        sampling=SAMPLING,
         **qwen.shape(fields, raw, MASK),
     )
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from remask.core.checks import is_real, is_whole
 from remask.errors import CheckpointError
 
 
@@ -30,21 +31,21 @@ class Fields:
         value = self._raw.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise self.unfit(key, f"an integer of at least {least}")
         return value
 
     def number(self, key: str) -> float:
         """A positive, finite number."""
         value = self._raw.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_real(value, 0) or value == 0:
             raise self.unfit(key, "a positive, finite number")
         return float(value)
 
     def real(self, key: str) -> float:
         """A finite number of either sign."""
         value = self._raw.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_real(value, -math.inf):
             raise self.unfit(key, "a finite number")
         return float(value)
 
@@ -86,7 +87,7 @@ class Fields:
         """Token ids given as one id, a list of them, or not at all."""
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab for i in ids):
+        if not all(is_whole(i, 0, vocab - 1) for i in ids):
             raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size, or a list of them")
         return tuple(ids)
 

@@ -15,6 +15,7 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
+from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import compared_policies
@@ -50,8 +51,7 @@ def add_parser(subjects: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generate, judge, print the table, and save what was asked for."""
     for name in ("requests", "prompt_tokens"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1)
     if args.judge_dtype not in _DTYPES:
         raise UnknownNameError("--judge-dtype", args.judge_dtype, _DTYPES)
     check_folder("--output", args.output)

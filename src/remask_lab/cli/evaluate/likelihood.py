@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
-from remask.errors import ConfigError
+from remask.core.checks import whole
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
 from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator
 from remask_lab.likelihood.masked_pass import MAX_ROWS
@@ -61,8 +61,7 @@ def draws_of(args: argparse.Namespace) -> Draws:
 def run(args: argparse.Namespace) -> int:
     """Score, print, and save what was asked for."""
     for name in ("limit", "max_rows"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1, optional=True)
     check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))

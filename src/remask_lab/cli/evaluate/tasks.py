@@ -18,6 +18,7 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
+from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -107,8 +108,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
-    if args.limit is not None and args.limit < 1:
-        raise ConfigError(f"--limit must be at least 1, got {args.limit}")
+    whole("--limit", args.limit, low=1, optional=True)
     for task in [task for task in tasks if is_own(task)]:
         if benchmark(task).scoring == "code" and not args.allow_code_execution:
             raise ConfigError(

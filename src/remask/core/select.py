@@ -11,18 +11,18 @@ Chosen = NDArray[np.int64]
 
 
 def top(confidence: Confidence, count: int) -> Chosen:
-    """The `count` most confident."""
+    """Return the `count` most confident."""
     return np.sort(_ranked(confidence)[:count])
 
 
 def above(confidence: Confidence, threshold: float) -> Chosen:
-    """The most confident one, and every one that is at least `threshold` (Fast-dLLM section 3.3)."""
+    """Return the most confident one, and every one of at least `threshold` (Fast-dLLM section 3.3)."""
     ranked = _ranked(confidence)
     return np.sort(ranked[: max(1, int((confidence >= threshold).sum()))])
 
 
 def by_factor(confidence: Confidence, factor: float) -> Chosen:
-    """Fast-dLLM's factor rule: rank n >= 2 is accepted while its confidence is >= 1 - factor / (n + 1).
+    """Return what Fast-dLLM's factor rule accepts: rank n >= 2 while its confidence is >= 1 - factor / (n + 1).
 
     A first failure at the very last rank does not stop the rule, as in the original: two remaining candidates always
     go together.
@@ -37,13 +37,13 @@ def by_factor(confidence: Confidence, factor: float) -> Chosen:
 
 
 def within_budget(confidence: Confidence, threshold: float, considered: int) -> Chosen:
-    """Of the `considered` most confident, the best and every one that is at least `threshold` (Fast-dLLM for Dream)."""
+    """Return the best of the `considered` most confident, and those of at least `threshold` (Fast-dLLM for Dream)."""
     ranked = _ranked(confidence)[:considered]
     return np.sort(ranked[(confidence[ranked] >= threshold) | (np.arange(len(ranked)) == 0)])
 
 
 def entropy_bounded(entropy: Confidence, bound: float) -> Chosen:
-    """The most certain one, and as many after it as keep the sum of entropies (nats) below `bound` (JetEngine)."""
+    """Return the most certain one, and as many more as keep the sum of entropies (nats) below `bound` (JetEngine)."""
     ranked = np.argsort(entropy, kind="stable")
     within = np.cumsum(entropy[ranked]) < bound
     lead = len(ranked) if within.all() else int(within.argmin())

@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.slowfast import SlowFastKnobs
-from remask.sampling.slowfast import SlowFast
+from remask.core.slowfast import SlowFast, SlowFastKnobs
 from tests.sampling.test_masked import Bench, Idle
 
 

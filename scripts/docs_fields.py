@@ -1,0 +1,67 @@
+"""Writes the tables of docs/sampling.md that come from declarations: `python scripts/docs_fields.py`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from remask.core.fields import declared
+from remask.core.kinds import in_words
+from remask.core.remasking import REMASKING, Remasking
+from remask.core.sampling import SamplingParams
+from remask.core.slowfast import SlowFastKnobs
+from remask.core.terms import Terms
+
+PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
+BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def fields(cls: type[Any]) -> str:
+    """The table of a declared class."""
+    rows = []
+    for name, field in declared(cls).items():
+        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+        models = "all" if field.for_all else in_words(field.kinds)
+        rows.append((f"`{name}`", field.values.words.replace("2**63", "2^63"), default, models, field.meaning))
+    shared = all(row[3] == "all" for row in rows)
+    head = ("field", "value", "default", "models", "meaning")
+    kept = [column for column in range(len(head)) if not (shared and head[column] == "models")]
+    return table([[row[column] for column in kept] for row in (head, *rows)])
+
+
+def rules() -> str:
+    """The table of remasking rules."""
+    head = ("`remasking`", "models", "which positions become final", "schedule", "`threshold` and `factor`")
+    rows = [
+        (f"`{rule.name}`", in_words(rule.kinds), rule.meaning, schedule(rule), "yes" if rule.thresholds else "no")
+        for rule in REMASKING.values()
+    ]
+    return table([head, *rows])
+
+
+def schedule(rule: Remasking) -> str:
+    """What decides how many positions a step transfers."""
+    if rule.counts == "rule":
+        return "none"
+    return {"never": "even", "always": "time", "by_family": "time on Dream or with `eps`, else even"}[rule.timed]
+
+
+def table(rows: list[Any]) -> str:
+    """Rows, the first of which is the head, as Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def written(text: str) -> str:
+    """The page `text` with its generated blocks as they should be."""
+    blocks = {
+        "sampling": fields(SamplingParams),
+        "terms": fields(Terms),
+        "slowfast": fields(SlowFastKnobs),
+        "remasking": rules(),
+    }
+    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{blocks[found[1]]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,49 @@
+"""The fields of a request as a list in the terminal."""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from remask.core.fields import declared
+from remask.core.kinds import in_words
+from remask.core.remasking import REMASKING
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+
+WIDTH = 100
+
+
+class FieldsAction(argparse.Action):
+    """Prints the fields of a request, then ends the process as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print the list and exit with status 0."""
+        print(listing())
+        parser.exit()
+
+
+def listing() -> str:
+    """Every declared field with the values that it takes, its default and its meaning, and the remasking rules."""
+    parts = [
+        'Sampling parameters, as in --sampling \'{"max_tokens": 64}\' and in the object "sampling" of a line:',
+        *_fields(SamplingParams),
+        "Terms, beside the prompt of a line:",
+        *_fields(Terms),
+        "Values of remasking:",
+        *(_entry(rule.name, f"{rule.meaning} For {in_words(rule.kinds)} models.") for rule in REMASKING.values()),
+    ]
+    return "\n".join(parts)
+
+
+def _fields(cls: type[Any]) -> Iterator[str]:
+    for name, field in declared(cls).items():
+        default = "" if field.default is None else f"; default {json.dumps(field.default)}"
+        yield _entry(name, f"{field.values.words}{default}. {field.described}")
+
+
+def _entry(name: str, text: str) -> str:
+    margin = " " * 6
+    filled = textwrap.fill(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return f"  {name}\n{filled}"

@@ -1,0 +1,252 @@
+"""Remasking rules: which noisy positions of a block become final in a step, and which stay masked.
+
+Each rule is one entry of `_RULES` and the function that it names. Everything else that depends on the rule of a
+request, such as the decoders, the scores, the documentation and the checks of other parameters, reads the entry.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core import select
+from remask.core.kinds import ModelKind
+from remask.core.slowfast import SlowFast, SlowFastKnobs
+from remask.errors import ConfigError
+
+Measure: TypeAlias = Literal["probability", "margin", "entropy"]
+
+ENTROPY_BOUND = 0.35  # JetEngine's default of `eb_threshold`
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a block, as a rule sees it.
+
+    Attributes:
+        positions: the block's noisy positions on the canvas, ascending, int64 [n] with n >= 1.
+        confidence: the rule's measure at each of them, float32 [n]; larger is more confident.
+        number: steps of the block before this one.
+        count: positions that the schedule transfers in this step.
+        share: under Dream's time schedule, the share of the noisy positions that this step transfers; else None.
+        order: the positions that this step transfers, where the rule knows them before the pass; else None.
+        draw: draws so many uniform numbers from the request's seed and the step alone, float32.
+    """
+
+    positions: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+    number: int
+    count: int
+    share: np.float32 | None
+    order: NDArray[np.int64] | None
+    draw: Callable[[int], NDArray[np.float32]]
+
+
+Choose: TypeAlias = Callable[[Step], select.Chosen]
+"""Chooses positions of a step. Returns indices into `Step.positions`, ascending."""
+
+
+class Knobs(Protocol):
+    """The sampling parameters that rules read."""
+
+    @property
+    def threshold(self) -> float | None:
+        """Least confidence of a transferred position."""
+        ...
+
+    @property
+    def eb_threshold(self) -> float | None:
+        """Bound of the summed entropies, in nats."""
+        ...
+
+    @property
+    def slowfast(self) -> SlowFastKnobs | None:
+        """Knobs of SlowFast sampling."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    """What is known when a block begins: its noisy positions, its scheduled steps, the request's parameters."""
+
+    masks: int
+    steps: int
+    knobs: Knobs
+
+
+def _scheduled(step: Step) -> select.Chosen:
+    """As many as the schedule says, the most confident first."""
+    return select.top(step.confidence, step.count)
+
+
+def _every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
+    """A rule without a state of its own: the same function for every block."""
+    return lambda _: choose
+
+
+_BY_SCHEDULE = _every_block(_scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class Remasking:
+    """A remasking rule.
+
+    Attributes:
+        name: the value of the sampling parameter `remasking`.
+        meaning: what the rule does, in a sentence or two, for the documentation.
+        kinds: kinds of models that it is defined on.
+        begin: returns the function that chooses in the steps of one block, which may keep a state. Raises
+            `ConfigError` where the rule cannot be applied to the block.
+        measure: what confidence is: the token's probability, the margin over the second one, or the negative entropy.
+        filtered: masked models only: confidence is taken after temperature, top-k and top-p.
+        order: the positions of a step are known before its pass: from the request's `order`, or drawn.
+        timed: when Dream's time schedule decides how many positions a step transfers: never, always, or where the
+            model family or `eps` asks for it.
+        counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
+            or the "rule" itself, which then ends a block as soon as it is complete.
+        thresholds: `threshold` and `factor` may choose in place of the schedule.
+        blockwise: the rule that takes its place under cache policies that recompute a block at a time.
+    """
+
+    name: str
+    meaning: str
+    kinds: tuple[ModelKind, ...] = ("masked",)
+    begin: Callable[[BlockStart], Choose] = _BY_SCHEDULE
+    measure: Measure = "probability"
+    filtered: bool = False
+    order: Literal["given", "drawn"] | None = None
+    timed: Literal["never", "by_family", "always"] = "never"
+    counts: Literal["schedule", "draw", "rule"] = "schedule"
+    thresholds: bool = False
+    blockwise: str | None = None
+
+
+def _in_order(step: Step) -> select.Chosen:
+    assert step.order is not None
+    return np.flatnonzero(np.isin(step.positions, step.order))
+
+
+def _by_chance(step: Step) -> select.Chosen:
+    assert step.share is not None
+    return np.flatnonzero(step.draw(len(step.positions)) < step.share)
+
+
+def _leftmost(step: Step) -> select.Chosen:
+    return np.flatnonzero(step.positions < step.positions[0] + step.count)
+
+
+def _entropy_bounded(block: BlockStart) -> Choose:
+    bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
+    return lambda step: select.entropy_bounded(-step.confidence, bound)
+
+
+def _slowfast(block: BlockStart) -> Choose:
+    assert block.knobs.slowfast is not None
+    choose = SlowFast(block.knobs.slowfast).choose
+    return lambda step: choose(step.positions, step.confidence)
+
+
+class _WithinBudget:
+    """Fast-dLLM's rule for Dream: each pass looks at its share of the masks and at what earlier passes left over.
+
+    Where the last scheduled pass leaves some over, one more pass is appended, without a share of its own.
+    """
+
+    def __init__(self, block: BlockStart) -> None:
+        assert block.knobs.threshold is not None
+        if block.masks % block.steps:
+            raise ConfigError(
+                f"remasking 'confidence_threshold' shares {block.masks} masks evenly among {block.steps} steps: use a "
+                "number of steps that divides them"
+            )
+        self._threshold = block.knobs.threshold
+        self._budget = block.masks // block.steps
+        self._last = block.steps
+        self._left_over = 0
+
+    def __call__(self, step: Step) -> select.Chosen:
+        """Choose within the budget of this pass."""
+        considered = self._budget + self._left_over
+        chosen = select.within_budget(step.confidence, self._threshold, considered)
+        self._left_over = considered - len(chosen)
+        if step.number + 1 == self._last and self._left_over:
+            self._last += 1
+            self._budget = 0
+        return chosen
+
+
+_RULES = (
+    Remasking(
+        "low_confidence",
+        "The most probable first; probabilities are taken before temperature and filters.",
+        kinds=("masked", "block_causal"),
+        thresholds=True,
+    ),
+    Remasking(
+        "random", "In an order that is drawn when the request begins.", begin=_every_block(_in_order), order="drawn"
+    ),
+    Remasking(
+        "entropy",
+        "The lowest entropy first; distributions are taken after temperature and filters.",
+        measure="entropy",
+        filtered=True,
+        timed="by_family",
+    ),
+    Remasking(
+        "topk_margin",
+        "The largest margin between the two best tokens first; distributions are taken after temperature and filters.",
+        measure="margin",
+        filtered=True,
+        timed="by_family",
+    ),
+    Remasking(
+        "maskgit_plus",
+        "The most probable first; probabilities are taken after temperature and filters.",
+        filtered=True,
+        timed="by_family",
+        thresholds=True,
+    ),
+    Remasking(
+        "origin",
+        "Every position with the probability that the time schedule gives to the step.",
+        begin=_every_block(_by_chance),
+        filtered=True,
+        timed="always",
+        counts="draw",
+    ),
+    Remasking("order", "In the request's `order`.", begin=_every_block(_in_order), order="given"),
+    Remasking(
+        "confidence_threshold",
+        "Every position of at least `threshold`, within the step's share of the block (Fast-dLLM's rule for Dream); "
+        "under block caches, `maskgit_plus`.",
+        begin=_WithinBudget,
+        filtered=True,
+        counts="rule",
+        thresholds=True,
+        blockwise="maskgit_plus",
+    ),
+    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=_every_block(_leftmost)),
+    Remasking(
+        "entropy_bounded",
+        "The lowest entropies, as long as their sum stays below `eb_threshold`.",
+        kinds=("block_causal",),
+        begin=_entropy_bounded,
+        measure="entropy",
+        counts="rule",
+    ),
+    Remasking(
+        "slowfast",
+        "SlowFast sampling: a few while a span is explored, then all of it that are confident.",
+        begin=_slowfast,
+        counts="rule",
+    ),
+)
+REMASKING: Mapping[str, Remasking] = {rule.name: rule for rule in _RULES}
+"""Every rule by its name, in the order in which errors and documentation list them."""
+
+
+def names_on(kind: ModelKind) -> tuple[str, ...]:
+    """Names of the rules that are defined on models of `kind`."""
+    return tuple(name for name, rule in REMASKING.items() if kind in rule.kinds)

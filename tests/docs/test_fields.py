@@ -1,0 +1,93 @@
+"""Every declared field reaches each place where users meet it: JSONL, the HTTP body, the help, the documentation."""
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from remask.cli import main
+from remask.cli.lines import KEYS
+from remask.core.fields import Declared, declared
+from remask.core.remasking import REMASKING
+from remask.core.sampling import SamplingParams
+from remask.core.slowfast import SlowFastKnobs
+from remask.core.terms import Terms
+from remask.errors import ConfigError, UnknownNameError
+from remask.server.protocol import ChatBody, CompletionBody
+
+ROOT = Path(__file__).parents[2]
+SAMPLING, TERMS = declared(SamplingParams), declared(Terms)
+FIELDS: dict[str, Declared] = {**SAMPLING, **TERMS}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "docs_fields.py"))
+
+
+def test_the_documentation_is_up_to_date(page: str, script: dict[str, Any]) -> None:
+    assert page == script["written"](page), "run: python scripts/docs_fields.py"
+
+
+def test_a_stale_table_is_noticed(page: str, script: dict[str, Any]) -> None:
+    assert script["written"](page.replace("| `top_k` |", "| `top_q` |")) == page
+
+
+def test_the_documentation_holds_every_field_and_rule(page: str) -> None:
+    named = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert set(FIELDS) | set(REMASKING) | set(declared(SlowFastKnobs)) == named
+
+
+def test_the_help_holds_every_field_and_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["generate", "--help-fields"])
+    assert left.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name, field in FIELDS.items():
+        assert f" {name} {field.values.words}" in text
+        assert field.described in text
+    for name, rule in REMASKING.items():
+        assert f" {name} {rule.meaning}" in text
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+@pytest.mark.parametrize("name", FIELDS)
+def test_bodies_hold_every_field(name: str, body: type[ChatBody] | type[CompletionBody]) -> None:
+    schema = body.model_json_schema()["properties"][name]
+    assert schema["description"] == FIELDS[name].described
+    assert schema["anyOf"] == [FIELDS[name].values.schema(), {"type": "null"}]
+
+
+class _Unfit:
+    """In no set of values."""
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_bad_value_has_one_error_through_every_door(name: str) -> None:
+    """The declaration's: raised alike by the constructor, by a line and by a body."""
+    bad = _Unfit()
+    with pytest.raises(ConfigError) as expected:
+        FIELDS[name].values.check(name, bad)
+    owner = cast(type[Any], SamplingParams if name in SAMPLING else Terms)
+    with pytest.raises(ConfigError) as built:
+        owner(**{name: bad})
+    with pytest.raises(ConfigError) as line:
+        owner.from_mapping({name: bad})
+    with pytest.raises(ValueError) as body:
+        CompletionBody.model_validate({"prompt": "x", name: bad})
+    assert str(built.value) == str(line.value) == str(expected.value)
+    assert str(expected.value) in str(body.value)
+
+
+def test_a_line_takes_every_term_and_its_object_every_parameter() -> None:
+    assert set(TERMS) <= set(KEYS)
+    with pytest.raises(UnknownNameError) as caught:
+        SamplingParams.from_mapping({"zzz": 1})
+    assert all(name in str(caught.value) for name in SAMPLING)

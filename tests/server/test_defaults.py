@@ -1,0 +1,45 @@
+"""A request's sampling over the server's defaults: which of them give way."""
+
+from typing import Any
+
+import pytest
+
+from remask.core.fields import declared
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.server.sampling import fit
+
+DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, "temperature": 0.5}
+
+
+def fitted(own: dict[str, Any], defaults: dict[str, Any] = DEFAULTS, room: int = 1000) -> dict[str, Any]:
+    """What is set, other than to its declared default."""
+    params = fit(defaults, own, room)
+    values = {name: getattr(params, name) for name in declared(SamplingParams)}
+    return {name: value for name, value in values.items() if value != declared(SamplingParams)[name].default}
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, DEFAULTS),
+        ({"temperature": 1.0}, {**DEFAULTS, "temperature": 1.0}),
+        ({"max_tokens": 12}, {**DEFAULTS, "max_tokens": 12, "block_length": 6, "steps": 6}),
+        # Fields of one group are ways to make one choice: the request's own replaces the server's.
+        ({"factor": 1.0}, {"factor": 1.0, "max_tokens": 32, "block_length": 8, "steps": 16, "temperature": 0.5}),
+        ({"remasking": "random"}, {"remasking": "random", **{k: v for k, v in DEFAULTS.items() if k != "threshold"}}),
+        ({"steps_per_block": 2}, {"steps_per_block": 2, **{k: v for k, v in DEFAULTS.items() if k != "steps"}}),
+    ],
+    ids=repr,
+)
+def test_what_a_request_sets_stands(own: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert fitted(own) == expected
+
+
+def test_a_default_length_gives_way_to_the_room() -> None:
+    assert fitted({}, {"max_tokens": 32, "block_length": 8}, room=20) == {"max_tokens": 16, "block_length": 8}
+
+
+def test_a_requests_own_contradictions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threshold and factor are two rules"):
+        fit(DEFAULTS, {"threshold": 0.5, "factor": 1.0}, 1000)
