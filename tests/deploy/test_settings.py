@@ -63,7 +63,7 @@ def test_bad_settings(values: dict[str, Any], text: str) -> None:
     ("words", "text"),
     [
         (["--port", "0"], "--port must be a port of its own"),
-        (["--port", "70000"], "--port must be from 0"),
+        (["--port", "70000"], "--port must be a whole number from 0 to 65535"),
         (["--routing", "random"], "Unknown routing"),
         (["--min-replicas", "2", "--max-replicas", "1"], "max_replicas"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
