@@ -21,6 +21,7 @@ LEVELS = {
     "errors": 0,
     "core": 0,
     "tasks": 1,
+    "plugins": 0,
     "policies": 1,
     "store.hashing": 1,
     "models": 2,
@@ -44,6 +45,8 @@ LEVELS = {
 APART = {(a, b) for a in ("models", "sampling", "store") for b in ("models", "sampling", "store") if a != b}
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
+    "inspect",
+    "re",
     "__future__",
     "json",
     "dataclasses",
