@@ -34,6 +34,19 @@ def test_retrieval_finds_the_document_below_the_system_prompt(capsys: pytest.Cap
     assert found == [0, 192, 64, 192, 192]
 
 
+def test_an_own_policy_is_compared_with_none(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "examples" / "own_policy.py"
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+    runpy.run_path(str(path), run_name="__main__")
+    text = capsys.readouterr().out
+    alone = [int(number) for number in re.findall(r"(\d+) row-layers", text)]
+    none, every_fourth, every_second = alone
+    assert none > every_second > every_fourth
+    rows = {cells[1]: cells for line in text.splitlines() if (cells := [cell.strip() for cell in line.split("|")])[1:]}
+    assert rows["none"][6] == "1.00x"
+    assert float(rows["PromptOnce"][6].rstrip("x")) > 2, "work saved"
+
+
 def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "examples" / "transit.jsonl")
     sampling = '{"max_tokens": 16, "steps": 8, "block_length": 2}'

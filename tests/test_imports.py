@@ -18,6 +18,7 @@ MODULES = sorted(TREES)
 # Every package and every module that stands alone has a level of its own: it may import what stands before it.
 ORDER = (
     "remask.errors",
+    "remask.plugins",
     "remask.core",
     "remask.tasks",
     "remask.store",
@@ -70,6 +71,8 @@ ENGINE_DOORS = {
 }
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
+    "inspect",
+    "re",
     "__future__",
     "json",
     "dataclasses",

@@ -26,6 +26,10 @@ class UnknownNameError(ConfigError):
         super().__init__(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")
 
 
+class PluginError(ConfigError):
+    """Another package provides something that remask cannot use, or a name that is taken; the message names it."""
+
+
 class CheckpointError(RemaskError):
     """A checkpoint folder or file is missing, truncated, or does not fit the model."""
 

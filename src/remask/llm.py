@@ -1,4 +1,4 @@
-"""`LLM`: a model, its engine and its depth table behind one object."""
+"""`LLM`: one object with a model, its engine and its depth table."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -23,7 +23,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.models.loaded import LoadedModel, load_model
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
-from remask.policies import CachePolicy, parse
+from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.prompts import Prompt, as_prompts, encode
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "e
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One answered prompt. `text` is None where the model has no tokenizer, `trace` where it was not asked for."""
+    """The response to one prompt. `text` is None without a tokenizer, and `trace` where it was not requested."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -53,9 +53,10 @@ class LLM:
     Args:
         model: a local folder in the Hugging Face layout, a hub id, `bundled`, `bundled-uniform`, or with
             `load_format="dummy"` a preset.
-        cache: cache policy, or a composition such as `bicache+block-dual`; each call of `generate` may name another.
-            `auto` is what suits the model's kind: `bicache`, `exact` on block-causal models, `none` on uniform ones.
-        cache_config: settings of the policy.
+        cache: the name of a cache policy, a composition such as `bicache+block-dual`, or a `CachePolicy` object; each
+            call of `generate` may give another. `auto` is what suits the model's kind: `bicache`, `exact` on
+            block-causal models, `none` on uniform ones.
+        cache_config: settings of a policy that is named; an object has its own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, ...
         load_format: `auto` reads a checkpoint, `dummy` makes random weights of a preset's shape.
@@ -66,13 +67,18 @@ class LLM:
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
     used.
+
+    Attributes:
+        cache: the default policy, as given; `auto` is resolved to a name.
+        cache_name: the default policy's name, for people to read.
+        cache_config: the default policy's settings, as given.
     """
 
     def __init__(
         self,
         model: str,
         *,
-        cache: str = "none",
+        cache: str | CachePolicy = "none",
         cache_config: Mapping[str, Any] | None = None,
         dtype: str = "auto",
         device: str = "auto",
@@ -87,16 +93,15 @@ class LLM:
         place = resolve_device(device)
         kind, why = resolve_dtype(dtype, place)
         self.loaded: LoadedModel = load_model(model, kind, place, dummy=load_format == "dummy", progress=progress)
-        # A file that cannot be used fails now, not where a policy first asks for it.
+        # A file that cannot be used fails now, not when a policy first needs it.
         self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
         self.model = Transformer(self.loaded.config, self.loaded.weights)
         self.engine_config = engine or EngineConfig()
         self.engine = self.new_engine()
         self.cache = _USUAL_CACHE[self.loaded.config.kind] if cache == AUTO else cache
         self.cache_config = dict(cache_config or {})
-        self.policy(
-            self.cache, self.cache_config, lambda: DepthLookup({})
-        )  # an unknown name fails now, not at first use
+        self.policy(self.cache, self.cache_config, lambda: DepthLookup({}))  # a bad default fails now
+        self.cache_name = self.cache if isinstance(self.cache, str) else name_of(self.cache)
         log.info(
             "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d cache=%s%s %s "
             "max_model_len=%d pool=%.2f GB",
@@ -107,8 +112,8 @@ class LLM:
             why,
             place,
             torch.get_num_threads(),
-            self.cache,
-            self.cache_config or "",
+            self.cache_name,
+            self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
@@ -121,25 +126,32 @@ class LLM:
 
     @property
     def depth_table(self) -> DepthTable:
-        """The depth table of this model: the given file, a shipped one, or the result of profiling it now."""
+        """The depth table of this model: from the given file, a shipped one, or from profiling the model now."""
         if self._table is None:
             self._table = find_table(self)
         return self._table
 
     @property
     def has_depth_table(self) -> bool:
-        """Whether `depth_table` is at hand without profiling the model."""
+        """Whether `depth_table` can be read without profiling the model."""
         return (self._table or shipped_table(self.loaded)) is not None
 
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
-        """An engine of its own memory and store over the same weights."""
+        """Another engine on the same weights, with its own memory and prefix store."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
         return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
 
     def policy(
-        self, spec: str, settings: Mapping[str, Any] | None = None, table: Callable[[], DepthLookup] | None = None
+        self,
+        spec: str | CachePolicy,
+        settings: Mapping[str, Any] | None = None,
+        table: Callable[[], DepthLookup] | None = None,
     ) -> CachePolicy:
-        """The cache policy that `spec` names; a depth table is looked up, or profiled, only where one is needed."""
+        """The cache policy that `spec` names, or the object itself.
+
+        A depth table is looked up, or the model profiled, only where one is needed. Raises `ConfigError` on names and
+        settings that cannot be used, and on settings beside an object.
+        """
         return parse(spec, settings, table or (lambda: self.depth_table.lookup))
 
     def generate(
@@ -148,17 +160,21 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         prefix_length: int | None = None,
-        cache: str | None = None,
+        cache: str | CachePolicy | None = None,
         cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, or chat messages. `prefix_length` leading tokens are shared with other requests;
-        by default everything before the last user turn with messages, and nothing with text or token ids. Raises
-        `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
+        by default everything before the last user turn with messages, and nothing with text or token ids. `cache` and
+        `cache_config` are as in `LLM`; without `cache` the default policy runs. Raises `ConfigError`, before anything
+        runs, where a prompt or a setting cannot be used.
         """
-        policy = self.policy(cache or self.cache, cache_config if cache or cache_config else self.cache_config)
+        if cache is None:
+            policy = self.policy(self.cache, cache_config or self.cache_config)
+        else:
+            policy = self.policy(cache, cache_config)
         requests = self.requests(prompts, params, prefix_length=prefix_length, policy=policy)
         outputs = {output.id: output for output in self.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
@@ -192,10 +208,10 @@ class LLM:
         engine: Engine | None = None,
         progress: bool | None = None,
     ) -> Generator[Output, None, None]:
-        """Run requests to their ends, each under its own policy, and yield outputs as they finish.
+        """Run requests, each under its own policy, and yield their outputs as they finish.
 
         Raises `ConfigError`, before any of them has run, on a request that cannot run. A consumer that stops early
-        cancels what is left.
+        cancels the other requests.
         """
         engine = engine or self.engine
         if engine.busy:

@@ -160,7 +160,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "device": str(llm.model.device),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "cache": llm.cache,
+        "cache": llm.cache_name,
         "cache_config": llm.cache_config,
         "sampling": dict(config.sampling),
         "max_model_len": llm.engine.max_model_len,

@@ -1,4 +1,4 @@
-"""Attention over runs of K/V slots. No dense masks: what a row may see is said by segments."""
+"""Attention over K/V slots. Segments describe which slots a row sees; there is no mask of the whole batch."""
 
 import math
 from typing import Protocol, TypeAlias
@@ -13,12 +13,12 @@ Sink: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Attention(Protocol):
-    """Attends rows to slots as `segments` say. Neither changes its inputs nor keeps them."""
+    """Attention of rows to the slots that `segments` name. It neither changes nor keeps its inputs."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
-        """`q` [N, heads, Dh], `k` and `v` [slots, kv_heads, Dh] of one layer; returns [N, heads * Dh].
+        """Returns [N, heads * Dh] from `q` [N, heads, Dh] and one layer's `k` and `v` [slots, kv_heads, Dh].
 
-        `sink` is a key and a value, [kv_heads, Dh] each, that every row attends to beside its slots.
+        `sink` is a key and a value, [kv_heads, Dh] each. Every row attends to it and to its slots.
         """
         ...
 
@@ -26,13 +26,13 @@ class Attention(Protocol):
 class SdpaAttention:
     """Attention by PyTorch operations, on any device.
 
-    A canvas whose K/V stand in one run goes to `scaled_dot_product_attention` as it is, in place. Rows that read a
-    common run and slots of their own take the scores of both under one softmax, so the common run is read once for all
-    of them and is never copied.
+    A canvas whose K/V lie in one run is passed to `scaled_dot_product_attention` without a copy. Where rows read a
+    common run and slots of their own, one softmax covers the scores of both. So the common run is read once for all
+    rows, and never copied.
     """
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:  # noqa: ARG002
-        """See `Attention`. Models with a sink have an attention of their own."""
+        """See `Attention`. Models with a sink use `CappedAttention`."""
         if not segments:  # no row of the stage is computed
             return q.flatten(1)
         parts = []
@@ -50,7 +50,7 @@ def _direct(q: Tensor, k: Tensor, v: Tensor, segment: Direct) -> Tensor:
     if groups == heads:
         out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, visible)
         return out[0].transpose(0, 1)
-    # The query heads that share a key head are only more rows of it.
+    # Query heads that share a key head are further rows of that head.
     grouped = q.view(rows, groups, heads // groups, dim).permute(1, 2, 0, 3).reshape(1, groups, -1, dim)
     if visible is not None:
         visible = visible.repeat(heads // groups, 1)

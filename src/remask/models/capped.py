@@ -1,4 +1,4 @@
-"""Attention with a cap on its scores and a learned key that every row sees (GIDD), which PyTorch's own has not."""
+"""Attention with capped scores and a learned key that every row sees (GIDD). PyTorch's attention has neither."""
 
 import math
 
@@ -13,13 +13,13 @@ TILE = 256  # rows whose scores exist at a time
 
 
 class CappedAttention:
-    """Softmax over cap * tanh(score / cap) of all seen slots and of the sink."""
+    """Softmax over cap * tanh(score / cap) of the slots that a row sees, and of the sink."""
 
     def __init__(self, cap: float | None) -> None:
         self.cap = cap
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
-        """See `Attention`. Raises `PlanError` for shared prefixes, which no policy of such models reads."""
+        """See `Attention`. Raises `PlanError` for shared prefixes: no policy for such models reads one."""
         out = torch.empty_like(q)
         for segment in segments:
             if not isinstance(segment, Direct):
@@ -33,7 +33,7 @@ class CappedAttention:
         return out.flatten(1)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, sink: Sink | None) -> Tensor:
-        """`q` [n, heads, Dh], `keys` [kv heads, Dh, m], `values` [kv heads, m, Dh]; returns [n, heads, Dh]."""
+        """Returns [n, heads, Dh] from `q` [n, heads, Dh], `keys` [kv heads, Dh, m] and `values` [kv heads, m, Dh]."""
         n, heads, dim = q.shape
         groups = keys.shape[0]
         # [kv heads, query heads of the kv head * rows, Dh]
@@ -56,5 +56,5 @@ class CappedAttention:
         return out.view(groups, heads // groups, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim)
 
     def _capped(self, scores: Tensor) -> Tensor:
-        """In place."""
+        """The capped scores, computed in place."""
         return scores if self.cap is None else scores.div_(self.cap).tanh_().mul_(self.cap)

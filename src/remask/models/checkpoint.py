@@ -1,4 +1,4 @@
-"""The files of a safetensors checkpoint and what their headers promise, read without touching any weight."""
+"""The weight files of a safetensors checkpoint and their headers. No weight is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor in a file. `dtype` is spelt as in safetensors headers: F32, BF16, ..."""
+class TensorLocation:
+    """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ..."""
 
     file: Path
     shape: tuple[int, ...]
@@ -21,32 +21,32 @@ class Entry:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint: the single one, or the shards that its index names, in order of name.
+    """The weight files of a checkpoint: the single one, or the shards that its index names, sorted by name.
 
     Raises:
-        CheckpointError: there is neither; the index is malformed or names files that do not exist.
+        CheckpointError: there is neither, or the index is malformed or names files that do not exist.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     return sorted({folder / shard for shard in _weight_map(folder).values()})
 
 
-def entries(folder: Path) -> dict[str, Entry]:
-    """Every tensor of a checkpoint by name. Where two shards hold one name, the index says which counts.
+def tensor_locations(folder: Path) -> dict[str, TensorLocation]:
+    """Every tensor of a checkpoint by name. Where two shards hold one name, the index decides.
 
     Raises:
         CheckpointError: as `weight_files`; or a file is truncated, corrupt or unreadable.
     """
     files = weight_files(folder)
     placed = {} if files == [folder / SINGLE] else _weight_map(folder)
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorLocation] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a dict: it cannot be iterated
                     if placed.get(name, file.name) == file.name:
                         piece = opened.get_slice(name)
-                        found[name] = Entry(file, tuple(piece.get_shape()), piece.get_dtype())
+                        found[name] = TensorLocation(file, tuple(piece.get_shape()), piece.get_dtype())
         except (SafetensorError, OSError) as error:
             raise unreadable(file, error) from error
     return found
@@ -58,7 +58,7 @@ def unreadable(file: Path, error: Exception) -> CheckpointError:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> shard file name, as the index gives it."""
+    """The file name of each tensor's shard, from the index."""
     index = folder / INDEX
     if not index.is_file():
         held = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
@@ -69,7 +69,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(shard, str) for shard in shards.values()):
         raise CheckpointError(f"{index}: 'weight_map' must be an object of tensor names and file names.")
-    # A name with a folder in it could point anywhere on the disk.
+    # A name with a folder in it could lead anywhere on the disk.
     outside = sorted({shard for shard in shards.values() if Path(shard).name != shard})
     if outside:
         raise CheckpointError(f"{index} names files outside its folder: {', '.join(map(repr, outside))}.")

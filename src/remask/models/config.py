@@ -1,4 +1,4 @@
-"""What the one transformer needs to know of a checkpoint: shapes and a few switches, no behaviour."""
+"""What the transformer needs to know of a checkpoint: sizes and a few switches."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,10 +13,14 @@ from remask.core.sampling import SamplingDefaults
 class ModelConfig:
     """Shape of a pre-norm transformer.
 
-    `shift` is how far left of a position its predicting row stands: 0 where row p predicts p, 1 for Dream (row p - 1
-    predicts p). `stop_ids` end a response when they settle. `kind` says how it is denoised and what a row attends to.
-
     Attributes:
+        family: name of the model's family.
+        max_length: positions of the longest canvas.
+        stop_ids: tokens that end a response when they settle.
+        qkv_bias: the projections to queries, keys and values have a bias.
+        tied: the output matrix is the embedding.
+        shift: the row p - shift predicts position p: 0 for LLaDA, 1 for Dream.
+        kind: how the model is denoised, and what a row attends to.
         qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
         sink: every layer has a learned key and value that all rows attend to, without RoPE.
         score_cap: attention scores s become cap * tanh(s / cap).
@@ -55,7 +59,7 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, the tied matrix counted once."""
+        """Number of weights. A tied matrix counts once."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = self.hidden * (2 * q + 2 * kv + self.up_rows + self.intermediate + 2)
         if self.qkv_bias:
@@ -70,11 +74,11 @@ class ModelConfig:
 
     @property
     def up_rows(self) -> int:
-        """Rows of the matrix that leads into the MLP: gate and up, or up alone."""
+        """Rows of the first matrix of the MLP: gate and up, or up alone."""
         return self.intermediate * (2 if self.mlp == "swiglu" else 1)
 
     def widths(self, item: int) -> Widths:
-        """What decides the cost of a pass, with numbers of `item` bytes."""
+        """The sizes that decide the cost of a pass, with `item` bytes per number."""
         return Widths(
             layers=self.layers,
             hidden=self.hidden,

@@ -1,4 +1,4 @@
-"""Reading the small JSON files of a checkpoint folder."""
+"""Reads the small JSON files of a checkpoint folder."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Identity of a model: what a stored prefix or a depth table was computed with."""
+"""The identity of a model. Stored prefixes and depth tables belong to one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +13,21 @@ _CHUNKS, _CHUNK = 256, 4096
 
 
 def fingerprint(config: ModelConfig, source: Path | int) -> str:
-    """Sixteen hexadecimal digits (xxhash64) that stand for one model, whatever its dtype and device.
+    """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
 
-    `source` is a checkpoint folder, or the seed of dummy weights. Of a folder are hashed: the bytes of `config.json`;
-    and of each weight file its name, its size, its header (names, shapes, types and offsets) and a sample of its
-    data, 256 chunks of 4 KiB spread evenly from the first byte to the last (files of up to 1 MiB entirely). The
-    folder's place does not count. The sample tells fine-tunes apart, which differ nearly everywhere; an edit of a few
-    bytes in a large file can go unseen. Of dummy weights are hashed the configuration and the seed.
+    `source` is a checkpoint folder, or the seed of dummy weights. The hash of a folder covers the bytes of
+    `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets) and a
+    sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB is
+    hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
+    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of dummy weights covers
+    the configuration and the seed.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
     digest = xxhash.xxh64()
     for part in _dummy(config, source) if isinstance(source, int) else _folder(source):
-        # The length first, so that no two sequences of parts run together into the same bytes.
+        # The length comes first, so that different sequences of parts never give the same bytes.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return str(digest.hexdigest())

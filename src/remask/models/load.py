@@ -1,4 +1,4 @@
-"""Checkpoint to `Weights`: checked by the headers first, then read one tensor at a time."""
+"""Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from remask.errors import CheckpointError
-from remask.models.checkpoint import Entry, entries, unreadable
+from remask.models.checkpoint import TensorLocation, tensor_locations, unreadable
 from remask.models.config import ModelConfig
 from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
@@ -23,11 +23,12 @@ _LISTED = 20
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig]:
-    """The family and the shape that `config.json` describes, with the stop ids of `generation_config.json` added.
+    """The family and the shape that `config.json` describes. Stop ids of `generation_config.json` are added.
 
     Raises:
         CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
-        UnknownNameError: the model is of no supported family.
+        UnknownNameError: no family claims the model.
+        PluginError: another package's family claims it and cannot be used, or several do.
     """
     raw = read_json(folder / "config.json")
     family = family_of(raw)
@@ -47,14 +48,14 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint in `folder`, on `device` and converted to `dtype`.
 
-    Each tensor is copied from its file straight into its place, so the most that is held beside the result is one
-    tensor. `progress` shows a bar on stderr.
+    Each tensor is copied from its file into its place, so at most one tensor is in memory beside the result.
+    `progress` shows a bar on stderr.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert (all are
-            listed, found before any weight is read); or a file is truncated, corrupt or unreadable.
+        CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
+            lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable.
     """
-    stored = entries(folder)
+    stored = tensor_locations(folder)
     slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
     _check(folder, family, config, slots, stored)
     weights = empty_weights(config, dtype, device)
@@ -62,36 +63,38 @@ def load_weights(
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
         for slot in slots:
-            entry = stored[slot.name]
+            place = stored[slot.name]
             try:
                 # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the
                 # whole checkpoint would count as a second copy.
-                with safe_open(entry.file, framework="pt") as file:
+                with safe_open(place.file, framework="pt") as file:
                     slot.fill(weights, file.get_tensor(slot.name))
             except (SafetensorError, OSError) as error:
-                raise unreadable(entry.file, error) from error
-            bar.update(_BYTES[entry.dtype] * prod(slot.shape))
+                raise unreadable(place.file, error) from error
+            bar.update(_BYTES[place.dtype] * prod(slot.shape))
     return weights
 
 
-def _check(folder: Path, family: Family, config: ModelConfig, slots: Sequence[Slot], stored: dict[str, Entry]) -> None:
-    """Raises one error that lists everything in which the checkpoint and the configuration differ."""
+def _check(
+    folder: Path, family: Family, config: ModelConfig, slots: Sequence[Slot], stored: dict[str, TensorLocation]
+) -> None:
+    """Raise one error that lists every difference between the checkpoint and the configuration."""
     wanted = {slot.name: slot for slot in slots}
-    # Writers that do not know of tying store the embedding twice.
+    # Some programs store a tied embedding twice.
     ignored = {family.head} if config.tied else set()
     common = [(slot, stored[slot.name]) for slot in slots if slot.name in stored]
     problems = {
         "missing": [f"{name} {list(slot.shape)}" for name, slot in wanted.items() if name not in stored],
         "unexpected": [
-            f"{name} {list(entry.shape)}" for name, entry in stored.items() if name not in wanted.keys() | ignored
+            f"{name} {list(place.shape)}" for name, place in stored.items() if name not in wanted.keys() | ignored
         ],
         "misshapen": [
-            f"{slot.name} is {list(entry.shape)}, config.json asks for {list(slot.shape)}"
-            for slot, entry in common
-            if entry.shape != slot.shape
+            f"{slot.name} is {list(place.shape)}, config.json asks for {list(slot.shape)}"
+            for slot, place in common
+            if place.shape != slot.shape
         ],
         f"of a type other than {', '.join(_BYTES)}": [
-            f"{slot.name} is {entry.dtype}" for slot, entry in common if entry.dtype not in _BYTES
+            f"{slot.name} is {place.dtype}" for slot, place in common if place.dtype not in _BYTES
         ],
     }
     found = {kind: names for kind, names in problems.items() if names}

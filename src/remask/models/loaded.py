@@ -1,4 +1,4 @@
-"""A model ready to run: shape, weights, tokenizer and identity."""
+"""A loaded model: shape, weights, tokenizer and identity."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ DUMMY_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a model folder, or a preset, holds."""
+    """A model as read from a folder, or drawn at random from a preset. `tokenizer` is None where there is none."""
 
     name: str
     config: ModelConfig
@@ -28,9 +28,10 @@ class LoadedModel:
 
 
 def load_model(name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool) -> LoadedModel:
-    """Load a checkpoint, or draw random weights at the shape of the preset `name` where `dummy` is set.
+    """Load a checkpoint, or with `dummy` draw random weights of the shape that the preset `name` has.
 
-    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture.
+    Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture, and
+    `PluginError` where another package provides it and cannot be used.
     """
     if dummy:
         config = preset(name)

@@ -1,4 +1,4 @@
-"""K/V memory of running requests and of the prefix store: one tensor pair a layer, cut into pages."""
+"""K/V memory of running requests and of the prefix store: a pair of tensors per layer, divided into pages."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,10 @@ from remask.models.config import ModelConfig
 
 
 class Pool:
-    """K and V of every layer, [pages * page_size, kv_heads, head_dim] each; K after RoPE, as positions never move.
+    """K and V of every layer, [pages * page_size, kv_heads, head_dim] each.
 
-    A slot is a row of these tensors. Who owns which page is the allocator's business, not the pool's.
+    A slot is a row of these tensors. K is stored after RoPE, as a token's position never changes. The allocator, not
+    the pool, knows which request owns which page.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class Pool:
         self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def keep_outputs(self) -> None:
-        """Make room for attention and FFN outputs, [slots, D] each a layer, addressed like K and V. Once is enough."""
+        """Allocate attention and FFN outputs, [slots, D] each per layer, addressed like K and V, once."""
         if not self.outputs:
             like = self.k[0]
             self.outputs = tuple((like.new_empty(self._shape), like.new_empty(self._shape)) for _ in self.k)
@@ -36,5 +37,5 @@ class Pool:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in one layer: K and V, and outputs where they are kept."""
+        """Bytes of one token in one layer: K and V, and outputs where they are allocated."""
         return sum(t[0].nbytes for t in (self.k[0], self.v[0], *(self.outputs[0] if self.outputs else ())))

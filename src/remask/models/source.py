@@ -1,4 +1,4 @@
-"""Where a model is: a bundled one, a local folder, or a repository of the Hugging Face hub."""
+"""The folder of a model: a bundled one, a local folder, or a repository of the Hugging Face hub."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from remask.errors import CheckpointError
-from remask.models.presets import PRESETS
+from remask.models.presets import PRESETS, presets
 
 BUNDLED, BUNDLED_UNIFORM = "bundled", "bundled-uniform"
 # Sampling parameters that the bundled models were trained for.
@@ -26,25 +26,29 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: of a bundled one, the path of a folder, or a hub id, downloaded or found in its cache.
+    """The folder of `model`, which is the name of a bundled one, a path, or a hub id.
+
+    A hub's model is downloaded, or found in the hub's cache.
 
     Raises:
         CheckpointError: the folder does not exist, or the hub does not answer or does not know the id.
     """
     if model in _FOLDERS:
         return _bundled(model)
-    # Of `os.path`, which answers no for names that cannot be paths, where `Path` raises.
+    # `os.path` returns False for names that cannot be paths, where `Path` raises.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
         raise CheckpointError(f"The model {model!r} is a file. Give the folder that holds it and its config.json.")
-    if model in PRESETS:
+    hub_id = _HUB_ID.fullmatch(model) is not None
+    # Other packages' presets are looked up, and the packages imported, for what can be no hub id.
+    if model in PRESETS or (not hub_id and model in presets()):
         raise CheckpointError(
             f"The model {model!r} is a preset: a shape without weights. Pass --load-format dummy to run it with random "
             "weights, or give a folder or a hub id."
         )
-    if not _HUB_ID.fullmatch(model):
+    if not hub_id:
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
             f"Give a folder, a hub id, {BUNDLED!r} or {BUNDLED_UNIFORM!r}."
@@ -65,11 +69,11 @@ def _bundled(model: str) -> Path:
 def _download(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_PATTERNS))
-    # The hub's client raises errors of its own, of the operating system, and of an HTTP library that differs between
-    # its versions. To whoever asked for the model they all mean that it is not to be had.
+    # The hub's client raises its own errors, the operating system's, and those of an HTTP library that differs between
+    # its versions. All of them mean that the model cannot be downloaded.
     except Exception as error:
         raise CheckpointError(
-            f"The model {model!r} is neither a local folder nor to be had from the hub: {error}\n"
+            f"The model {model!r} is neither a local folder nor available from the hub: {error}\n"
             "Check the name and the network, log in with `hf auth login` if access to it is restricted, or download "
             "it elsewhere and give its folder."
         ) from error

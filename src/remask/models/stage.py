@@ -1,30 +1,31 @@
-"""A packed step: what the transformer executes. Index tensors and slices only; no policy is known by name here."""
+"""A packed step, which the transformer executes: index tensors and slices. It names no policy."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 
-Run: TypeAlias = slice  # consecutive slots of the pool
+Run: TypeAlias = slice
+"""Consecutive slots of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Rows of one canvas that attend to one set of slots: a run that is read in place, or scattered slots."""
+    """Rows of one canvas that attend to one set of slots: a run, which is read in place, or scattered slots."""
 
     rows: slice
     keys: Run | Tensor
-    visible: Tensor | None = None  # bool [rows, keys]; None: every row sees them all
+    visible: Tensor | None = None  # bool [rows, keys]; None: every row sees all keys
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Rows of several canvases that attend to common runs, and each canvas to slots of its own.
+    """Rows of several canvases. All attend to the common runs, and each canvas also to slots of its own.
 
-    The common runs are read once for all rows. `own` holds G canvases' slots, padded to M; `queries` the G canvases'
-    rows relative to `rows.start`, padded to N. Padding repeats an entry, `hidden` marks padded slots and those that a
-    row does not see. `back` undoes the padding of the rows. Where all canvases have as many rows and slots, and see
-    all, nothing is padded and these three are None.
+    The common runs are read once for all rows. `own` holds the slots of G canvases, padded to M. `queries` holds their
+    rows, counted from `rows.start` and padded to N. Padding repeats an entry. `hidden` marks padded slots, and slots
+    that a row does not see. `back` removes the padding of the rows. Where all canvases have the same numbers of rows
+    and slots, and every row sees all of them, nothing is padded, and `queries`, `hidden` and `back` are None.
     """
 
     rows: slice
@@ -40,28 +41,29 @@ Segments: TypeAlias = tuple[Direct | Cascade, ...]
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Rows of a stage that start from a state kept elsewhere, read in place."""
+    """Rows of a stage that start from a stored hidden state."""
 
     rows: slice | Tensor
     states: Tensor  # [T, D], of the whole canvas
-    positions: slice | Tensor  # those of the rows
+    positions: slice | Tensor  # of the rows, on the canvas
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Rows of a stage whose input hidden state is copied out, into `states`."""
+    """Rows of a stage whose input hidden state is copied into `states`."""
 
     rows: slice
     states: Tensor  # [T, D], of the whole canvas
-    positions: slice | Tensor  # those of the rows
+    positions: slice | Tensor  # of the rows, on the canvas
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Rows of which each canvas' share that moved most is computed: A rows of R canvases, S of them chosen.
+    """A rows of several canvases, of which the S rows that changed most are computed, a fixed number of each canvas.
 
-    The A rows stand canvas after canvas. Sorted by canvas and then by similarity, those at `order` are chosen; they go
-    to `target` among the computed rows. What is compared, and renewed for all A, is V, or K where `keys` says so.
+    The A rows are in the order of the canvases. They are sorted by canvas and then by similarity, and the rows at
+    `order` are chosen. These take the places `target` among the computed rows. V is compared, and written for all A
+    rows; with `keys` it is K.
     """
 
     rows: Tensor  # int64 [A], among the stage's rows
@@ -73,27 +75,27 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A stage in which not all rows are computed: C are, canvas after canvas, the others add cached outputs."""
+    """A stage in which C of the rows are computed, in the order of the canvases. The others add cached outputs."""
 
-    computed: Tensor  # int64 [C], among the stage's rows; entries that `picks` fill are placeholders
+    computed: Tensor  # int64 [C], among the stage's rows; `picks` overwrite placeholders
     picks: tuple[Pick, ...]
     slots: Tensor  # int64 [N], of all rows of the stage
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One run of layers over one flat set of N rows, those of all canvases of the step one after the other."""
+    """Consecutive layers over N rows: the rows of all canvases of the step, one canvas after the other."""
 
     layers: range
-    positions: Tensor  # int64 [N], on their canvases: for RoPE
-    slots: Tensor  # int64 [W]: where the written rows' K/V live, in each of `layers`, if all rows are computed
+    positions: Tensor  # int64 [N], on the canvases, for RoPE
+    slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
     written: Tensor | None  # int64 [W]: computed rows whose K/V and outputs are written; None: all
-    carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows go on
+    carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
     segments: Segments
     restore: tuple[Restore, ...] = ()
     save: tuple[Save, ...] = ()
-    outputs: bool = False  # attention and FFN outputs of computed rows are kept
-    partial: Partial | None = None  # None: all rows are computed. Else `segments` are over the computed ones
+    outputs: bool = False  # attention and FFN outputs of computed rows are cached
+    partial: Partial | None = None  # None: all rows are computed. Else `segments` count the computed ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +104,5 @@ class StepBatch:
 
     tokens: Tensor  # int64 [N0]: rows of the first stage
     stages: tuple[Stage, ...]
-    predict: Tensor  # int64 [M]: rows of the last stage whose logits are wanted
+    predict: Tensor  # int64 [M]: rows of the last stage whose logits are needed
     row_layers: int

@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates, and the prefix that a conversation shares with its like."""
+"""Text to token ids and back, chat templates, and the prefix that conversations share."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -27,7 +27,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint. `special_ids` are the ids that `decode` leaves out by default."""
+    """The tokenizer of a checkpoint. `decode` leaves out `special_ids` by default."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -40,9 +40,9 @@ class Tokenizer:
         return bool(self._backend.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; names of special tokens in it become those tokens.
+        """Token ids of `text`. Names of special tokens in it become these tokens.
 
-        `add_special_tokens` puts those around it that the tokenizer puts around a text.
+        With `add_special_tokens` the tokenizer adds the special tokens that it puts around a text.
 
         Raises:
             ConfigError: the text holds lone surrogates, which no tokenizer can read.
@@ -55,22 +55,22 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`, with its spaces as they are."""
+        """The text of `ids`. Spaces are not cleaned up."""
         text: str = self._backend.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
 
     def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of `render_chat`'s text. Raises as it does."""
-        # The template writes out the special tokens itself.
+        """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does."""
+        # The template writes the special tokens itself.
         return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
     def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """The text of a conversation, by the checkpoint's chat template, special tokens written out.
+        """The text of a conversation by the checkpoint's chat template, with its special tokens.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
-        `add_generation_prompt` opens the assistant's turn at the end.
+        `add_generation_prompt` begins the assistant's turn at the end.
 
         Raises:
             ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation.
@@ -90,11 +90,12 @@ class Tokenizer:
         return text
 
     def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
-        """How many leading tokens of `apply_chat(messages)` come from what stands before the last user turn.
+        """Number of leading tokens of `apply_chat(messages)` that come from the messages before the last user turn.
 
-        That is the longest token prefix common to the whole conversation and to its messages before that turn. It is
-        0 where nothing stands before it, where there is no user turn, and where the template refuses a conversation
-        that ends there. `tokens` are those of `apply_chat(messages)`, where the caller has them.
+        This is the length of the longest token prefix that the whole conversation and these messages have in common.
+        It is 0 where no message is before the last user turn, where there is no user turn, and where the template
+        refuses a conversation that ends before it. `tokens` are those of `apply_chat(messages)`, if the caller has
+        them.
 
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
@@ -109,34 +110,34 @@ class Tokenizer:
             return 0
 
     def prefix_through(self, messages: Messages, last: int, tokens: Sequence[int] | None = None) -> int:
-        """How many leading tokens of `apply_chat(messages)` come from `messages[0]` to `messages[last]`.
+        """Number of leading tokens of `apply_chat(messages)` that come from `messages[0]` to `messages[last]`.
 
-        `tokens` are those of `apply_chat(messages)`, where the caller has them.
+        `tokens` are those of `apply_chat(messages)`, if the caller has them.
 
         Raises:
-            ConfigError: as `apply_chat`, for the whole conversation and for one that ends there.
+            ConfigError: as `apply_chat`, for the whole conversation and for one that ends at `messages[last]`.
         """
         return self._common(self.apply_chat(messages) if tokens is None else tokens, messages[: last + 1])
 
     def use_chat_template(self, template: str) -> None:
-        """Render conversations by `template` (Jinja) from now on, whatever the checkpoint brought."""
+        """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
         self._backend.chat_template = template
 
     def _common(self, whole: Sequence[int], messages: Messages) -> int:
-        """Length of the longest token prefix common to `whole` and to `messages`."""
+        """Length of the longest token prefix that `whole` and `messages` have in common."""
         before = self.apply_chat(messages, add_generation_prompt=False)
-        # One comparison in C: a prefix may be thousands of tokens, and most often all of it is common.
+        # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
         if list(whole[: len(before)]) == before:
             return len(before)
         return next(i for i, (one, other) in enumerate(zip_longest(whole, before)) if one != other)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a checkpoint folder; None if it has no tokenizer files at all.
+    """The tokenizer in a checkpoint folder; None if the folder has no tokenizer files.
 
     Two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2 tokenizer.
     Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
-    folder is never run, whatever `auto_map` and `tokenizer_class` ask for.
+    folder is never run, even if `auto_map` or `tokenizer_class` name some.
 
     Raises:
         CheckpointError: the files are incomplete or malformed.
@@ -144,7 +145,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     held = [name for name in _FILES if (folder / name).is_file()]
     if not held:
         return None
-    # Each class is named here, because `AutoTokenizer` asks `auto_map` for it and stops where that names remote code.
+    # Each class is named here, because `AutoTokenizer` reads `auto_map`, and stops if that names remote code.
     if _WHOLE in held:
         layout: Any = PreTrainedTokenizerFast
     elif _VOCAB in held and _MERGES in held:
@@ -157,7 +158,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         )
     try:
         return Tokenizer(layout.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
-    # Malformed files surface as anything from KeyError to the bare Exception of the tokenizers' native code.
+    # Malformed files raise anything from KeyError to the bare Exception of the tokenizers' native code.
     except Exception as error:
         raise CheckpointError(
             f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
@@ -166,7 +167,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _check(messages: Messages) -> None:
-    """Raises ConfigError for the first message that is not one."""
+    """Raise `ConfigError` for the first malformed message."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
             f"'messages' is {messages!r}; it must be a non-empty list of objects of 'role' and 'content'."

@@ -1,4 +1,4 @@
-"""The one transformer. It executes any step batch and knows no cache policy and no model by name."""
+"""The transformer. It executes any step batch, and knows no cache policy and no model by name."""
 
 import torch
 import torch.nn.functional as F
@@ -23,19 +23,19 @@ class Transformer:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.weights.embed.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type, which is that of K/V and of boundary states."""
+        """The dtype of the weights, of K/V and of boundary states."""
         return self.weights.embed.dtype
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:
-        """Run all stages; K/V are written to `pool`, states to where the stages' saves say.
+        """Run all stages. K/V are written to `pool`, and hidden states to the tensors that the stages' saves name.
 
-        Returns the final norm's output at the predicted rows, [M, D]. Nothing waits for the device.
+        Returns the final norm's output at the predicted rows, [M, D]. The host does not wait for the device.
         """
         h = self.embed(batch.tokens)
         for stage in batch.stages:
@@ -43,11 +43,11 @@ class Transformer:
         return self.leave(h[batch.predict])
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """What enters the first layer, [N, D]."""
+        """The input of the first layer, [N, D]."""
         return F.embedding(tokens, self.weights.embed)
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
-        """What leaves `stage`, [N, D], where `h` leaves the stage before; `h` is not needed afterwards."""
+        """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
         h = _enter(stage, h)
         cos, sin = self.cos[stage.positions], self.sin[stage.positions]
         for layer in stage.layers:
@@ -56,7 +56,7 @@ class Transformer:
         return h
 
     def leave(self, h: Tensor) -> Tensor:
-        """The final norm of what leaves the last layer."""
+        """The final norm of the last layer's output."""
         return self.norm(h, self.weights.norm)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Transformer:
         return h
 
     def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
-        """One layer in which some rows are computed, and the others add the outputs that they had last time."""
+        """One layer in which some rows are computed, and the others add their cached outputs."""
         assert stage.partial is not None
         w, part = self.weights.layers[layer], stage.partial
         rows = part.computed
@@ -109,10 +109,10 @@ class Transformer:
     def _choose(
         self, h: Tensor, w: LayerWeights, layer: int, slots: Tensor, pick: Pick, pool: Pool, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        """Those of the rows of `pick` that moved most, int64 [S]; V (or K) is renewed for all that it looks at.
+        """The rows of `pick` whose V (or K) changed most, int64 [S]. V (or K) is written for all rows of `pick`.
 
-        `slots` [N] are those of the stage's rows. The choice never leaves the device: how many are chosen of each
-        canvas is known beforehand.
+        `slots` [N] are those of the stage's rows. The choice stays on the device, as the number of rows chosen of each
+        canvas is known before.
         """
         c = self.config
         places = slots[pick.rows]
@@ -129,7 +129,7 @@ class Transformer:
             new = _rotate(new, cos[pick.rows], sin[pick.rows])
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)
-        # By similarity, then stably by canvas: one sort serves canvases of different sizes.
+        # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
         return pick.rows[order[pick.order]]
@@ -137,7 +137,7 @@ class Transformer:
     def _attend(
         self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> Tensor:
-        """Attention output of the rows `h`, whose K/V go to `slots`."""
+        """Attention output of the rows `h`. Their K/V are written to `slots`."""
         c = self.config
         x = self.norm(h, w.attn_norm)
         heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
@@ -168,7 +168,7 @@ class Transformer:
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:
-    """The stage's rows: carried from the stage before, or restored. States that the stage keeps are copied out."""
+    """The stage's rows, carried from the stage before or restored. States that the stage saves are copied."""
     if stage.carry is not None:
         source, target = stage.carry
         carried = h[source]
@@ -185,9 +185,9 @@ def _enter(stage: Stage, h: Tensor) -> Tensor:
 
 
 def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Tensor | None) -> Tensor:
-    """What all rows of a stage add, [N, D]: `new` for the computed `rows`, what was kept at their slots for the others.
+    """The outputs of all rows of a stage, [N, D]: `new` for the computed `rows`, the cached ones for the others.
 
-    `new` is kept too, except where `written` leaves rows out: canvases that lease one prefix share its slots.
+    `new` is cached too, except for rows that `written` leaves out: canvases that lease one prefix share its slots.
     """
     if written is None:
         kept.index_copy_(0, slots[rows], new)

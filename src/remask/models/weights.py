@@ -1,4 +1,4 @@
-"""The weights of the one transformer, in the layout that it multiplies with."""
+"""The weights of the transformer, in the layout that it computes with."""
 
 from dataclasses import dataclass, fields
 
@@ -10,9 +10,9 @@ from remask.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Projections that read the same input are stored as one matrix, so that they are one product.
+    """One layer. Projections that read the same input are one matrix, so one product computes them.
 
-    Constant factors of a family (GIDD's 1 + w gains, its scales of residuals, linear layers and head) are multiplied in
+    A family's constant factors (GIDD's 1 + w gains, its scales of residuals, linear layers and head) are multiplied in
     when the checkpoint is read. Shapes, with D hidden, F intermediate, Q = heads * head_dim, K = kv_heads * head_dim:
     """
 
@@ -23,7 +23,7 @@ class LayerWeights:
     ffn_norm: Tensor  # [D]
     gate_up: Tensor  # [2F, D]: gate rows, then up rows; [F, D] of an MLP without a gate
     down: Tensor  # [D, F]
-    q_norm: Tensor | None = None  # [head_dim], or [Q] where all heads are normed together
+    q_norm: Tensor | None = None  # [head_dim]; [Q] where one norm covers all heads
     k_norm: Tensor | None = None  # [head_dim], or [K]
     sink_k: Tensor | None = None  # [kv_heads, head_dim]
     sink_v: Tensor | None = None  # [kv_heads, head_dim]
@@ -33,7 +33,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model on one device and of one dtype. `head` is `embed` itself where the two are tied."""
+    """All weights of a model, on one device and of one dtype. Where `head` and `embed` are tied they are one tensor."""
 
     embed: Tensor  # [V, D]
     layers: tuple[LayerWeights, ...]
@@ -42,11 +42,11 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the tied matrix counted once."""
+        """Bytes in memory. A tied matrix counts once."""
         return sum({t.data_ptr(): t.nbytes for t in self.tensors()}.values())
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, layer by layer; tied ones appear twice."""
+        """Every tensor, layer by layer. Tied ones appear twice."""
         flat = [self.embed, self.norm, self.head]
         for layer in self.layers:
             values = (getattr(layer, field.name) for field in fields(layer))
@@ -55,7 +55,7 @@ class Weights:
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Uninitialised weights of the right shapes; whoever asks for them fills every element."""
+    """Uninitialised weights of the right shapes. The caller must fill every element."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Cache policies: pure functions from a host-side `View` to a `Plan`, one file a method."""
+"""Cache policies: pure functions from a `View` of a request to a `Plan` of its next pass. Each method has a file."""
 
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
@@ -8,7 +8,7 @@ from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
-from remask.policies.registry import names_for, parse, policy_names, settings_of
+from remask.policies.registry import name_of, names_for, parse, policy_names, settings_of
 from remask.policies.reuse import Reuse
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Exact",
     "Reuse",
     "UniformCache",
+    "name_of",
     "names_for",
     "parse",
     "policy_names",

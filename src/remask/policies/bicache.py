@@ -35,7 +35,7 @@ class BiCache(CachePolicy):
     inner: CachePolicy = field(default_factory=Dense)
     depth: int | DepthLookup = 0
     refresh_interval: int | None = 16
-    boundary_state: Literal["stored", "recomputed"] = "stored"
+    boundary_state: Literal["stored", "recomputed"] = field(default="stored", metadata={"setting": "boundary"})
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):

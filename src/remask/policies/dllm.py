@@ -1,6 +1,6 @@
 """`dllm-cache`: prompt and response refreshed on clocks of their own, moved rows recomputed in between."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -41,7 +41,7 @@ class DllmCache(CachePolicy):
     prompt_interval: int = 100
     response_interval: int = 8
     ratio: float = 0.25
-    guidance_interval: int = 1
+    guidance_interval: int = field(default=1, metadata={"setting": "cfg_interval"})
     select: Select = "value"
 
     def __post_init__(self) -> None:

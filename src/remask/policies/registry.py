@@ -1,13 +1,17 @@
-"""Names for policies, and the parser of `bicache+block-dual` with its JSON settings."""
+"""Names of cache policies, and the parser of specs such as `bicache+block-dual` with their JSON settings."""
 
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
-from remask.errors import ConfigError, UnknownNameError
-from remask.policies.base import CachePolicy
+from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.plugins import Plugin, Registry
+from remask.policies.base import CachePolicy, Traits
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dense import Dense
@@ -17,101 +21,230 @@ from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.policies.reuse import Reuse
 
+GROUP = "remask.policies"
+"""The entry-point group by which other packages add policies. Each entry point names a policy class."""
+
 DepthTable = Callable[[], DepthLookup]
-"""Gives the model's depth table, profiling the model first where there is none."""
+"""Returns the model's depth table, and profiles the model first where there is none."""
+
+_TABLE = "table"
+_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy whose fields all have defaults"
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """How one name is built, and its settings as users and as the policy's fields name them.
+class PolicyType:
+    """A policy class, and what specs may say about it. All of it follows from the class.
 
-    `around` policies may stand before another one; alone they wrap `none`.
+    Attributes:
+        make: the class.
+        settings: names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless
+            the field has `metadata={"setting": NAME}`.
+        inner: the field of type `CachePolicy`, where there is one. The policy may stand before another one then.
+        tables: fields whose type includes `DepthLookup`. Where no setting gives one, it is the model's depth table.
+        kinds: kinds of models that the policy with its default settings is defined for.
+        plugin: who provides the class; None: remask itself.
     """
 
-    make: Callable[..., CachePolicy]
+    make: type[CachePolicy]
     settings: Mapping[str, str]
-    around: bool = False
+    inner: str | None
+    tables: frozenset[str]
+    kinds: tuple[ModelKind, ...]
+    plugin: Plugin | None = None
+
+    @classmethod
+    def of(cls, make: object, plugin: Plugin | None = None) -> "PolicyType":
+        """What `make` is as a policy class. Raises `TypeError`, whose text says what was found, where it is none."""
+        if not isinstance(make, type) or not issubclass(make, CachePolicy):
+            kind = (
+                f"the class {make.__name__}" if isinstance(make, type) else f"an object of type {type(make).__name__}"
+            )
+            raise TypeError(f"it provides {kind}")
+        if inspect.isabstract(make):
+            raise TypeError(f"{make.__name__} does not define {', '.join(sorted(make.__abstractmethods__))}")
+        if not dataclasses.is_dataclass(make):
+            raise TypeError(f"{make.__name__} is not a dataclass")
+        if not make.__dataclass_params__.frozen:
+            raise TypeError(f"{make.__name__} is a dataclass that is not frozen")
+        fields = [each for each in dataclasses.fields(make) if each.init]
+        for each in fields:
+            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+                raise TypeError(f"field {each.name!r} of {make.__name__} has no default")
+        types = _field_types(make)
+        tables = frozenset(each.name for each in fields if DepthLookup in types[each.name])
+        inner = [each.name for each in fields if CachePolicy in types[each.name]]
+        if len(inner) > 1:
+            raise TypeError(f"{make.__name__} has several fields of type CachePolicy ({', '.join(inner)})")
+        settings = [(_setting(each), each.name) for each in fields if each.name not in inner]
+        names = [name for name, _ in settings]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise TypeError(f"two fields of {make.__name__} are the setting {twice!r}")
+        kinds = _default_kinds(make, tables)
+        return cls(make, dict(settings), next(iter(inner), None), tables, kinds, plugin)
+
+    @property
+    def owns_prefix(self) -> bool:
+        """Whether the class says itself how much of a shared prefix is read from the store."""
+        return self.make.boundary is not CachePolicy.boundary
+
+    def build(self, settings: Mapping[str, Any], inner: CachePolicy | None, table: DepthTable) -> CachePolicy:
+        """The policy with these settings, around `inner` where one is given. Raises `ConfigError`."""
+        fields = {self.settings[name]: value for name, value in settings.items()}
+        if self.inner is not None and inner is not None:
+            fields[self.inner] = inner
+        for name in self.tables:
+            if fields.get(name, _TABLE) == _TABLE:
+                fields[name] = table()
+        if self.plugin is None:
+            return self.make(**fields)
+        try:
+            return self.make(**fields)
+        except RemaskError:
+            raise
+        except Exception as error:  # whatever another package's class raises on values that do not suit it
+            given = f"the settings {dict(settings)!r}" if settings else "its default settings"
+            raise ConfigError(f"{self.plugin} refuses {given}: {type(error).__name__}: {error}") from error
 
 
-def _entry(make: Callable[..., CachePolicy], *settings: str, around: bool = False, **renamed: str) -> _Entry:
-    return _Entry(make, {name: name for name in settings} | renamed, around)
+def _setting(each: "dataclasses.Field[Any]") -> str:
+    return str(each.metadata.get("setting", each.name))
 
 
-_POLICIES = {
-    "none": _entry(Dense),
-    "reuse": _entry(Reuse),
-    "bicache": _entry(BiCache, "depth", "refresh_interval", boundary="boundary_state", around=True),
-    "block-prefix": _entry(BlockPrefix),
-    "block-dual": _entry(BlockDual, "fill_pass"),
-    "dkv-decode": _entry(DkvDecode, "refresh_interval", "shift"),
-    "dkv-prefill": _entry(DkvPrefill),
-    "dkv-pd": _entry(DkvPd, "refresh_interval", "shift"),
-    "dllm-cache": _entry(
-        DllmCache, "prompt_interval", "response_interval", "ratio", "select", cfg_interval="guidance_interval"
-    ),
-    "dkv-greedy": _entry(DkvGreedy, "refresh_interval", "window"),
-    "elastic-cache": _entry(ElasticCache, "window", "threshold"),
-    "uniform-cache": _entry(UniformCache, "refresh_next"),
-    "exact": _entry(Exact, "prefill_chunk"),
-}
+def _field_types(make: type[CachePolicy]) -> dict[str, tuple[object, ...]]:
+    """The type of each field, or the members of its union."""
+    try:
+        hints = get_type_hints(make)
+    except Exception as error:  # an annotation may be any expression
+        raise TypeError(
+            f"the types of {make.__name__}'s fields cannot be read ({type(error).__name__}: {error})"
+        ) from error
+    return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
+
+
+def _default_kinds(make: type[CachePolicy], tables: frozenset[str]) -> tuple[ModelKind, ...]:
+    try:
+        traits: object = make(**dict.fromkeys(tables, DepthLookup({}))).traits
+    except Exception as error:  # of a constructor or a property that are not remask's
+        raise TypeError(f"{make.__name__}() and its traits raised {type(error).__name__}: {error}") from error
+    if not isinstance(traits, Traits):
+        raise TypeError(f"the traits of {make.__name__} are an object of type {type(traits).__name__}, not Traits")
+    unknown = [kind for kind in traits.kinds if kind not in _KINDS]
+    if unknown or not traits.kinds:
+        allowed = ", ".join(_KINDS)
+        raise TypeError(f"the kinds of {make.__name__}'s traits are {traits.kinds!r}, not some of {allowed}")
+    return traits.kinds
+
+
+def _checked(plugin: Plugin, value: object) -> PolicyType:
+    name = plugin.entry.name
+    if not _NAME.fullmatch(name):
+        raise plugin.error(f"its name is {name!r}", "letters, digits, '-', '_' and '.'")
+    try:
+        return PolicyType.of(value, plugin)
+    except TypeError as error:
+        raise plugin.error(str(error), _EXPECTED) from error
+
+
+POLICIES: Registry[PolicyType] = Registry(
+    "cache policy",
+    GROUP,
+    {
+        name: PolicyType.of(make)
+        for name, make in {
+            "none": Dense,
+            "reuse": Reuse,
+            "bicache": BiCache,
+            "block-prefix": BlockPrefix,
+            "block-dual": BlockDual,
+            "dkv-decode": DkvDecode,
+            "dkv-prefill": DkvPrefill,
+            "dkv-pd": DkvPd,
+            "dllm-cache": DllmCache,
+            "dkv-greedy": DkvGreedy,
+            "elastic-cache": ElasticCache,
+            "uniform-cache": UniformCache,
+            "exact": Exact,
+        }.items()
+    },
+    _checked,
+)
 
 
 def policy_names() -> tuple[str, ...]:
-    """Names that a spec may join by `+`, outermost first."""
-    return tuple(_POLICIES)
+    """Names that a spec may join by `+`: remask's own, then those of other packages, none of which is imported."""
+    return POLICIES.names()
 
 
 def names_for(kind: ModelKind) -> tuple[str, ...]:
-    """Names of the policies that are defined on models of this kind."""
-    return tuple(name for name in _POLICIES if kind in parse(name, None, lambda: DepthLookup({})).traits.kinds)
+    """Names of the policies that are defined on models of this kind.
+
+    Packages that provide policies are imported. A policy that cannot be used is left out, and the log says why.
+    """
+    return tuple(name for name, each in POLICIES.usable().items() if kind in each.kinds)
 
 
-def parse(spec: str, settings: Mapping[str, Any] | None, table: DepthTable) -> CachePolicy:
+def parse(spec: str | CachePolicy, settings: Mapping[str, Any] | None, table: DepthTable) -> CachePolicy:
     """The policy that `spec` names (outermost first, joined by `+`), with `settings` applied.
 
     A setting goes to the outermost policy of the spec that takes it; as `NAME.setting` to the policy of that name.
-    `table` is called only where a depth table is
-    needed. Raises `UnknownNameError` for names and settings that do not exist, `ConfigError` for values out of range
-    and for compositions that cannot be.
+    A policy object is returned as it is. `table` is called only where a depth table is needed.
+
+    Raises:
+        UnknownNameError: a name or a setting does not exist.
+        PluginError: another package provides the name, and provides it wrongly or not alone.
+        ConfigError: a value is out of range, a composition cannot be, or settings come with a policy object.
     """
+    if not isinstance(spec, str):
+        return _as_given(spec, settings)
     names = spec.split("+")
-    for name in names:
-        if name not in _POLICIES:
-            raise UnknownNameError("cache policy", name, _POLICIES)
-    for name in names[:-1]:
-        if not _POLICIES[name].around:
-            around = ", ".join(name for name, entry in _POLICIES.items() if entry.around)
+    types = [POLICIES.get(name) for name in names]
+    for name, each in zip(names[:-1], types[:-1], strict=True):
+        if each.inner is None:
+            around = ", ".join(name for name, each in POLICIES.usable().items() if each.inner is not None)
             raise ConfigError(f"{spec!r}: {name!r} cannot stand before another policy; only {around} can")
-    if "reuse" in names and "bicache" in names:
-        raise ConfigError(f"{spec!r}: bicache and reuse would both own the shared prefix; choose one of them")
-    rest = _addressed(names, settings or {})
+    owners = sorted({name for name, each in zip(names, types, strict=True) if each.owns_prefix})
+    if len(owners) > 1:
+        raise ConfigError(f"{spec!r}: {' and '.join(owners)} would both own the shared prefix; choose one of them")
+    rest = _addressed(names, types, settings or {})
+    policy: CachePolicy | None = None
     taken = [
-        {key: rest.pop(f"{name}.{key}") for key in _POLICIES[name].settings if f"{name}.{key}" in rest}
-        for name in names
+        {key: rest.pop(f"{name}.{key}") for key in each.settings if f"{name}.{key}" in rest}
+        for name, each in zip(names, types, strict=True)
     ]
     for key in rest:
-        allowed = [key for name in names for key in _POLICIES[name].settings]
+        allowed = [key for each in types for key in each.settings]
         if not allowed:
             raise ConfigError(f"cache policy {spec!r} takes no settings, got {key!r}")
         raise UnknownNameError(f"setting of cache policy {spec!r}", str(key), allowed)
-    policy: CachePolicy | None = None
-    for name, own in zip(reversed(names), reversed(taken), strict=True):
-        entry = _POLICIES[name]
-        fields = {entry.settings[key]: value for key, value in own.items()}
-        if entry.around:
-            fields["inner"] = policy or Dense()
-        if "depth" in entry.settings and fields.get("depth", "table") == "table":
-            fields["depth"] = table()
-        policy = entry.make(**fields)
+    for each, own in zip(reversed(types), reversed(taken), strict=True):
+        policy = each.build(own, policy, table)
     assert policy is not None
     return policy
 
 
-def _addressed(names: Sequence[str], settings: Mapping[str, Any]) -> dict[Any, Any]:
+def _as_given(policy: object, settings: Mapping[str, Any] | None) -> CachePolicy:
+    if isinstance(policy, CachePolicy):
+        if settings:
+            raise ConfigError(
+                f"cache_config={dict(settings)!r} is for a policy that is named; give an object of type "
+                f"{type(policy).__name__} its settings when it is made, and leave cache_config out"
+            )
+        return policy
+    if isinstance(policy, type) and issubclass(policy, CachePolicy):
+        raise ConfigError(f"cache is the class {policy.__name__}; give an object of it: {policy.__name__}()")
+    raise ConfigError(
+        f"cache must be the name of a policy or a CachePolicy object, got {policy!r} of type {type(policy).__name__}"
+    )
+
+
+def _addressed(names: Sequence[str], types: Sequence[PolicyType], settings: Mapping[str, Any]) -> dict[Any, Any]:
     """`settings` with keys `NAME.setting` wherever a policy takes them."""
     found: dict[Any, Any] = {}
     for key, value in settings.items():
-        owner = next((name for name in names if key in _POLICIES[name].settings), None)
+        owner = next((name for name, each in zip(names, types, strict=True) if key in each.settings), None)
         full = key if owner is None else f"{owner}.{key}"
         if full in found:
             raise ConfigError(f"{full!r} and {full.split('.')[1]!r} are the same setting here; give one of them")
@@ -120,22 +253,51 @@ def _addressed(names: Sequence[str], settings: Mapping[str, Any]) -> dict[Any, A
 
 
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
-    """The settings of a policy that `parse` made, as `cache_config` names them; a depth table is "table".
+    """The settings of a policy, as `cache_config` names them; a depth table is "table".
 
-    A setting of the inner policy that the outer one takes too is given as `NAME.setting`.
+    A setting of the inner policy that the outer one takes too is given as `NAME.setting`. A value that JSON cannot
+    hold is given as text. A policy that is no dataclass has no settings.
     """
-    entry = _POLICIES.get(_name_of(policy))
-    if entry is None:
-        return {}
-    own = {name: getattr(policy, field) for name, field in entry.settings.items()}
-    if isinstance(own.get("depth"), DepthLookup):
-        own["depth"] = "table"
-    if not isinstance(policy, BiCache):
+    own, inner = _own_settings(policy)
+    if inner is None:
         return own
-    name, inner = _name_of(policy.inner), settings_of(policy.inner)
-    return own | {f"{name}.{key}" if key in own else key: value for key, value in inner.items()}
+    name = _own_name(inner)
+    return own | {f"{name}.{key}" if key in own else key: value for key, value in settings_of(inner).items()}
 
 
-def _name_of(policy: CachePolicy) -> str:
-    """The name that makes such a policy; empty for somebody else's."""
-    return next((name for name, entry in _POLICIES.items() if entry.make is type(policy)), "")
+def name_of(policy: CachePolicy) -> str:
+    """The spec that names a policy, without its settings.
+
+    A policy that no name stands for is called by its attribute `name`, where that is a text, or by its class.
+    """
+    _, inner = _own_settings(policy)
+    name = _own_name(policy)
+    return name if inner is None or isinstance(inner, Dense) else f"{name}+{name_of(inner)}"
+
+
+def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | None]:
+    """Settings of the policy itself, and the policy that it stands before."""
+    own: dict[str, Any] = {}
+    inner = None
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(policy) if dataclasses.is_dataclass(policy) else ()
+    for each in fields:
+        value = getattr(policy, each.name)
+        if isinstance(value, CachePolicy):
+            inner = value
+        elif each.init:
+            own[_setting(each)] = _shown(value)
+    return own, inner
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, DepthLookup):
+        return _TABLE
+    return value if value is None or isinstance(value, str | int | float | list | tuple | dict) else repr(value)
+
+
+def _own_name(policy: CachePolicy) -> str:
+    for name, each in (*POLICIES.built_in.items(), *POLICIES.imported().items()):
+        if each.make is type(policy):
+            return name
+    given = getattr(policy, "name", None)
+    return given if isinstance(given, str) and given else type(policy).__name__

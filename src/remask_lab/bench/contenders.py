@@ -1,14 +1,17 @@
 """Who takes part in a bench: every policy that can, and what cannot be and why."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, names_for, settings_of
+from remask.policies import CachePolicy, name_of, names_for, settings_of
 from remask.store.prefix_index import PrefixMatch
 from remask_lab.bench.workload import Workload
+
+log = logging.getLogger(__name__)
 
 COMPOSITIONS = ("bicache+block-dual", "bicache+dllm-cache", "bicache+dkv-decode")
 DRAWN = "none, random order"
@@ -43,11 +46,11 @@ class LeftOut:
     reason: str
 
 
-def contender(llm: LLM, name: str, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
-    """The policy `name` on the bench's `workload`. Raises `ConfigError` where it cannot run."""
-    policy = llm.policy(name, settings)
+def contender(llm: LLM, cache: str | CachePolicy, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
+    """The policy `cache`, named or an object, on the bench's `workload`. Raises `ConfigError` where it cannot run."""
+    policy = llm.policy(cache, settings)
     llm.engine.check(workload.tasks[0].request.with_policy(policy))
-    return Contender(name, policy, settings=settings_of(policy))
+    return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
 
 
 def every_contender(
@@ -89,6 +92,9 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
         llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
         return str(error)
+    except Exception as error:  # of another package's policy: the others are measured
+        log.exception("a cache policy's check failed")
+        return f"its check raised {type(error).__name__}: {error}"
     return None
 
 

@@ -13,6 +13,7 @@ from remask.core.checks import json_object
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
+from remask.policies import CachePolicy, name_of, settings_of
 from remask_lab.likelihood.judge import Judge
 
 RESAMPLES = 10_000
@@ -104,12 +105,12 @@ def measure(
     llm: LLM,
     judge: Judge,
     prompts: Sequence[Sequence[int]],
-    policies: Sequence[Policy],
+    policies: Sequence[Policy | CachePolicy],
     params: SamplingParams,
     seed: int = 0,
     progress: bool = False,
 ) -> list[Perplexity]:
-    """Generate from all prompts under every policy, and let the judge score the responses.
+    """Generate from all prompts under every policy, named or an object, and let the judge score the responses.
 
     Request i has the seed `seed` + i under every policy, so that all begin with the same noise and draws. The intervals
     are bootstrapped over responses with the same `seed`. Special tokens of the model, PAD among them, are dropped from
@@ -119,12 +120,15 @@ def measure(
     any text.
     """
     each = [replace(params, seed=seed + number) for number in range(len(prompts))]
-    parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
+    named = [
+        policy if isinstance(policy, Policy) else Policy(name_of(policy), settings_of(policy)) for policy in policies
+    ]
+    parsed = [llm.policy(policy.name, policy.settings) if isinstance(policy, Policy) else policy for policy in policies]
     work = [llm.requests(list(prompts), each, policy=policy) for policy in parsed]
     for item in (item for items in work for item in items):
         llm.engine.check(item)
     rows = []
-    for policy, items in zip(policies, work, strict=True):
+    for policy, items in zip(named, work, strict=True):
         outputs = sorted(llm.run(items), key=lambda output: int(output.id))
         pairs = zip(prompts, outputs, strict=True)
         shown = tqdm(pairs, total=len(outputs), desc=f"judging {policy.name}", unit="resp", disable=not progress)

@@ -11,7 +11,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy
+from remask.policies import CachePolicy, name_of, settings_of
 from remask_lab.bench.contenders import described
 from remask_lab.bench.workload import token_agreement
 
@@ -63,15 +63,20 @@ class Case:
 
 
 def variant(llm: LLM, given: Any) -> Variant:
-    """The variant that {"cache", "cache_config", "sampling"} asks for. Raises `ConfigError` on what cannot be used."""
+    """The variant that {"cache", "cache_config", "sampling"} asks for; `cache` is a name or a `CachePolicy` object.
+
+    Raises `ConfigError` on what cannot be used.
+    """
     if not isinstance(given, dict) or set(given) - {"cache", "cache_config", "sampling"}:
         raise ConfigError(f"a variant is an object of cache, cache_config and sampling, got {given!r}")
     cache, settings, sampling = given.get("cache", "none"), given.get("cache_config", {}), given.get("sampling", {})
-    if not isinstance(cache, str) or not isinstance(settings, dict) or not isinstance(sampling, dict):
+    if not isinstance(cache, str | CachePolicy) or not isinstance(settings, dict) or not isinstance(sampling, dict):
         raise ConfigError(f"a variant's cache is a name, its cache_config and sampling are objects; got {given!r}")
     SamplingParams.from_mapping(sampling)
-    words = described({**settings, **sampling})
-    return Variant(f"{cache} {words}".strip(), llm.policy(cache, settings), sampling)
+    policy = llm.policy(cache, settings)
+    name, told = (cache, settings) if isinstance(cache, str) else (name_of(cache), settings_of(cache))
+    words = described({**told, **sampling})
+    return Variant(f"{name} {words}".strip(), policy, sampling)
 
 
 def compare(llm: LLM, work: Sequence[Request], variants: Sequence[Variant], progress: bool = False) -> list[Case]:

@@ -10,6 +10,7 @@ from remask import LLM
 from remask.cli import main
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.policies import DkvDecode
 from remask_lab.bench.workload import random_workload
 from remask_lab.records.record import read_record
 from remask_lab.subjects.compare import Piece, compare, pieces, variant
@@ -151,6 +152,16 @@ def test_nothing_to_compare() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
     with pytest.raises(ConfigError, match="needs a request"):
         compare(llm, [], [variant(llm, {})])
+
+
+def test_a_variant_may_give_a_policy_object() -> None:
+    llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
+    named = variant(llm, {"cache": "dkv-decode", "cache_config": {"refresh_interval": 3}})
+    given = variant(llm, {"cache": DkvDecode(3)})
+    assert given.policy == named.policy
+    assert (given.name, named.name) == ("dkv-decode refresh_interval=3, shift=null", "dkv-decode refresh_interval=3")
+    with pytest.raises(ConfigError, match="is for a policy that is named"):
+        variant(llm, {"cache": DkvDecode(3), "cache_config": {"refresh_interval": 3}})
 
 
 def test_precision_of_a_dummy_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
+from remask.policies import Dense
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.perplexity import Policy, bootstrap, cut_prompts, measure, read_texts
 from remask_lab.records.record import read_record
@@ -90,7 +91,8 @@ def test_special_tokens_are_dropped(llm: LLM, judge: Path, monkeypatch: pytest.M
     (plain,) = measure(llm, found, prompts, [Policy("none", {})], params)
     pad = llm.tokenizer.encode(plain.scores[0].text)[0]
     monkeypatch.setattr(llm.tokenizer, "special_ids", frozenset([pad]))
-    (row,) = measure(llm, found, prompts, [Policy("none", {})], params)
+    (row,) = measure(llm, found, prompts, [Dense()], params)
+    assert (row.cache, row.settings) == ("none", {}), "a policy object is named as the same policy by its name"
     gone = llm.tokenizer.decode([pad])
     assert [score.text for score in row.scores] == [score.text.replace(gone, "") for score in plain.scores]
     assert row.scores[0].dropped == plain.scores[0].text.count(gone) > 0

@@ -25,10 +25,53 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+_DREAM_7B = ModelConfig(
+    family="dream",
+    layers=28,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=18944,
+    vocab=152064,
+    max_length=131072,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    mask_id=151666,
+    stop_ids=(151643, 151645),
+    qkv_bias=True,
+    shift=1,
+    sampling=SAMPLING,
+)
+
+_DREAM_TINY = ModelConfig(
+    family="dream",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    mask_id=255,
+    stop_ids=(250,),
+    qkv_bias=True,
+    shift=1,
+    sampling=SAMPLING,
+)
+
 DREAM = Family(
     name="dream",
     model_types=("Dream",),
     architectures=("DreamModel",),
     names=qwen.NAMES,
     config=_config,
+    presets={
+        "dream-7b": _DREAM_7B,
+        "diffucoder-7b": _DREAM_7B,
+        "dream-tiny": _DREAM_TINY,
+    },
 )

@@ -1,7 +1,7 @@
-"""What sets one model family apart: how its configuration is read and what its checkpoints call each tensor."""
+"""What a model family is: how its configuration is read, and what its checkpoints call each tensor."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,18 +12,27 @@ from remask.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one tensor of a checkpoint goes: a field of `Weights` or of one layer, whole or a range of its rows."""
+    """Where one tensor of a checkpoint goes.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        shape: its shape there.
+        field: the field of `Weights`, or of a layer's weights, that it fills.
+        layer: number of the layer; None: the tensor is of no layer.
+        rows: first and end row of the field that it fills; None: all of them.
+        offset, scale: the stored tensor x becomes (x + offset) * scale.
+    """
 
     name: str
     shape: tuple[int, ...]
     field: str
     layer: int | None = None
     rows: tuple[int, int] | None = None
-    scale: float = 1.0  # the stored tensor is multiplied by this,
-    offset: float = 0.0  # after this is added
+    scale: float = 1.0
+    offset: float = 0.0
 
     def fill(self, weights: Weights, stored: Tensor) -> None:
-        """Put a tensor of the checkpoint in its place, with the family's constant factors."""
+        """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
         self.target(weights).copy_(stored)
@@ -36,10 +45,11 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TensorNames:
     """Tensor names of a family, without `.weight` and `.bias`.
 
-    Those of a layer follow `layer`, in which `{}` is the layer's number.
+    A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
+    the family has the tensor.
     """
 
     embed: str
@@ -63,13 +73,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Constants that a family multiplies with, taken into the weights as they are read.
+    """Constants that a family multiplies with. They are multiplied into the weights when these are read.
 
     Attributes:
         linear: scale of every projection of a layer: a number, or fan ** -0.5 of its inputs or outputs.
         residual: scale of what attention and MLP add to the residual stream.
         head: scale of the logits.
-        gain: what is added to every norm's stored gain.
+        gain: number added to the stored gain of every norm.
     """
 
     linear: float | Literal["fan_in", "fan_out"] = 1.0
@@ -78,7 +88,7 @@ class Factors:
     gain: float = 0.0
 
     def of(self, shape: tuple[int, ...]) -> float:
-        """Scale of a projection [out, in]."""
+        """Scale of a projection of shape [out, in]."""
         if self.linear == "fan_in":
             return float(shape[1] ** -0.5)
         return float(shape[0] ** -0.5) if self.linear == "fan_out" else self.linear
@@ -92,24 +102,32 @@ def _no_factors(_raw: Mapping[str, Any]) -> Factors:
 class Family:
     """A model family as data.
 
-    `model_types` and `architectures` are the values of these keys of `config.json` that it claims. `config` maps that
-    file to a `ModelConfig` and raises `CheckpointError`, naming the key, for what the transformer cannot do.
+    Attributes:
+        name: the family's name, which its configurations carry as `ModelConfig.family`.
+        model_types: values of `model_type` in `config.json` that the family claims. Case does not count.
+        architectures: values in `architectures` that it claims where a file has no `model_type`.
+        names: names of the tensors in its checkpoints.
+        config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
+            what the transformer cannot execute.
+        factors: reads the constants that the family multiplies with from the same object.
+        presets: shapes by name, for `--load-format dummy`.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
-    names: Names
+    names: TensorNames
     config: Callable[[Mapping[str, Any]], ModelConfig]
     factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
 
     @property
     def head(self) -> str:
-        """Name of the output matrix, which a checkpoint with tied embeddings may hold as a copy."""
+        """Name of the output matrix. A checkpoint with tied embeddings may hold it as a copy."""
         return f"{self.names.head}.weight"
 
     def tensors(self, config: ModelConfig, factors: Factors | None = None) -> list[Slot]:
-        """Every tensor that a checkpoint of this shape holds; together the slots fill `Weights` exactly once."""
+        """Every tensor that a checkpoint of this shape holds. Together the slots fill `Weights` exactly once."""
         names, wide, factors = self.names, config.hidden, factors or Factors()
         slots = [
             Slot(f"{names.embed}.weight", (config.vocab, wide), "embed"),

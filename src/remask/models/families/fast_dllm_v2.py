@@ -1,10 +1,11 @@
 """Fast-dLLM v2: block-causal diffusion on the dense Qwen2.5 architecture.
 
-Written from public descriptions of the model. The names of its configuration's keys were not checked against a
+This file follows public descriptions of the model. The names of the configuration's keys were not compared with a
 checkpoint.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.models.config import ModelConfig
@@ -31,10 +32,51 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+# Qwen2.5-7B's shape.
+_FAST_DLLM_V2_7B = ModelConfig(
+    family="fast-dllm-v2",
+    layers=28,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate=18944,
+    vocab=152064,
+    max_length=32768,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    mask_id=MASK,
+    stop_ids=(151643, 151645),
+    qkv_bias=True,
+    shift=1,
+    kind="block_causal",
+    block_length=BLOCK,
+)
+
+_FAST_DLLM_V2_TINY = replace(
+    _FAST_DLLM_V2_7B,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    mask_id=255,
+    stop_ids=(250,),
+    tied=True,
+    block_length=8,
+)
+
 FAST_DLLM_V2 = Family(
     name="fast-dllm-v2",
     model_types=("Fast_dLLM_Qwen",),
     architectures=("Fast_dLLM_QwenForCausalLM",),
     names=qwen.NAMES,
     config=_config,
+    presets={
+        "fast-dllm-v2-7b": _FAST_DLLM_V2_7B,
+        "fast-dllm-v2-tiny": _FAST_DLLM_V2_TINY,
+    },
 )

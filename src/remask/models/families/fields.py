@@ -1,4 +1,4 @@
-"""Typed access to the keys of a checkpoint's configuration: what is absent or unfit is named, with what would fit."""
+"""Typed access to the keys of a checkpoint's configuration. Errors name the key, its value and what is supported."""
 
 import json
 import math
@@ -14,20 +14,23 @@ def _shown(value: object) -> str:
 
 
 class Fields:
-    """The keys of one JSON object. `null` counts as absent, as it does for the authors' classes."""
+    """The keys of one JSON object, which is named `where` in errors. `null` counts as absent.
+
+    All methods raise `CheckpointError` on values that cannot be used.
+    """
 
     def __init__(self, where: str, raw: Mapping[str, Any]) -> None:
         self._where = where
         self._raw = raw
 
     def unfit(self, key: str, supported: str) -> CheckpointError:
-        """The error for a key whose value cannot be used; `supported` says what can."""
+        """The error for a key whose value cannot be used. `supported` describes the values that can."""
         if self._raw.get(key) is None:
             return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
         return CheckpointError(f"{self._where}: {key!r} is {_shown(self._raw[key])}; supported: {supported}.")
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`; `default` where the key is absent, an error where there is none."""
+        """A whole number of at least `least`. Where the key is absent: `default`, or an error without one."""
         value = self._raw.get(key)
         if value is None and default is not None:
             return default
@@ -59,7 +62,7 @@ class Fields:
         return self.number(key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false; `default` where the key is absent, an error where there is none."""
+        """True or false. Where the key is absent: `default`, or an error without one."""
         value = self._raw.get(key)
         if value is None and default is not None:
             return default
@@ -68,9 +71,9 @@ class Fields:
         return value
 
     def only(self, key: str, supported: object, *, optional: bool = False) -> None:
-        """Refuses every value of `key` but one, for switches of which the transformer knows one position.
+        """Refuse every value of `key` but one, for switches that the transformer does not have.
 
-        `optional` keys may be absent: their absence means the supported value.
+        An `optional` key may be absent, which means the supported value.
         """
         value = self._raw.get(key)
         if not (value == supported or (value is None and optional)):
@@ -84,7 +87,7 @@ class Fields:
         return value
 
     def tokens(self, key: str, vocab: int) -> tuple[int, ...]:
-        """Token ids given as one id, a list of them, or not at all."""
+        """Token ids, given as one id, a list of ids, or not at all."""
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(is_whole(i, 0, vocab - 1) for i in ids):
@@ -92,14 +95,14 @@ class Fields:
         return tuple(ids)
 
     def head_dim(self, hidden: str, heads: str) -> int:
-        """Width of a head from the keys of the hidden size and the number of heads: whole, and even for RoPE."""
+        """Width of a head, from the keys of the hidden size and the number of heads. RoPE needs an even one."""
         width, rest = divmod(self.integer(hidden), self.integer(heads))
         if rest or width % 2:
             raise self.unfit(heads, f"a divisor of {hidden!r} = {self.integer(hidden)} that leaves an even head width")
         return width
 
     def kv_heads(self, key: str, heads: int) -> int:
-        """Number of key and value heads, which divides `heads`; as many as `heads` where the key is absent."""
+        """Number of key and value heads, which divides `heads`. Where the key is absent it is `heads`."""
         value = self.integer(key, heads)
         if heads % value:
             raise self.unfit(key, f"a divisor of the {heads} attention heads")

@@ -1,14 +1,15 @@
 """GIDD: uniform, masked and hybrid diffusion, gidd-unif-3b, gidd-unif-10b and gidd-mask-3b."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.core.noise import Noise
 from remask.models.config import ModelConfig
-from remask.models.families.family import Factors, Family, Names
+from remask.models.families.family import Factors, Family, TensorNames
 from remask.models.families.fields import Fields
 
-# What `null` means for these keys: the ids of the published tokenizer.
+# The ids of the published tokenizer, which `null` stands for.
 MASK, END = 3, 1
 
 
@@ -53,16 +54,70 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 def _factors(raw: Mapping[str, Any]) -> Factors:
     fields = Fields("config.json (gidd)", raw)
     residual = fields.number("resid_scale") / fields.integer("num_hidden_layers")
-    # A tied head is the embedding as it is: the original leaves its scale out.
+    # A tied head is the embedding without a scale, as in the original.
     head = 1.0 if fields.flag("tie_word_embeddings", False) else fields.number("head_scaling")
     return Factors(linear=fields.scaling("weight_scaling"), residual=residual, head=head, gain=1.0)
 
+
+_GIDD_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=3)
+
+_GIDD_UNIF_3B = ModelConfig(
+    family="gidd",
+    layers=19,
+    hidden=3072,
+    heads=24,
+    kv_heads=24,
+    head_dim=128,
+    intermediate=12288,
+    vocab=131072,
+    max_length=2048,
+    rope_theta=10_000.0,
+    norm_eps=1e-6,
+    mask_id=3,
+    stop_ids=(1,),
+    kind="uniform",
+    qk_norm="whole",
+    sink=True,
+    score_cap=30.0,
+    mlp="relu2",
+    mlp_bias=True,
+    noise=_GIDD_NOISE,
+)
+
+_GIDD_UNIF_10B = replace(_GIDD_UNIF_3B, layers=34, hidden=4608, heads=36, kv_heads=36, intermediate=18432)
+
+_GIDD_MASK_3B = replace(_GIDD_UNIF_3B, layers=18, noise=replace(_GIDD_NOISE, shift=-1000.0))
+
+_GIDD_100M = replace(
+    _GIDD_UNIF_3B,
+    layers=14,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    intermediate=3072,
+    vocab=8192,
+    noise=replace(_GIDD_NOISE, vocab=8192),
+)
+
+_GIDD_TINY = replace(
+    _GIDD_100M,
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=128,
+    noise=replace(_GIDD_NOISE, vocab=256),
+)
 
 GIDD = Family(
     name="gidd",
     model_types=("gidd",),
     architectures=("GiddForDiffusionLM",),
-    names=Names(
+    names=TensorNames(
         embed="model.embed_tokens",
         norm="model.norm",
         head="lm_head",
@@ -82,4 +137,11 @@ GIDD = Family(
     ),
     config=_config,
     factors=_factors,
+    presets={
+        "gidd-unif-3b": _GIDD_UNIF_3B,
+        "gidd-unif-10b": _GIDD_UNIF_10B,
+        "gidd-mask-3b": _GIDD_MASK_3B,
+        "gidd-100m": _GIDD_100M,
+        "gidd-tiny": _GIDD_TINY,
+    },
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.models.config import ModelConfig
-from remask.models.families.family import Family, Names
+from remask.models.families.family import Family, TensorNames
 from remask.models.families.fields import Fields
 
 # The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
@@ -22,7 +22,7 @@ _OFF = (
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (llada)", raw)
-    # The authors' defaults for these are other forms than the published checkpoints use, so absence is no answer.
+    # The authors' defaults for these keys differ from what the published checkpoints use, so the keys must be there.
     for key, value in (
         ("block_type", "llama"),
         ("layer_norm_type", "rms"),
@@ -35,14 +35,14 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         fields.only(key, False, optional=True)
     fields.only("layer_norm_with_affine", True, optional=True)
     fields.only("block_group_size", 1, optional=True)
-    # Grouped and single key heads are told by `n_kv_heads`, which the published checkpoints always give.
+    # `n_kv_heads`, which the published checkpoints always give, decides on grouped and single key heads.
     if raw.get("multi_query_attention"):
         fields.only("n_kv_heads", 1)
     for key in ("clip_qkv", "rope_scaling"):
         fields.only(key, None, optional=True)
 
     heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
-    # Rows of the embedding, of which there may be more than the vocabulary has words.
+    # Rows of the embedding. There may be more of them than words in the vocabulary.
     words = fields.integer("vocab_size")
     vocab = fields.integer("embedding_size", words)
     if vocab < words:
@@ -69,11 +69,61 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+_LLADA_8B = ModelConfig(
+    family="llada",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    intermediate=12288,
+    vocab=126464,
+    max_length=4096,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    mask_id=126336,
+    stop_ids=(126081, 126348),
+)
+
+# Tied, so that of its 138 million parameters all but 25 are in the layers.
+_LLADA_100M = ModelConfig(
+    family="llada",
+    layers=16,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    head_dim=64,
+    intermediate=2048,
+    vocab=32000,
+    max_length=4096,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    mask_id=31999,
+    stop_ids=(31998,),
+    tied=True,
+)
+
+_LLADA_TINY = ModelConfig(
+    family="llada",
+    layers=2,
+    hidden=64,
+    heads=4,
+    kv_heads=4,
+    head_dim=16,
+    intermediate=160,
+    vocab=256,
+    max_length=512,
+    rope_theta=500_000.0,
+    norm_eps=1e-5,
+    mask_id=255,
+    stop_ids=(250,),
+)
+
 LLADA = Family(
     name="llada",
     model_types=("llada",),
     architectures=("LLaDAModelLM",),
-    names=Names(
+    names=TensorNames(
         embed="model.transformer.wte",
         norm="model.transformer.ln_f",
         head="model.transformer.ff_out",
@@ -89,4 +139,10 @@ LLADA = Family(
         down="ff_out",
     ),
     config=_config,
+    presets={
+        "llada-8b": _LLADA_8B,
+        "llada-1.5": _LLADA_8B,
+        "llada-100m": _LLADA_100M,
+        "llada-tiny": _LLADA_TINY,
+    },
 )

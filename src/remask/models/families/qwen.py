@@ -1,15 +1,15 @@
-"""What the families built on Qwen's architecture share in their configurations."""
+"""The parts that the configurations of families on Qwen's architecture have in common."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from remask.models.families.family import Names
+from remask.models.families.family import TensorNames
 from remask.models.families.fields import Fields
 
 # Of the published vocabulary: an assistant turn ends with <|im_end|>, which no key of config.json names.
 END_OF_TURN = 151645
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="model.embed_tokens",
     norm="model.norm",
     head="lm_head",
@@ -27,9 +27,9 @@ NAMES = Names(
 
 
 def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[str, Any]:
-    """The fields of `ModelConfig` that all such configurations hold under the same keys; `head_dim` is none of them.
+    """The fields of `ModelConfig` that all these configurations hold under the same keys. `head_dim` is not among them.
 
-    Where the mask is that of the published vocabulary, the end of a turn stops a response too.
+    With the mask token of the published vocabulary, the end of a turn also stops a response.
     """
     fields.only("hidden_act", "silu", optional=True)
     # `sliding_window` itself may carry a size that is not in use.
@@ -56,7 +56,7 @@ def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[s
 
 
 def rope_theta(fields: Fields, raw: Mapping[str, Any]) -> float:
-    """The rotary base: `rope_theta`, or `rope_parameters`, where newer writers of the same file put it."""
+    """The base of RoPE: `rope_theta`, or the key of this name in `rope_parameters`, where newer files hold it."""
     for key in ("rope_scaling", "rope_parameters"):
         scaling = raw.get(key)
         if scaling is not None and not (

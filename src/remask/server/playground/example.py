@@ -1,5 +1,6 @@
 """What the page starts with: a conversation that the model can answer, and the policies that it may run under."""
 
+import logging
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from remask.models.source import BUNDLED
 from remask.policies import names_for
 from remask.server.sampling import fit
 from remask.tasks.transit import draw_prompt, draw_question, messages, reference_response
+
+log = logging.getLogger(__name__)
 
 # One block and one token a step, so that drafts of the whole response are seen, and refreshes often enough to be seen.
 _SAMPLING = {"max_tokens": 16, "block_length": 16, "steps": 16}
@@ -44,7 +47,7 @@ def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
     specs = _specs(llm, fit(defaults, told["sampling"], llm.engine.max_model_len - 1))
-    return {**told, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache, "cache_config": settings}
+    return {**told, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache_name, "cache_config": settings}
 
 
 def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
@@ -52,13 +55,14 @@ def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
     names = names_for(llm.loaded.config.kind)
     inner = [f"{_OUTER}+{name}" for name in names if name not in _WHOLE] if _OUTER in names else []
     request = Request("example", [0], sampling)
-    return [spec for spec in dict.fromkeys([*names, *inner, llm.cache]) if _runs(llm, spec, request)]
+    own = [llm.cache] if isinstance(llm.cache, str) else []  # a request can name no object
+    return [spec for spec in dict.fromkeys([*names, *inner, *own]) if _runs(llm, spec, request)]
 
 
 def _pair(llm: LLM, specs: list[str]) -> list[str]:
     """Two policies to begin with: the simplest, and the server's own or the next best that needs no profiling."""
     others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.has_depth_table)]
-    liked = [spec for spec in (llm.cache, _OUTER) if spec in others]
+    liked = [spec for spec in (llm.cache_name, _OUTER) if spec in others]
     return [specs[0], [*liked, *others, specs[0]][0]]
 
 
@@ -66,5 +70,8 @@ def _runs(llm: LLM, spec: str, request: Request) -> bool:
     try:
         llm.engine.check(request.with_policy(llm.policy(spec, None, lambda: DepthLookup({}))))
     except ConfigError:
+        return False
+    except Exception:  # of another package's policy: the page lists the others
+        log.exception("cache policy %r cannot be checked, and the playground leaves it out", spec)
         return False
     return True

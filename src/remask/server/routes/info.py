@@ -59,7 +59,7 @@ async def get_model_info(request: Request) -> Response:
         "max_model_len": llm.engine.max_model_len,
         "max_num_seqs": llm.engine_config.max_num_seqs,
         "max_queue": service.config.max_queue,
-        "cache": llm.cache,
+        "cache": llm.cache_name,
         "cache_config": llm.cache_config,
         "store_budget_tokens": llm.engine_config.store_budget_tokens,
         "has_chat_template": service.intake.tokenizer.has_chat_template,

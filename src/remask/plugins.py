@@ -1,0 +1,153 @@
+"""Names that other installed packages add: found by their entry points, loaded when a name is asked for."""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar, cast
+
+from remask.errors import PluginError, UnknownNameError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An entry point of an installed package.
+
+    Attributes:
+        package: name and version of the distribution.
+        folder: where the distribution is installed.
+        entry: name, value and group of the entry point.
+    """
+
+    package: str
+    folder: str
+    entry: EntryPoint
+
+    def __str__(self) -> str:
+        """The package and the entry point, as error messages name them."""
+        entry = self.entry
+        return f"package {self.package} (entry point '{entry.name} = {entry.value}' of '{entry.group}')"
+
+    def error(self, found: str, expected: str) -> PluginError:
+        """The error for an entry point that does not provide what its group expects."""
+        return PluginError(f"{self}: {found}; expected {expected}. Correct the package or uninstall it.")
+
+
+def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
+    """The entry points of a group by name. Reads the metadata of installed packages and imports none of them.
+
+    A change of `sys.path` is noticed. A package that is installed into a folder of the path later is not.
+    """
+    return _found(group, tuple(sys.path))
+
+
+@lru_cache(maxsize=16)
+def _found(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[Plugin, ...]]:  # noqa: ARG001 - the key
+    found: dict[str, tuple[Plugin, ...]] = {}
+    for entry in entry_points(group=group):
+        source = entry.dist
+        package = "of unknown name" if source is None else f"{source.name!r} {source.version}"
+        folder = "" if source is None else str(source.locate_file(""))
+        found[entry.name] = (*found.get(entry.name, ()), Plugin(package, folder, entry))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Registry(Generic[T]):
+    """Values by name: remask's own, and those that other packages provide under an entry-point group.
+
+    Attributes:
+        noun: what a name stands for, in error messages.
+        group: the entry-point group.
+        built_in: remask's own values.
+        check: makes a value of what an entry point provides. It raises `Plugin.error` on what cannot be used.
+    """
+
+    noun: str
+    group: str
+    built_in: Mapping[str, T]
+    check: Callable[[Plugin, object], T]
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, remask's own first. Nothing is imported."""
+        return tuple(dict.fromkeys([*self.built_in, *sorted(plugins(self.group))]))
+
+    def get(self, name: str) -> T:
+        """The value of `name`.
+
+        Raises:
+            UnknownNameError: neither remask nor a package provides the name.
+            PluginError: several of them do, or the package that does provides something that cannot be used.
+        """
+        claims = plugins(self.group).get(name, ())
+        if not claims and name not in self.built_in:
+            raise UnknownNameError(self.noun, name, self.names())
+        sources = [*(["remask itself"] if name in self.built_in else []), *map(str, claims)]
+        if len(sources) > 1:
+            raise PluginError(
+                f"{self.noun} {name!r} is provided by {' and by '.join(sources)}; a name has one owner: uninstall the "
+                "other package, or rename its entry point"
+            )
+        if not claims:
+            return self.built_in[name]
+        loaded = _load(claims[0], self.check)
+        if isinstance(loaded, PluginError):
+            # A new error each time, as an error collects the tracebacks of all its raises.
+            raise PluginError(str(loaded)) from loaded.__cause__
+        return cast(T, loaded)
+
+    def usable(self) -> dict[str, T]:
+        """The values of all names. A name that cannot be used is left out, and the log says why, once.
+
+        Imports every package that provides a name.
+        """
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = self.get(name)
+            except PluginError as error:
+                _warn(str(error))
+        return found
+
+    def source(self, name: str) -> str:
+        """Who provides `name`, for error messages."""
+        return " and by ".join(map(str, plugins(self.group).get(name, ()))) or "remask itself"
+
+    def imported(self) -> dict[str, T]:
+        """The values of other packages' names whose modules are imported already."""
+        ready = [
+            name for name, claims in plugins(self.group).items() if all(c.entry.module in sys.modules for c in claims)
+        ]
+        usable = {}
+        for name in ready:
+            try:
+                usable[name] = self.get(name)
+            except PluginError:
+                continue
+        return usable
+
+
+@cache
+def _load(plugin: Plugin, check: Callable[[Plugin, object], object]) -> object:
+    """What `check` makes of the plugin's value, or the `PluginError` that says why there is none."""
+    try:
+        value = plugin.entry.load()
+    except Exception as error:  # whatever another package's modules raise when they are imported
+        failed = plugin.error(f"loading it raised {type(error).__name__}: {error}", "an object that can be imported")
+        failed.__cause__ = error
+        return failed
+    try:
+        return check(plugin, value)
+    except PluginError as error:
+        return error
+
+
+@cache
+def _warn(text: str) -> None:
+    log.warning("remask: left out: %s", text)

@@ -1,0 +1,1 @@
+"""A cache policy and a model family for remask, as another package brings them."""

@@ -1,0 +1,30 @@
+"""`late-rows`: the prompt is computed every few steps, the response in every step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.core.plan import Plan, Span, View
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows(CachePolicy):
+    """The prompt's K/V are computed every `every` steps and read from the cache in between.
+
+    Attributes:
+        every: steps from one full pass to the next, at least 1.
+    """
+
+    every: int = 4
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ConfigError(f"every must be a whole number >= 1, got {self.every!r}")
+
+    def plan(self, view: View) -> Plan:
+        """All rows on a refresh. Otherwise the response, and the row before it, which may predict its first token."""
+        refresh = view.step % self.every == 0
+        rows = view.everything if refresh else np.arange(view.length) >= view.prompt - 1
+        return Plan((Span(range(view.layers), rows),), view.candidates, refreshes=refresh)
