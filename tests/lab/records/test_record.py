@@ -137,7 +137,7 @@ def test_rows_under_different_depth_tables_do_not_mix(tmp_path: Path) -> None:
     shipped, other = (about(LLM("bundled", dtype="float32", device="cpu", depth_table=path)) for path in (None, own))
     assert shipped["depth_table"] == table.identity != other["depth_table"]
     Sweep(tmp_path / "sweep.json", "s", shipped).row({"cache": "bicache"}, lambda: {"speed": 1.0})
-    with pytest.raises(RecordError, match="another measurement .*depth_table"):
+    with pytest.raises(RecordError, match=r"another measurement .*depth_table"):
         Sweep(tmp_path / "sweep.json", "s", other)
     uniform = LLM("gidd-tiny", load_format="dummy", dtype="float32", device="cpu")
     assert about(uniform)["depth_table"] is None
