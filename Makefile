@@ -1,20 +1,23 @@
-# `make demo` and `make test` do all set-up on a fresh machine; the commands themselves live in scripts/.
+# The targets do all set-up on a fresh machine; the commands themselves live in scripts/.
+# `make test EXTRAS=dev,eval,ray` also runs the tests of lm-eval and of Ray Serve.
 PYTHON ?= python3
+EXTRAS ?= dev
 
 .PHONY: demo test check soak docs
-demo: .venv/installed
+demo: .venv/installed-lab
 	scripts/demo
-test: .venv/installed
+test: .venv/installed-$(EXTRAS)
 	scripts/check
 	scripts/test
-check: .venv/installed
+check: .venv/installed-$(EXTRAS)
 	scripts/check
-soak: .venv/installed
+soak: .venv/installed-$(EXTRAS)
 	scripts/soak
-docs: .venv/installed
+docs: .venv/installed-$(EXTRAS)
 	scripts/docs
 
-.venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# One stamp for each set of extras. All sets go into one environment, so an installed set stays.
+.venv/installed-%: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	touch $@

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.skips"]
 torch.set_num_threads(1)
 
 settings.register_profile(

@@ -1,4 +1,4 @@
-"""The shapes in which a prompt may be given, and what the engine takes of each."""
+"""The forms in which a prompt may be given, and their conversion to token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,16 +11,17 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many, as a list. A list of ints is one prompt, and so is a list of messages."""
+    """Return one prompt or many as a list. A list of ints is one prompt, and so is a list of messages."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[list[int], int]:
-    """Token ids, and how many leading ones are shared by default: with messages, all before the last user turn.
+    """Return the token ids, and how many leading ones are the shared prefix by default.
 
-    Raises `ConfigError` where text is given and the model folder has no tokenizer.
+    Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. Raises
+    `ConfigError` if text is given and the model folder has no tokenizer.
     """
     if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
         return [int(item) for item in prompt], 0  # type: ignore[arg-type]

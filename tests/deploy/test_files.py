@@ -47,7 +47,7 @@ def test_the_units_command_and_times() -> None:
     assert float(stop) > args.drain_timeout, "accepted requests are not cut off"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze, of Debian's systemd")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "remask.service"
     # It looks for the command, which is not installed there.

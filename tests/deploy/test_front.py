@@ -15,7 +15,7 @@ from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import rank
 
 if importlib.util.find_spec("ray") is None:
-    pytest.skip("needs Ray: pip install 'remask[ray]'", allow_module_level=True)
+    pytest.skip("needs Ray: make test EXTRAS=dev,ray", allow_module_level=True)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own use of pydantic

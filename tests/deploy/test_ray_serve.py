@@ -16,7 +16,7 @@ from tests.server.serving import CHATS, URL, eventually
 
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'remask[ray]'"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make soak EXTRAS=dev,ray"),
 ]
 
 

@@ -234,7 +234,7 @@ print(weights.nbytes, max(seen) - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
 def test_the_peak_of_memory_is_one_model(tmp_path: Path) -> None:
     wide, inner = 1024, 4096
     config = LLADA | {"d_model": wide, "n_heads": 16, "n_kv_heads": 16, "mlp_hidden_size": inner}

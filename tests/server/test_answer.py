@@ -8,7 +8,7 @@ from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.models.source import resolve
 from remask.models.tokenizer import load_tokenizer
-from remask.server.answer import NO_CHANCE, Answer
+from remask.server.answer import MIN_LOGPROB, Answer
 
 TOKENIZER = load_tokenizer(resolve("bundled"))
 assert TOKENIZER is not None
@@ -52,7 +52,7 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
     assert second.text == "abbey alder"
     assert [place["settled"] for place in second.canvas["canvas"]] == [1, 0, None, None]
     assert [place["token_id"] for place in second.canvas["canvas"]] == [A, C, None, None]
-    assert [item.logprob for item in second.scored][1] == NO_CHANCE
+    assert [item.logprob for item in second.scored][1] == MIN_LOGPROB
 
 
 @pytest.mark.parametrize("scored", [True, False])

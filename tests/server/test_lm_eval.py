@@ -16,7 +16,7 @@ from tests.server.serving import URL, Running
 
 pytestmark = [
     pytest.mark.soak,  # importing lm-eval alone takes longer than most tests
-    pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval: pip install 'remask[eval]'"),
+    pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval: make soak EXTRAS=dev,eval"),
 ]
 
 TASK = """

@@ -13,9 +13,9 @@ from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from tests.server.serving import CHATS, SLOW, URL, Running, eventually, serving
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test EXTRAS=dev")
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium found: apt-get install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 DONE = 20_000  # milliseconds
 WATCH = """addEventListener("securitypolicyviolation", (event) => console.error("csp: " + event.violatedDirective))"""
 
@@ -50,6 +50,27 @@ class Tab:
     def focused(self, selector: str) -> None:
         """Wait for an element to have the focus."""
         sync_api.expect(self.page.locator(selector)).to_be_focused(timeout=DONE)
+
+    def tab_key(self) -> str:
+        """Press Tab. Returns the id of the element that has the focus then, or its kind if it has no id."""
+        self.page.keyboard.press("Tab")
+        found: str = self.page.evaluate("document.activeElement.id || document.activeElement.tagName")
+        return found
+
+    def watch_focus(self) -> None:
+        """Record from here on where the focus goes, a loss of it as `lost`."""
+        self.page.evaluate(
+            """() => {
+                window.focusPath = [];
+                addEventListener("focusin", (event) => focusPath.push(event.target.id));
+                addEventListener("focusout", (event) => event.relatedTarget || focusPath.push("lost"));
+            }"""
+        )
+
+    def focus_path(self) -> list[str]:
+        """The ids of the elements that had the focus since `watch_focus`."""
+        found: list[str] = self.page.evaluate("window.focusPath")
+        return found
 
     def ran(self, policy: str) -> None:
         """Wait for the end of a run."""
@@ -217,35 +238,75 @@ def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:
 
 
 def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
-    keyboard = tab.page.keyboard
     seen: list[str] = []
     for _ in range(40):
-        keyboard.press("Tab")
-        seen.append(tab.page.evaluate("document.activeElement.id"))
+        seen.append(tab.tab_key())
         assert tab.page.evaluate(
             "(e => e.matches(':focus-visible') && getComputedStyle(e).outlineStyle !== 'none')(document.activeElement)"
         ), f"the focus on {seen[-1]!r} is not seen"
         if seen[-1] == "reset":
             break
-    wanted = ["system", "user", "cache-a", "cache-b", "steps", "run", "add-shared", "add-own", "step", "caching"]
+    wanted = ["system", "user", "cache-a", "cache-b", "steps", "run", "run-a-only", "stop", "add-shared", "add-own",
+              "step", "caching", "reset"]  # fmt: skip
     assert [name for name in seen if name in wanted] == wanted
-    tab.page.focus("#user")
-    while tab.page.evaluate("document.activeElement.id") != "run":
-        keyboard.press("Tab")
-    keyboard.press("Enter")
-    tab.shown("#compare:not([hidden])")
-    tab.focused("#run")
-    assert "Policy B:" in tab.text("#run-status")
-    tab.page.focus("#add-shared")
-    keyboard.press("Space")
-    tab.shown("#requests button")
-    tab.page.focus("#requests button")
-    keyboard.press("Enter")
-    tab.focused("#add-shared")
     unnamed = tab.page.evaluate(
         "[...document.querySelectorAll('input, select, textarea')].filter(e => !e.labels.length).map(e => e.id)"
     )
     assert unnamed == []
+
+
+def test_a_run_leaves_the_focus_where_it_is(tab: Tab) -> None:
+    sent: list[str] = []
+    tab.page.on("request", lambda request: sent.append(request.url) if "chat" in request.url else None)
+    keyboard = tab.page.keyboard
+    tab.page.focus("#user")
+    while tab.tab_key() != "run":
+        pass
+    tab.watch_focus()
+    keyboard.press("Enter")
+    for name in ("run", "run-a-only", "run-b-only", "another", "stop"):
+        sync_api.expect(tab.page.locator(f"#{name}")).to_have_attribute("aria-disabled", str(name != "stop").lower())
+    tab.focused("#run")
+    keyboard.press("Enter")
+    tab.says("#run-status", "Policy B:")
+    tab.focused("#run")
+    assert len(sent) == 2, "a second Enter began no run"
+    assert tab.tab_key() == "run-a-only"
+    keyboard.press("Space")
+    tab.says("#run-status", "Policy A:")
+    tab.focused("#run-a-only")
+    assert tab.focus_path() == ["run-a-only"], "the focus went nowhere but where Tab led it"
+
+
+def test_a_run_is_stopped_by_keyboard(tab: Tab) -> None:
+    for name, value in (("max_tokens", "256"), ("block_length", "1"), ("steps", "256")):
+        tab.page.fill(f"#{name}", value)
+    tab.page.focus("#run-b-only")
+    tab.page.keyboard.press("Enter")
+    tab.says("#run-status", "Policy B runs.")
+    tab.watch_focus()
+    assert tab.tab_key() == "stop"
+    tab.page.keyboard.press("Enter")
+    tab.says("#run-status", "Stopped.")
+    tab.focused("#stop")
+    assert tab.focus_path() == ["stop"]
+    assert tab.page.get_attribute("#stop", "aria-disabled") == "true"
+    tab.page.keyboard.press("Enter")
+    tab.focused("#stop")
+    assert tab.text("#run-status") == "Stopped."
+
+
+def test_the_focus_survives_a_redrawn_page_table(tab: Tab) -> None:
+    for number in (1, 2, 3):
+        tab.press("add-own" if number == 3 else "add-shared", f"Request {number} added")
+    tab.page.focus("#finish-2")
+    tab.page.evaluate("document.getElementById('step').click()")
+    tab.says("#pages-status", "Stepped: 3 requests")
+    tab.focused("#finish-2")
+    for finished, then in ((2, "#finish-3"), (3, "#finish-1"), (1, "#add-shared")):
+        tab.page.keyboard.press("Enter")
+        tab.says("#pages-status", f"Request {finished} finished")
+        tab.focused(then)
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> None:

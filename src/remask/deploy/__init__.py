@@ -1,1 +1,1 @@
-"""One model on many machines: which replica gets a request, and replicas behind Ray Serve."""
+"""Replicas of one model on many machines: routing by prefix, and the Ray Serve application."""

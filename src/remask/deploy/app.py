@@ -1,6 +1,7 @@
-"""The Ray Serve application: replicas of `remask serve`'s application, and a front that sends requests to them.
+"""The Ray Serve application: replicas of the application of `remask serve`, and a front that routes requests to them.
 
-`serve run remask.deploy.app:build model=bundled max_replicas=4`, or the same names in a Serve config file.
+Start it with `serve run remask.deploy.app:build model=bundled max_replicas=4`, or with the same names in a config file
+of Ray Serve.
 """
 
 import json
@@ -25,7 +26,7 @@ ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask
 
 
 class Replica:
-    """One engine behind the application that `remask serve` runs, called by the front instead of over HTTP."""
+    """One engine behind the application of `remask serve`. The front calls it directly, without HTTP."""
 
     async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
         config = settings.engine_config
@@ -38,9 +39,9 @@ class Replica:
         await self._lifespan.__aenter__()
 
     async def answer(self, identity: bytes | None, call: Call) -> AsyncGenerator[Head | bytes, None]:  # noqa: ARG002
-        """The answer to `call`, part by part. `identity` is for the router."""
-        asked = call.header(REPLICA_HEADER)
-        app = self._app if asked in (None, self._name.decode()) else _no_such_replica(asked)
+        """Yield the response to `call` in parts. Only the router reads `identity`."""
+        wanted = call.header(REPLICA_HEADER)
+        app = self._app if wanted in (None, self._name.decode()) else _no_such_replica(wanted)
         async for part in respond(app, call):
             if isinstance(part, Head):
                 yield Head(part.status, (*part.headers, (REPLICA_HEADER, self._name)))
@@ -48,18 +49,18 @@ class Replica:
                 yield part
 
     def check_health(self) -> None:
-        """Asked by Ray again and again; a replica that raises is replaced."""
+        """Ray calls this regularly, and replaces a replica that raises."""
         engine = self._app.state.service.engine
         if not engine.alive:
             raise EngineDeadError(f"the engine is dead: {engine.error}")
 
     async def __del__(self) -> None:
-        """Called by Ray at the end: accepted requests get the drain time."""
+        """Ray calls this at the end. Accepted requests have the drain timeout to finish."""
         await self._lifespan.__aexit__(None, None, None)
 
 
 class Front:
-    """Takes HTTP requests in, names their prefixes, and streams the answers of replicas through."""
+    """Accepts HTTP requests, computes their prefix identities, and streams the replicas' responses to the clients."""
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
         self._replicas = replicas.options(method_name="answer", stream=True)
@@ -82,7 +83,7 @@ class Front:
         return response
 
     async def _body(self, request: Request) -> bytes:
-        """The body, or one byte more of it than replicas take: they refuse it in words of their own."""
+        """Read the body, at most one byte more than replicas accept. They then refuse it with their own message."""
         body = b""
         async for chunk in request.stream():
             body += chunk
@@ -92,11 +93,11 @@ class Front:
 
 
 def _no_such_replica(name: str | None) -> ASGIApp:
-    return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to ask any"))
+    return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to reach any replica"))
 
 
 async def _rest(parts: Any) -> AsyncIterator[bytes]:
-    """The body; a client that goes away cancels the request on its replica."""
+    """Yield the rest of the response. If the client disconnects, cancel the request on its replica."""
     try:
         async for part in parts:
             yield part
@@ -114,14 +115,14 @@ def _identity(call: Call) -> bytes | None:
 
 
 def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
-    """The application, for `serve.run`. Raises `ConfigError` on settings that cannot be used."""
+    """Return the application for `serve.run`. Raises `ConfigError` on invalid settings."""
     fleet = settings if isinstance(settings, FleetSettings) else FleetSettings.from_mapping(settings)
     kwargs = {"slots": fleet.spill.slots, "balance": fleet.balance} if fleet.routing == "prefix" else {}
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=fleet.most_open,
-        max_queued_requests=fleet.most_open,
+        max_ongoing_requests=fleet.max_open_requests,
+        max_queued_requests=fleet.max_open_requests,
         ray_actor_options={"num_cpus": fleet.num_cpus, "num_gpus": fleet.num_gpus},
         graceful_shutdown_timeout_s=fleet.shutdown_s,
         request_router_config={"request_router_class": ROUTERS[fleet.routing], "request_router_kwargs": kwargs},
@@ -130,7 +131,7 @@ def build(settings: FleetSettings | Mapping[str, Any]) -> Any:
     front = serve.deployment(
         Front,
         name="Front",
-        max_ongoing_requests=fleet.most_open * fleet.max_replicas,
+        max_ongoing_requests=fleet.max_open_requests * fleet.max_replicas,
         ray_actor_options={"num_cpus": 0},
     )
     return front.bind(replicas.bind(fleet), fleet.server_config.max_body_bytes)

@@ -1,4 +1,4 @@
-"""Calling an ASGI application in this process, with its answer as a stream of parts."""
+"""Calls an ASGI application in this process and streams its response."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Scope
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 REPLICA_HEADER = b"x-remask-replica"
-"""Tells in an answer which replica gave it, and in a request which one is asked."""
+"""In a response it names the replica that answered; in a request, the replica that must answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,23 @@ class Call:
     client: tuple[str, int] | None = None
 
     def header(self, name: bytes) -> str | None:
-        """The first header of that name, which is in lower case; None without one."""
+        """Return the value of the first header of that name, given in lower case; None if there is none."""
         return next((value.decode("latin-1") for key, value in self.headers if key.lower() == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first part of an answer."""
+    """The status and headers of a response, its first part."""
 
     status: int
     headers: Headers
 
 
 async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """The answer of `app` to `call`: its head, then its body as it comes.
+    """Yield the response of `app` to `call`: its `Head`, then the pieces of its body.
 
-    Whoever stops reading has gone: the application is told that the client has disconnected, and ends on its own.
-    Raises what the application raises.
+    If the reader stops early, the application gets an `http.disconnect` and ends by itself. Raises what the
+    application raises.
     """
     scope: Scope = {
         "type": "http",
@@ -58,15 +58,15 @@ async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None
         "server": None,
     }
     parts: asyncio.Queue[Head | bytes | None] = asyncio.Queue()
-    gone = asyncio.Event()
-    asked = False
+    disconnected = asyncio.Event()
+    body_sent = False
 
     async def receive() -> Message:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal body_sent
+        if not body_sent:
+            body_sent = True
             return {"type": "http.request", "body": call.body, "more_body": False}
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -81,5 +81,5 @@ async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None
         while (part := await parts.get()) is not None:
             yield part
     finally:
-        gone.set()
+        disconnected.set()
         await task

@@ -1,4 +1,4 @@
-"""What makes requests belong to one replica, read from a body without a tokenizer."""
+"""The prefix identity of a request, by which the router chooses a replica. Computed without a tokenizer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,15 @@ from typing import Any
 
 
 def prefix_identity(body: Any) -> bytes | None:
-    """Bytes that are equal for requests which can share a stored prefix; None where nothing is shared.
+    """Return bytes that are equal for requests that can share a stored prefix; None if a request shares nothing.
 
-    Conversations are told apart by how they open: the messages before the first user turn, or that turn where nothing
-    stands before it. Turns of one conversation, and conversations under one system prompt, so come to one replica,
-    where the prefixes of all their lengths are. A `cache_control` marker or a `prefix_length` that ends earlier makes
-    the opening shorter. Texts are compared as they are: `prefix_length`, in tokens, is read as so many characters, as
-    a token has at least one. `cache_salt` is part of the identity, the model is not: a fleet serves one.
+    The identity of a conversation is its opening: the messages before the first user turn, or that turn if it is the
+    first message. So all turns of a conversation, and all conversations with one system prompt, go to one replica,
+    which holds their prefixes of all lengths. A `cache_control` marker or a `prefix_length` that ends earlier shortens
+    the opening. `prefix_length` counts tokens, but is applied to characters here: a token has at least one character.
+    `cache_salt` is part of the identity. The model is not, because a fleet serves one model.
 
-    A body that the server will refuse may have any identity.
+    A body that the server refuses may have any identity.
     """
     if not isinstance(body, Mapping) or body.get("cache") == "none":
         return None

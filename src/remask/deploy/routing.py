@@ -1,8 +1,8 @@
-"""Which replica gets a request: rendezvous hashing of its prefix, with spill-over from loaded replicas.
+"""Chooses the replica of a request: rendezvous hashing of its prefix, with spill-over from overloaded replicas.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): every replica has a score for every prefix, and the highest wins. A
-replica that joins or leaves moves the prefixes that it wins or won, 1/n of all, and no others. The limit on the load of
-one is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): a factor above the mean.
+In rendezvous hashing (Thaler and Ravishankar 1998) every replica has a score for every prefix, and the highest score
+wins. A replica that joins or leaves moves only the prefixes that it wins, 1/n of all. The load limit comes from
+consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018): a factor above the mean load.
 """
 
 import math
@@ -15,7 +15,7 @@ from remask.core.checks import real, whole
 
 
 def rank(identity: bytes, replicas: Iterable[str]) -> list[str]:
-    """`replicas` in the order in which they should hold the prefix, whatever order they are given in."""
+    """Return `replicas` in the order in which they should hold the prefix. Their given order does not matter."""
     return sorted(replicas, key=lambda replica: (-_score(identity, replica), replica))
 
 
@@ -26,10 +26,10 @@ def _score(identity: bytes, replica: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """When a replica counts as loaded.
+    """The rule by which a replica counts as overloaded.
 
     Attributes:
-        slots: requests that a replica runs at a time; below so many open ones it is never loaded.
+        slots: requests that a replica runs at a time; with fewer open requests it is never overloaded.
         balance: open requests that a replica may have, as a multiple of the mean over all; above 1.
 
     Raises `ConfigError` on values out of range.
@@ -43,14 +43,14 @@ class Spill:
         real("balance", self.balance, low=1.0, above=True)
 
     def limit(self, loads: Mapping[str, int]) -> int:
-        """Open requests that a replica may have, the one to be placed included."""
+        """Return the most open requests that a replica may have, the request to be placed included."""
         return max(self.slots, math.ceil(self.balance * (sum(loads.values()) + 1) / len(loads)))
 
     def order(self, identity: bytes | None, loads: Mapping[str, int]) -> list[str]:
-        """All replicas, the one that should get the request first. `loads` are their open requests.
+        """Return all replicas, the best one for the request first. `loads` maps replicas to their open requests.
 
-        The first by `rank` that is not loaded comes first, then the others that are not, then the loaded ones. A
-        request without a prefix goes to the least loaded, of equals to the first in `loads`.
+        Replicas that are not overloaded come before overloaded ones, both in the order of `rank`. For a request
+        without a prefix the order is that of the loads; equal loads keep the order of `loads`.
         """
         if identity is None:
             return sorted(loads, key=lambda replica: loads[replica])

@@ -1,4 +1,4 @@
-"""What a fleet of replicas is made of, checked as it is made."""
+"""Settings of a fleet of replicas. The constructor checks them."""
 
 import math
 from collections.abc import Mapping
@@ -18,23 +18,24 @@ MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "depth_table")
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Replicas of one model, plain data throughout, as it travels to other machines.
+    """Replicas of one model. All fields are plain data, because they are sent to other machines.
 
     Attributes:
-        model: folder or hub id, which every machine must be able to read; or `bundled`.
-        cache: cache policy of requests that name none.
+        model: `bundled`, or a folder or hub id that every machine can read.
+        cache: cache policy of requests that do not name one.
         llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`, `depth_table`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica.
-        chat_template: Jinja text in place of the model's own.
-        min_replicas, max_replicas: how many there are; between the two, load decides.
+        chat_template: Jinja text that replaces the model's own template.
+        min_replicas, max_replicas: limits of the number of replicas; autoscaling moves between them.
         target_ongoing_requests: open requests per replica that autoscaling aims at; by default `max_num_seqs`.
-        upscale_delay_s, downscale_delay_s: seconds for which the load must ask for more, or fewer, replicas.
-        routing: `prefix` sends a prefix to the replica that holds it; `round-robin` to one after the other.
+        upscale_delay_s, downscale_delay_s: seconds that a high, or low, load must last before replicas are added, or
+            removed.
+        routing: `prefix` sends a request to the replica that holds its prefix; `round-robin` takes replicas in turn.
         balance: open requests that a replica may have before prefixes spill over, as a multiple of the mean.
-        num_cpus, num_gpus: what Ray sets aside for a replica.
+        num_cpus, num_gpus: resources that Ray reserves for a replica.
 
-    Raises `ConfigError` on settings that cannot be used.
+    Raises `ConfigError` on invalid settings.
     """
 
     model: str = BUNDLED
@@ -54,9 +55,9 @@ class FleetSettings:
     num_gpus: float = 0.0
 
     def __post_init__(self) -> None:
-        _known("llm", self.llm, MODEL_FIELDS)
-        _known("engine", self.engine, [each.name for each in fields(EngineConfig)])
-        _known("server", self.server, [each.name for each in fields(ServerConfig)])
+        _check_names("llm", self.llm, MODEL_FIELDS)
+        _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
+        _check_names("server", self.server, [each.name for each in fields(ServerConfig)])
         whole("min_replicas", self.min_replicas, low=1)
         whole("max_replicas", self.max_replicas, low=1)
         if self.max_replicas < self.min_replicas:
@@ -75,18 +76,18 @@ class FleetSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "FleetSettings":
-        """Settings by name, as from JSON or YAML. Raises `ConfigError` on unknown names."""
-        _known("setting", values, [each.name for each in fields(cls)])
+        """Return settings from names and values, as read from JSON or YAML. Raises `ConfigError` on unknown names."""
+        _check_names("setting", values, [each.name for each in fields(cls)])
         return cls(**values)
 
     @property
     def engine_config(self) -> EngineConfig:
-        """Limits of each replica's engine."""
+        """The engine settings of each replica."""
         return EngineConfig(**self.engine)
 
     @property
     def server_config(self) -> ServerConfig:
-        """How each replica answers."""
+        """The server settings of each replica."""
         usual: dict[str, Any] = {"model_names": [self.model]}
         if self.model == BUNDLED:
             usual["sampling"] = BUNDLED_SAMPLING[BUNDLED]
@@ -94,17 +95,17 @@ class FleetSettings:
 
     @property
     def spill(self) -> Spill:
-        """When a replica counts as loaded."""
+        """The rule by which a replica counts as overloaded."""
         return Spill(self.engine_config.max_num_seqs, self.balance)
 
     @property
-    def most_open(self) -> int:
-        """Requests that a replica lets in, so that its own 429 comes first."""
+    def max_open_requests(self) -> int:
+        """Most requests that Ray passes to a replica: enough that the replica's own limit (429) is reached first."""
         return 2 * (self.engine_config.max_num_seqs + self.server_config.max_queue) + 64
 
     @property
     def scaling(self) -> dict[str, Any]:
-        """Ray Serve's options that say how many replicas there are."""
+        """Ray Serve's options for the number of replicas."""
         if self.min_replicas == self.max_replicas:
             return {"num_replicas": self.min_replicas}
         target = self.target_ongoing_requests or float(self.engine_config.max_num_seqs)
@@ -120,11 +121,11 @@ class FleetSettings:
 
     @property
     def shutdown_s(self) -> float:
-        """Seconds that a replica gets to end its requests in."""
+        """Seconds that a replica has to finish its requests when it stops."""
         return math.ceil(self.server_config.drain_timeout) + 5.0
 
 
-def _known(kind: str, values: Mapping[str, Any], names: Any) -> None:
+def _check_names(kind: str, values: Mapping[str, Any], names: Any) -> None:
     for name in values:
         if name not in names:
             raise UnknownNameError(kind if kind == "setting" else f"setting of {kind!r}", name, names)

@@ -1,4 +1,4 @@
-"""One choice of an answer as it grows: from the engine's events to settled text."""
+"""One choice of an answer: turns the engine's events into settled text."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
 
-NO_CHANCE = -9999.0  # log-probability of a probability that float32 rounds to 0; JSON knows no infinity
+MIN_LOGPROB = -9999.0  # stands for the logarithm of 0, as JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Scored:
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine step added to a choice. `canvas` is there where drafts are wanted."""
+    """What one engine step added to a choice. `canvas` is None unless the request asked for drafts."""
 
     index: int
     text: str = ""
@@ -35,11 +35,15 @@ class Delta:
 
 
 class Answer:
-    """The response of one request, left to right. Its text is final: nothing of it is taken back.
+    """Collects the response of one request, left to right. Text that it has returned never changes.
 
-    `shown` names a token for drafts; `stop_ids` are the model's own end tokens. `rewrites` says that tokens may change
-    after they were written, as those of uniform models do until their block, or their correction, is done. Tokens are
-    told one by one where `scored`, else their text alone.
+    Args:
+        index: number of the choice in the answer.
+        stop_ids: the model's own end tokens.
+        token_text: returns the text of a token id, for drafts; None if the request did not ask for drafts.
+        rewrites: tokens may change after they were written. Uniform models do this until a block, or its correction,
+            is done.
+        scored: report each token with its log-probability; otherwise only the text.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Answer:
         request: Request,
         tokenizer: Tokenizer,
         stop_ids: Sequence[int],
-        shown: Callable[[int], str] | None = None,
+        token_text: Callable[[int], str] | None = None,
         *,
         rewrites: bool = False,
         scored: bool = False,
@@ -56,30 +60,30 @@ class Answer:
         params = request.params
         self.index, self.request = index, request
         self._prompt = len(request.prompt_token_ids)
-        self._written: list[int | None] = [None] * params.max_tokens  # the step at whose end each got its token
-        self._tokens: list[int | None] = [None] * params.max_tokens  # drafts until then
+        self._written: list[int | None] = [None] * params.max_tokens  # the step that wrote each token
+        self._tokens: list[int | None] = [None] * params.max_tokens  # drafts until they are written
         self._logprobs = [0.0] * params.max_tokens
-        self._final: list[int] = []  # tokens that are final without a gap
-        self._lead = 0  # of those, how many have been read
+        self._final: list[int] = []  # the leading tokens that are final
+        self._lead = 0  # how many of `_final` are in the text
         self._rewrites, self._scored = rewrites, scored
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
         self._text = Detokenizer(tokenizer, params.stop)
-        self._shown = shown
+        self._token_text = token_text
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
-        """The prompt's tokens as drafts show them."""
-        assert self._shown is not None
-        return [{"token_id": token, "text": self._shown(token)} for token in self.request.prompt_token_ids]
+        """The prompt's tokens, in the form in which drafts list tokens."""
+        assert self._token_text is not None
+        return [{"token_id": token, "text": self._token_text(token)} for token in self.request.prompt_token_ids]
 
     def take(self, events: Sequence[Event]) -> Delta:
-        """What the events of one step add."""
+        """Apply the events of one step. Returns what they add."""
         delta = Delta(self.index)
         for event in events:
             if event.draft is not None:
                 self._note(event.draft)
-                if self._shown is not None:
+                if self._token_text is not None:
                     delta.canvas = {"step": event.draft.step, "passes": _passes(event.draft)}
             if event.transfer is not None:
                 self._write(event.transfer)
@@ -96,7 +100,7 @@ class Answer:
             place = position - self._prompt
             if place < len(self._tokens):  # the last block may reach beyond the response
                 self._tokens[place] = token
-                self._logprobs[place] = max(math.log(confidence), NO_CHANCE) if confidence > 0 else NO_CHANCE
+                self._logprobs[place] = max(math.log(confidence), MIN_LOGPROB) if confidence > 0 else MIN_LOGPROB
 
     def _write(self, transfer: Transfer) -> None:
         for position, token in zip(transfer.positions, transfer.token_ids, strict=True):
@@ -105,16 +109,16 @@ class Answer:
                 self._tokens[place], self._written[place] = token, transfer.step
 
     def _settle(self, tokens: Sequence[int]) -> None:
-        # A draft may have differed from what the canvas held.
+        # A draft may differ from the token that settled.
         self._tokens[len(self._final) : len(self._final) + len(tokens)] = tokens
         self._final += tokens
 
     def _advance(self, delta: Delta) -> None:
-        """Read what has settled without a gap, up to the first token that ends the response."""
+        """Move the leading settled tokens into the text, up to the first token that ends the response."""
         result = delta.result
         end = len(self._final)
         if result is not None:
-            # A stop text may end the response before tokens that settled together with it.
+            # A stop text may end the response before tokens that settled in the same step.
             end = max(self._lead, min(end, len(result.token_ids)))
         new = [] if self._ended else self._final[self._lead : end]
         stop = next((place for place, token in enumerate(new) if token in self._stops), None)
@@ -130,14 +134,18 @@ class Answer:
             delta.text += self._text.finish()
 
     def _canvas(self) -> list[Mapping[str, Any]]:
-        assert self._shown is not None
+        assert self._token_text is not None
         return [
-            {"token_id": token, "text": None if token is None else self._shown(token), "settled": self._settled(place)}
+            {
+                "token_id": token,
+                "text": None if token is None else self._token_text(token),
+                "settled": self._settled(place),
+            }
             for place, token in enumerate(self._tokens)
         ]
 
     def _settled(self, place: int) -> int | None:
-        """The step at whose end a position became final; None while its token may still change."""
+        """The step in which a position became final; None while its token may still change."""
         return None if self._rewrites and place >= len(self._final) else self._written[place]
 
 

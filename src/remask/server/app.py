@@ -18,11 +18,11 @@ from remask.server.service import Service
 
 
 def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = None) -> FastAPI:
-    """An application that serves `llm`, whose engine it alone may use from now on.
+    """Return an application that serves `llm`. From then on only the application may use its engine.
 
-    The engine's thread lives as long as the application's lifespan; at its end accepted requests get
-    `config.drain_timeout` seconds. `app.state.service` is what the endpoints share. Raises `ConfigError` on settings
-    that the model does not allow.
+    The engine's thread runs during the application's lifespan. When the lifespan ends, accepted requests have
+    `config.drain_timeout` seconds to finish. The endpoints find the `Service` in `app.state.service`. Raises
+    `ConfigError` if the model does not allow the settings.
     """
     service = Service(llm, config, observer)
 
@@ -36,7 +36,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
             await service.engine.stop()
             service.close()
 
-    # The interactive pages of FastAPI load scripts of other hosts.
+    # FastAPI's interactive pages load scripts from other hosts.
     app = FastAPI(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
     app.state.sandboxes = Sessions()

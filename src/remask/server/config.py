@@ -1,4 +1,4 @@
-"""Server settings, checked as they are made."""
+"""Server settings. The constructor checks them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from remask.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How one server answers. What the engine may do is in `EngineConfig`.
+    """Settings of one server. The engine's limits are in `EngineConfig`.
 
     Attributes:
-        model_names: names that requests may give as `model`; the first one is told in answers.
-        api_keys: whoever sends one of them is let in; empty lets everybody in. Never shown, never logged.
-        sampling: sampling parameters of requests that leave them out.
-        seed: makes the seeds drawn for requests without one reproducible; None draws them at random.
-        max_queue: requests that may wait beside those that run; more are told to come again (429).
-        drain_timeout: seconds that accepted requests get to end in when the server is told to stop.
-        max_body_bytes: longest request body (413).
+        model_names: names that requests may give as `model`; answers carry the first one by default.
+        api_keys: accepted keys; without any, every request is accepted. Never shown, never logged.
+        sampling: defaults for the sampling parameters that a request leaves out.
+        seed: makes the seeds of requests without one reproducible; with None they are random.
+        max_queue: most requests that wait for the engine; further ones are refused with 429.
+        drain_timeout: seconds that accepted requests have to finish when the server stops.
+        max_body_bytes: largest request body; a larger one is refused with 413.
         max_messages: most messages in a conversation.
         max_choices: most answers to one request: `n` times its prompts.
-        allowed_origins: web pages of these origins may call the server from a browser (CORS); none by default.
+        allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
     """
 
     model_names: Sequence[str]

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape."""
+"""HTTP errors in the form that OpenAI's API uses."""
 
 import json
 import re
@@ -30,7 +30,7 @@ _RETRY = {429: "1", 503: "5"}
 
 
 class ApiError(RemaskError):
-    """An answer other than 200. `param` is the field that is to blame, if one is."""
+    """An error with an HTTP status. `param` names the field that caused it, or is None."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class ApiError(RemaskError):
 
 
 def as_api_error(error: RemaskError) -> ApiError:
-    """The HTTP status of an error of our own tree."""
+    """Return the error with the HTTP status that belongs to its class."""
     if isinstance(error, ApiError):
         return error
     statuses = {QueueFullError: 429, DrainingError: 503, EngineDeadError: 500, ConfigError: 400}
@@ -47,14 +47,14 @@ def as_api_error(error: RemaskError) -> ApiError:
 
 
 def error_object(error: RemaskError) -> dict[str, Any]:
-    """`{"error": {...}}`, also the last event of a stream that failed."""
-    told = as_api_error(error)
-    kind, code = _CODES.get(told.status, (_INVALID, None))
-    return {"error": {"message": str(told), "type": kind, "param": told.param, "code": told.code or code}}
+    """Return the body `{"error": {...}}`. A stream that fails sends it as its last event."""
+    known = as_api_error(error)
+    kind, code = _CODES.get(known.status, (_INVALID, None))
+    return {"error": {"message": str(known), "type": kind, "param": known.param, "code": known.code or code}}
 
 
 def error_response(error: RemaskError) -> Response:
-    """The answer to a request that failed before anything was sent."""
+    """Return the response to a request that failed before any byte of its answer was sent."""
     status = as_api_error(error).status
     headers = {"Retry-After": _RETRY[status]} if status in _RETRY else {}
     if status == 401:
@@ -63,15 +63,15 @@ def error_response(error: RemaskError) -> Response:
 
 
 def json_response(value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON in ASCII: texts from requests may hold lone surrogates, which UTF-8 cannot carry."""
+    """Return a JSON response in ASCII. Texts of requests may hold lone surrogates, which UTF-8 cannot encode."""
     return Response(json.dumps(value), status, dict(headers or {}), "application/json")
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape."""
+    """Install handlers that answer every error in OpenAI's form."""
 
     @app.exception_handler(RemaskError)
-    async def _ours(_request: Request, error: Exception) -> Response:
+    async def _remask(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RemaskError)
         return error_response(error)
 
@@ -79,7 +79,7 @@ def add_handlers(app: FastAPI) -> None:
     async def _validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         problems = error.errors()
-        # What is sent as anything else is not read, and what would be said of its bytes helps nobody.
+        # FastAPI does not parse a body of another content type, so its own message would not help.
         if _field(problems[0]) is None and "json" not in request.headers.get("content-type", ""):
             return error_response(
                 ApiError(400, "the body must be JSON: send the header 'Content-Type: application/json'")
@@ -96,7 +96,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """A 400 that names the first bad field and says what is wrong with it."""
+    """Return an error 400 that names the first invalid field and the reason."""
     first = problems[0]
     field = _field(first)
     if first["type"] == "json_invalid":
@@ -107,21 +107,21 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(told.status, str(told), told.param or field, told.code)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
-    # A field of several types has one problem for each of them.
+    # A field that allows several types has one problem for each type.
     messages = dict.fromkeys(str(p["msg"]) for p in problems if _field(p) == field)
     text = "; or ".join(list(messages)[:3])
     return ApiError(400, f"{field or 'the body'}: {text}", field)
 
 
 def _field(problem: Mapping[str, Any]) -> str | None:
-    """Where a problem is, such as `messages.0.role`; the body itself has no name."""
-    path = [str(part) for part in problem["loc"][1:]]  # the first says where it stood: body, query or path
+    """Return the path of the field, such as `messages.0.role`; None for the body as a whole."""
+    path = [str(part) for part in problem["loc"][1:]]  # the first part is `body`, `query` or `path`
     depth = 3 if path[:1] == ["messages"] else 1
     return ".".join(path[:depth]) or None
 
 
 def _named_field(error: RemaskError) -> str | None:
-    """The field that a `ConfigError` names first, as those of the sampling parameters do."""
+    """Return the field that the message of a `ConfigError` begins with; None if it begins with another word."""
     if isinstance(error, UnknownNameError):
         return error.name if error.kind == "field" else error.kind if error.kind in FIELDS else None
     word = re.split(r"[ =:.\[]", str(error), maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""What every request passes: its id, its key, the size of its body, and a line in the access log."""
+"""Checks that every request passes (id, API key, body size), and the access log."""
 
 import hmac
 import json
@@ -18,20 +18,20 @@ from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(["/health", *FILES])  # probes have no keys; the playground is the page that asks for one
-LONGEST_NUMBER = 18  # digits of a Content-Length that are worth reading
+OPEN_PATHS = frozenset(["/health", *FILES])  # health probes have no key, and the playground's page asks for one
+MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. `scope["state"]` gets `request_id`, and `note`, a dict that the access log adds to its line."""
+    """ASGI middleware. Sets `request_id` and `log_fields` in `scope["state"]`; the access log writes `log_fields`."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
         self.app, self.max_body_bytes = app, max_body_bytes
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let an HTTP request in, or answer it here."""
+        """Pass an HTTP request on, or refuse it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -39,11 +39,11 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         name = given if _ID.fullmatch(given) else secrets.token_hex(16)
-        note: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=name, note=note)
+        log_fields: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=name, log_fields=log_fields)
         status = CLOSED_BY_CLIENT
 
-        async def told(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -51,16 +51,16 @@ class Gate:
             await send(message)
 
         try:
-            await self._answer(scope, headers, receive, told)
+            await self._answer(scope, headers, receive, send_with_id)
         except ClientGoneError:
             log.debug("request %s: the client went away", name)
-        # A defect: whoever asked gets an answer all the same, and the log says what happened.
+        # A defect of the server. The client still gets an answer, and the log has the traceback.
         except Exception as error:
             log.error("request %s failed: %s", name, error, exc_info=True)
             if status == CLOSED_BY_CLIENT:
-                await error_response(ApiError(500, "the server failed; its log says why"))(scope, receive, told)
+                await error_response(ApiError(500, "the server failed; its log says why"))(scope, receive, send_with_id)
         finally:
-            line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **note}
+            line = {"id": name, "method": scope["method"], "path": scope["path"], "status": status, **log_fields}
             line["total_ms"] = round(1e3 * (time.perf_counter() - started), 1)
             log.info("%s", json.dumps(line))
 
@@ -73,37 +73,39 @@ class Gate:
             return
         body = await self._body(headers, receive)
         if body is None:
-            error = ApiError(413, f"the body is larger than the {self.max_body_bytes} bytes that are taken")
+            error = ApiError(
+                413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
+            )
             await error_response(error)(scope, receive, send)
             return
-        told = False
+        replayed = False
 
         async def replay() -> Message:
-            nonlocal told
-            if told:
+            nonlocal replayed
+            if replayed:
                 return await receive()
-            told = True
+            replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         await self.app(scope, replay, send)
 
     def _known(self, header: str) -> bool:
-        """Whether the header holds a key, compared in a time that does not depend on how much of it is right."""
+        """Whether the header holds a known key. The time of the comparison does not depend on the key that was sent."""
         scheme, _, key = header.partition(" ")
         given = key.strip().encode("latin-1", "replace")
         matches = [hmac.compare_digest(given, own) for own in self._keys]
         return scheme.lower() == "bearer" and any(matches)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """The whole body; None where it is too large."""
+        """Read the whole body; None if it is too large."""
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > LONGEST_NUMBER or int(length) > self.max_body_bytes:
+        if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS or int(length) > self.max_body_bytes:
             return None
         parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client closed the connection before its request was whole")
+                raise ClientGoneError("the client closed the connection before the end of its request")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.max_body_bytes:

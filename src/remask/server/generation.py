@@ -1,4 +1,4 @@
-"""Running one answer: the engine's events in, OpenAI's objects out."""
+"""Runs one answer: reads the engine's events and makes OpenAI's objects of them."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,16 +17,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
-    """How an endpoint words its objects."""
+    """The format of an endpoint's JSON objects."""
 
     def opening(self, index: int) -> Json | None:
-        """The choice that a stream begins with, if it has one."""
+        """The choice that a stream begins with; None if it begins with none."""
 
     def part(self, delta: Delta, logprobs: bool) -> Json:
         """A choice that carries settled text."""
 
     def end(self, delta: Delta) -> Json:
-        """The choice that says why it ended."""
+        """The choice that carries the finish reason."""
 
     def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
         """A choice that is not streamed."""
@@ -39,7 +39,7 @@ class Shape(Protocol):
 
 
 class Generation:
-    """The choices of one body while they run. `results` holds those that have ended, by choice."""
+    """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
 
     def __init__(self, ticket: Ticket, answers: Sequence[Answer], shape: Shape, body: GenerationBody) -> None:
         self.ticket, self.answers, self.shape, self.body = ticket, answers, shape, body
@@ -53,7 +53,7 @@ class Generation:
         return [self.results[index] for index in range(len(self.answers))]
 
     async def response(self) -> Json:
-        """The whole answer. Raises `RemaskError` where a choice could not be finished."""
+        """Return the whole answer. Raises `RemaskError` if a choice fails."""
         texts = [""] * len(self.answers)
         scored: list[list[Scored]] = [[] for _ in self.answers]
         async for deltas in self._steps():
@@ -67,9 +67,9 @@ class Generation:
         return {**self.shape.response(choices), "usage": self._usage(), "remask": work(self.ordered)}
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Server-sent events, those of one engine step together: each piece that is sent has its price.
+        """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
 
-        What fails before the first one is raised, as `RemaskError`; later it is an event.
+        Raises `RemaskError` for a failure before the first event. A later failure becomes an event.
         """
         opened = False
         try:
@@ -89,12 +89,12 @@ class Generation:
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
         async for events in self.ticket:
-            own: dict[str, list[Event]] = {}
+            by_request: dict[str, list[Event]] = {}
             for event in events:
-                own.setdefault(event.id, []).append(event)
+                by_request.setdefault(event.id, []).append(event)
                 if event.queued_s is not None:
                     self.queued_s = max(self.queued_s or 0.0, event.queued_s)
-            deltas = [self._by_id[name].take(mine) for name, mine in own.items()]
+            deltas = [self._by_id[name].take(group) for name, group in by_request.items()]
             for delta in deltas:
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
@@ -102,7 +102,7 @@ class Generation:
             yield deltas
 
     @property
-    def _counts(self) -> bool:
+    def _include_usage(self) -> bool:
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
     def _usage(self) -> Json:
@@ -117,7 +117,7 @@ class Generation:
         return [self._chunk(chunk) for chunk in chunks]
 
     def _closing(self) -> list[bytes]:
-        if not self._counts:
+        if not self._include_usage:
             return [DONE]
         return [_event({**self.shape.chunk([]), "usage": self._usage(), "remask": work(self.ordered)}), DONE]
 
@@ -133,8 +133,8 @@ class Generation:
         return [self._chunk(chunk) for chunk in chunks]
 
     def _chunk(self, chunk: Json) -> bytes:
-        # With `include_usage` OpenAI's chunks all have the key, and only the last one a value.
-        return _event({**chunk, "usage": None} if self._counts else chunk)
+        # With `include_usage`, all of OpenAI's chunks have the key `usage`; only the last one has a value.
+        return _event({**chunk, "usage": None} if self._include_usage else chunk)
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
@@ -142,7 +142,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _check_end(result: Result) -> None:
-    """Raise where a request ended without an answer."""
+    """Raise `ApiError` if a request ended without an answer."""
     if result.finish_reason == "error":
         raise ApiError(500, f"the request failed: {result.error}")
     if result.finish_reason == "timeout":

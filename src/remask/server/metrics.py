@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names under `remask:`, and what only diffusion has."""
+"""Prometheus metrics: vLLM's names with the prefix `remask:`, and metrics of diffusion models."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own. `observe` is told every event of its engine."""
+    """The metrics of one server, in a registry of its own. The engine calls `observe` with every event."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -40,7 +40,7 @@ class Metrics:
         )
 
     def watch(self, engine: AsyncEngine) -> None:
-        """Report what `engine` counts, read at every scrape. Called once."""
+        """Report the counters of `engine`. Every scrape reads them. Call it once."""
         self.registry.register(_EngineCollector(self, engine))
 
     def text(self) -> bytes:
@@ -48,7 +48,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def observe(self, event: Event) -> None:
-        """Count what happened to a request."""
+        """Count an event of a request."""
         if event.queued_s is not None:
             self._queue.observe(event.queued_s)
         if event.result is not None:
@@ -70,7 +70,7 @@ class Metrics:
         self._per_forward.observe(usage.completion_tokens / max(usage.forwards, 1))
 
     def families(self, engine: AsyncEngine) -> Iterator[Metric]:
-        """What is counted elsewhere, at this moment. A value may be from the middle of a step."""
+        """Read the engine's counters. A value may come from the middle of a step."""
         inner = engine.engine
         stats, store, pages = inner.stats, inner.store.stats, inner.allocator
         gauges = {
@@ -121,11 +121,11 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Asked by the registry at every scrape."""
+    """Reads the engine's counters whenever the registry is scraped."""
 
     def __init__(self, metrics: Metrics, engine: AsyncEngine) -> None:
         self._families: Callable[[], Iterator[Metric]] = lambda: metrics.families(engine)
 
     def collect(self) -> Iterable[Metric]:
-        """All families."""
+        """All metric families."""
         return self._families()

@@ -1,4 +1,4 @@
-"""Responses that end when the client goes away."""
+"""Responses that end when the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -12,17 +12,17 @@ from remask.server.errors import error_response
 
 T = TypeVar("T")
 
-CLOSED_BY_CLIENT = 499  # nginx' status, for the log: nobody is there to read it
+CLOSED_BY_CLIENT = 499  # nginx's status, for the access log only
 
 
 class ClientGoneError(RemaskError):
     """The client closed the connection."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, or `ClientGoneError` as soon as the client has gone; `work` is cancelled then."""
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. If the client disconnects first, cancel `work` and raise `ClientGoneError`."""
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(receive))
+    watch = asyncio.ensure_future(_disconnect(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -34,15 +34,15 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, watch, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """Server-sent events. The status is sent with the first event, so that what fails before has a status of its own.
+    """Server-sent events. The status goes out with the first event, so an earlier failure can have its own status.
 
-    `finish` is called once at the end, whatever it was.
+    `finish` is called once at the end, after success and after failure.
     """
 
     media_type = "text/event-stream"
@@ -53,9 +53,9 @@ class EventStream(Response):
         self._events, self._finish = events, finish
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events, unless the client goes."""
+        """Send all events, or stop when the client disconnects."""
         try:
-            await unless_gone(receive, self._pump(scope, receive, send))
+            await run_while_connected(receive, self._pump(scope, receive, send))
         except ClientGoneError:
             pass
         finally:

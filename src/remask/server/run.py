@@ -1,4 +1,4 @@
-"""Running the application under uvicorn, with a drain before the end."""
+"""Runs the application under uvicorn. It drains before it stops."""
 
 import asyncio
 import logging
@@ -13,13 +13,13 @@ from remask.server.service import Service
 
 log = logging.getLogger(__name__)
 
-LAST_BYTES_S = 5  # how long finished answers may take to reach their clients at the end
+SEND_TIMEOUT_S = 5  # time at shutdown for finished answers to reach their clients
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket of that address, on which nobody listens yet; port 0 takes a free one.
+    """Return a socket that is bound to the address and does not listen yet. Port 0 takes a free port.
 
-    Raises `ConfigError` where the address is none of this machine's or is in use.
+    Raises `ConfigError` if the address is in use or does not belong to this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -42,15 +42,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find what listens on a socket."""
+    """Return the URL at which clients reach a socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """uvicorn that, on the first SIGTERM or SIGINT, ends accepted requests before it closes; a second one ends it now.
+    """A uvicorn server that drains on the first SIGTERM or SIGINT: accepted requests finish, new ones get a 503.
 
-    While it drains it still answers: new requests with 503.
+    A second signal stops it at once.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
                 app,
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=LAST_BYTES_S,
+                timeout_graceful_shutdown=SEND_TIMEOUT_S,
                 server_header=False,
             )
         )
@@ -67,25 +67,25 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._asked = False
+        self._stopping = False
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on the listener, until told to stop."""
+        """Serve on the listener until a signal arrives."""
         super().run(sockets or [self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; the event loop is known from here on."""
+        """Start as uvicorn does, and remember the event loop."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             log.info("running on %s", url_of(self._listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal handlers' signature
-        """A signal asks the server to stop."""
-        if self._asked or self._loop is None:
+        """Handle a signal: drain on the first one, stop on the second."""
+        if self._stopping or self._loop is None:
             self.should_exit = self.force_exit = True
             return
-        self._asked = True
+        self._stopping = True
         self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
@@ -94,6 +94,6 @@ class Server(uvicorn.Server):
     async def _drained(self) -> None:
         timeout = self._service.config.drain_timeout
         engine = self._service.engine
-        log.info("draining: %d requests have %g s to end", engine.running + engine.waiting, timeout)
+        log.info("draining: %d requests have %g s to finish", engine.running + engine.waiting, timeout)
         await engine.drain(timeout)
         self.should_exit = True

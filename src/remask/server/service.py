@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the intake, the metrics, and how an answer is made."""
+"""The state that the endpoints share: the engine, the intake, the metrics, and the way an answer is made."""
 
 import asyncio
 import functools
@@ -20,17 +20,17 @@ from remask.server.generation import Generation, Shape
 from remask.server.intake import Intake
 from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
-from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, unless_gone
+from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, run_while_connected
 from remask.server.shapes import Names
 
-LOGGED = 256  # characters of what a client says of itself that the access log repeats
+MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
 
 Body = TypeVar("Body", bound=GenerationBody)
 T = TypeVar("T")
 
 
 class Service:
-    """One model behind HTTP. Raises what `Intake` and `AsyncEngine` raise when made."""
+    """One model behind HTTP. The constructor raises what `Intake` and `AsyncEngine` raise."""
 
     def __init__(self, llm: LLM, config: ServerConfig, observer: StepObserver | None = None) -> None:
         self.llm, self.config = llm, config
@@ -40,16 +40,16 @@ class Service:
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        # Tokenizers may be slow on long texts, and are not made for many threads at once.
-        self._texts = ThreadPoolExecutor(1, thread_name_prefix="remask-text")
+        # Tokenizers may be slow on long texts, and are not thread-safe.
+        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="remask-text")
 
     def close(self) -> None:
-        """End the thread that reads texts."""
-        self._texts.shutdown()
+        """End the tokenizer thread."""
+        self._tokenizer_thread.shutdown()
 
-    async def off_loop(self, act: Callable[..., T], *args: Any) -> T:
-        """What `act` returns, run on the one thread that reads texts."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, act, *args)
+    async def off_loop(self, call: Callable[..., T], *args: Any) -> T:
+        """Run a call in the tokenizer thread, away from the event loop. Returns what the call returns."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, call, *args)
 
     async def answer(
         self,
@@ -58,36 +58,38 @@ class Service:
         make: Callable[[Body, str], list[engine_request.Request]],
         shape: Callable[[Names], Shape],
     ) -> Response:
-        """Run what `make` makes of the body, and word the outcome in `shape`."""
-        name, note = request.state.request_id, request.state.note
+        """Run the requests that `make` builds from the body. Returns the answer in the format `shape`."""
+        name, log_fields = request.state.request_id, request.state.log_fields
         if body.user is not None:
-            note["user"] = body.user[:LOGGED]
+            log_fields["user"] = body.user[:MAX_LOGGED_USER]
         jobs = await self.off_loop(self._checked, make, body, name)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
         )
         ticket = self.engine.submit(jobs)
-        shown = self.token_text if body.stream_drafts else None
+        token_text = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
         kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
-        answers = [Answer(i, job.request, self.intake.tokenizer, stops, shown, **kind) for i, job in enumerate(jobs)]
+        answers = [
+            Answer(i, job.request, self.intake.tokenizer, stops, token_text, **kind) for i, job in enumerate(jobs)
+        ]
         generation = Generation(ticket, answers, shape(names), body)
 
         def finish() -> None:
             ticket.cancel()
-            note.update(_summary(generation))
+            log_fields.update(_summary(generation))
 
         if body.stream:
             return EventStream(generation.stream(), finish)
         try:
-            return json_response(await unless_gone(request.receive, generation.response()))
+            return json_response(await run_while_connected(request.receive, generation.response()))
         except ClientGoneError:
             return Response(status_code=CLOSED_BY_CLIENT)
         finally:
             finish()
 
     def _checked(self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str) -> list[Job]:
-        """The requests that `make` makes of the body, checked. Raises `ConfigError` where one of them cannot run."""
+        """Build the requests of a body and check them. Raises `ConfigError` if the engine cannot run one of them."""
         return [self.llm.engine.check(request) for request in make(body, name)]
 
     @property
@@ -99,19 +101,19 @@ class Service:
 
 
 def _summary(generation: Generation) -> dict[str, Any]:
-    """What the access log tells of an answer."""
+    """The fields of the access log that describe an answer."""
     results = list(generation.results.values())
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_tokens": sum(result.usage.prompt_tokens for result in results),
         "completion_tokens": sum(result.usage.completion_tokens for result in results),
         "cached_tokens": sum(result.usage.cached_tokens for result in results),
         "finish": ",".join(result.finish_reason for result in results),
     }
     if len(results) < len(generation.answers):
-        told["unfinished"] = len(generation.answers) - len(results)
+        fields["unfinished"] = len(generation.answers) - len(results)
     if generation.queued_s is not None:
-        told["queued_ms"] = round(1e3 * generation.queued_s, 1)
+        fields["queued_ms"] = round(1e3 * generation.queued_s, 1)
     firsts = [result.first_settled_s for result in results if result.first_settled_s is not None]
     if firsts:
-        told["first_settled_ms"] = round(1e3 * min(firsts), 1)
-    return told
+        fields["first_settled_ms"] = round(1e3 * min(firsts), 1)
+    return fields

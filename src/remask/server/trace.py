@@ -1,4 +1,4 @@
-"""`--profile-dir`: a torch profiler trace of engine steps."""
+"""The trace of engine steps that `--profile-dir` writes, made with torch's profiler."""
 
 import logging
 from pathlib import Path
@@ -11,13 +11,13 @@ from remask.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-WARM_UP = 3  # steps that are let go by first: they allocate and choose kernels
+WARM_UP = 3  # steps before the trace: they allocate memory and choose kernels
 
 
 class StepTrace:
-    """Records `steps` engine steps after the first few, once, and writes a Chrome trace into `folder`.
+    """Records `steps` engine steps after the warm-up, once, and writes a Chrome trace into `folder`.
 
-    Raises `ConfigError` where the folder cannot be made.
+    Raises `ConfigError` if the folder cannot be made.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -32,7 +32,7 @@ class StepTrace:
         self._profile: profile | None = None
 
     def before_step(self) -> None:
-        """Begin once the engine is warm."""
+        """Start the profiler after the warm-up."""
         if self._seen == WARM_UP:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -41,13 +41,13 @@ class StepTrace:
             self._profile.start()
 
     def after_step(self) -> None:
-        """Count, and write the trace after the last one."""
+        """Count the step. After the last one, write the trace."""
         self._seen += 1
         if self._seen == WARM_UP + self.steps:
             self.close()
 
     def close(self) -> None:
-        """Write what has been recorded, if it has not been written."""
+        """Write the recorded steps, unless they are written already."""
         if self._profile is None:
             return
         self._profile.stop()

@@ -1,7 +1,7 @@
 """`remask eval tasks` on local data: questions, caches, verdicts, interruptions and what is refused."""
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,9 @@ def test_models_that_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "has no chat template" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
-def test_lm_eval_is_named_where_it_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lm_eval_is_named_where_it_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # an import of it fails
     assert tasks("--tasks", "remask_gsm8k") == 2
     assert "pip install 'remask[eval]'" in capsys.readouterr().err

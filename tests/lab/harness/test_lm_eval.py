@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 if importlib.util.find_spec("lm_eval") is None:
-    pytest.skip("needs lm-eval: pip install 'remask[eval]'", allow_module_level=True)
+    pytest.skip("needs lm-eval: make test EXTRAS=dev,eval", allow_module_level=True)
 
 from lm_eval.api.instance import Instance
 

@@ -43,7 +43,12 @@ MASKED: list[tuple[str, dict[str, Any]]] = [(name, SETTINGS.get(name, {})) for n
     ("elastic-cache", {"window": 8, "threshold": 1.0}),
     ("elastic-cache", {"window": 3, "threshold": 0.0}),
 ]
-
+ACCEPTED = [  # Dream's canvas shifts its rows by one, which two methods do not support
+    (family, name, settings)
+    for family in ("llada", "dream")
+    for name, settings in MASKED
+    if family != "dream" or (name != "dkv-greedy" and settings.get("fill_pass") != "separate")
+]
 
 UNIFORM: list[tuple[str, dict[str, Any]]] = [("none", {}), ("block-prefix", {}), ("uniform-cache", {"refresh_next": 2})]
 CAUSAL: list[tuple[str, dict[str, Any]]] = [("none", {}), ("exact", {"prefill_chunk": 8}), ("exact", {})]
@@ -65,12 +70,9 @@ def measured(engine: Engine, work: Sequence[Work]) -> Executed:
     return executed
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("sampling", [{"block_length": 4}, {"cfg_scale": 1.5}], ids=["blocks", "guided"])
-@pytest.mark.parametrize(("name", "settings"), MASKED, ids=str)
+@pytest.mark.parametrize(("family", "name", "settings"), ACCEPTED, ids=str)
 def test_masked_models(family: str, sampling: dict[str, Any], name: str, settings: dict[str, Any]) -> None:
-    if family == "dream" and (name == "dkv-greedy" or settings.get("fill_pass") == "separate"):
-        pytest.skip("refused by name on this family")
     more: dict[str, Any] = {"remasking": "random"} if name == "dkv-greedy" else {}
     item = Work(request("r", 12, 8, **sampling, **more), policy(name, settings))
     executed = measured(poisoned_engine(MODELS[family]), [item])

@@ -1,1 +1,1 @@
-"""The page at `/`, and what it needs beside the API: its files, an example, and page allocators to try out."""
+"""The page at `/`: its files, its example, and the page allocators that its users try out."""

@@ -1,4 +1,4 @@
-"""What the page starts with: a conversation that the model can answer, and the policies that it may run under."""
+"""The example that the page starts with: a conversation, and the policies that can run it."""
 
 import logging
 import random
@@ -17,12 +17,12 @@ from remask.tasks.transit import draw_prompt, draw_question, messages, reference
 
 log = logging.getLogger(__name__)
 
-# One block and one token a step, so that drafts of the whole response are seen, and refreshes often enough to be seen.
+# One block and one token per step show drafts of the whole response. Frequent refreshes make them visible.
 _SAMPLING = {"max_tokens": 16, "block_length": 16, "steps": 16}
 _REFRESHES = {"refresh_interval": 4}
-_LINE = 20  # seed of the line that all examples ask about, so that they share a prefix
+_LINE = 20  # seed of the transit line in the system prompt, equal in all examples so that they share a prefix
 _OUTER = "bicache"
-_WHOLE = ("none", "reuse", "exact", _OUTER)  # not to be put inside another policy
+_NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
 _PLAIN = (
     {"role": "system", "content": "You are a helpful assistant. Answer in one or two short sentences."},
     {"role": "user", "content": "Why is the sky blue?"},
@@ -30,40 +30,40 @@ _PLAIN = (
 
 
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Messages, the answer where there is only one, sampling that suits the model, and policies with the server's own.
+    """Return messages, the right answer if it is known, sampling parameters for the model, and policies.
 
-    `defaults` are the server's sampling parameters. On the bundled model `number` picks the question; all of them are
-    about one line.
+    `defaults` are the server's sampling parameters. With the bundled model, `number` selects the question; all
+    questions are about one transit line.
     """
     settings = llm.cache_config or None
-    told: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}
+    chat: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}
     if llm.loaded.name == BUNDLED:
         line = draw_prompt(random.Random(_LINE))
         question = draw_question(random.Random(number), line)
-        told = {
+        chat = {
             "messages": messages(line, question),
             "answer": reference_response(line, question),
             "sampling": dict(_SAMPLING),
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
-    specs = _specs(llm, fit(defaults, told["sampling"], llm.engine.max_model_len - 1))
-    return {**told, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache_name, "cache_config": settings}
+    specs = _specs(llm, fit(defaults, chat["sampling"], llm.engine.max_model_len - 1))
+    return {**chat, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache_name, "cache_config": settings}
 
 
 def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:
-    """Policies that a request under this sampling may name, alone and inside `bicache`."""
+    """Return the policies that can run with this sampling, alone and inside `bicache`."""
     names = names_for(llm.loaded.config.kind)
-    inner = [f"{_OUTER}+{name}" for name in names if name not in _WHOLE] if _OUTER in names else []
+    inner = [f"{_OUTER}+{name}" for name in names if name not in _NOT_INNER] if _OUTER in names else []
     request = Request("example", [0], sampling)
     own = [llm.cache] if isinstance(llm.cache, str) else []  # a request can name no object
     return [spec for spec in dict.fromkeys([*names, *inner, *own]) if _runs(llm, spec, request)]
 
 
 def _pair(llm: LLM, specs: list[str]) -> list[str]:
-    """Two policies to begin with: the simplest, and the server's own or the next best that needs no profiling."""
+    """Return two policies to compare: the simplest one, and the server's own or another that needs no profiling."""
     others = [spec for spec in specs if spec != specs[0] and (_OUTER not in spec or llm.has_depth_table)]
-    liked = [spec for spec in (llm.cache_name, _OUTER) if spec in others]
-    return [specs[0], [*liked, *others, specs[0]][0]]
+    preferred = [spec for spec in (llm.cache_name, _OUTER) if spec in others]
+    return [specs[0], [*preferred, *others, specs[0]][0]]
 
 
 def _runs(llm: LLM, spec: str, request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""The page's files, and the headers that they are sent with."""
+"""The page's files and their HTTP headers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing is loaded from, sent to or framed by another origin, and no script or style is inline.
+# The page loads nothing from other origins, sends them nothing, and has no inline script or style.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"

@@ -1,4 +1,4 @@
-"""A small pool of pages to try out: the engine's own page accounting, with made-up tokens and no tensors."""
+"""A small page pool for the playground. It uses the engine's page accounting with made-up tokens and no tensors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,34 +15,33 @@ from remask.store.pages import PageAllocator, PageRange
 PAGES = 24
 PAGE_SIZE = 4
 BLOCK = 4
-SHARED = 14  # tokens of the shared prefix: three whole pages, and two tokens of one that is never shared
+SHARED = 14  # tokens of the shared prefix: three full pages, which are shared, and two tokens of a fourth page
 RESPONSE = 8
 MASK_ID = 0
 LAYER = range(1)
 
 
 class PoolFullError(RemaskError):
-    """No page can be freed without ending a request."""
+    """The pool has too few free pages, and evicting stored ones does not free enough."""
 
 
 @dataclass(slots=True, eq=False)
 class SandboxRequest:
-    """A request that runs in a sandbox. `table` has an extent for each page of its canvas, those of others first."""
+    """A running request of a sandbox. `table` has an extent for each page of its canvas, shared pages first."""
 
     number: int
     shared: bool
     canvas: Canvas
     owned: list[PageRange]
     table: list[PageRange]
-    found: int  # leading pages that were stored already
+    found: int  # leading pages that the store had
     sharing: PageSharing | None
 
 
 class Sandbox:
-    """Requests of a block-causal model in a pool of `PAGES` pages of one layer, placed and shared as the engine does.
+    """Requests of a block-causal model in a pool of `PAGES` pages of one layer, with the engine's page sharing.
 
-    Every prompt has the same length. One with the shared prefix begins as all of its kind do, any other with tokens of
-    its own. Not made for several threads.
+    A prompt begins with the shared prefix, or has tokens of its own only. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -53,10 +52,10 @@ class Sandbox:
         self._added = 0
 
     def add(self, shared: bool) -> None:
-        """A request arrives, and its prompt is computed, as far as it is not stored.
+        """Add a request and compute the part of its prompt that is not stored.
 
-        Stored pages that no request reads give way to it. Raises `PoolFullError`, with nothing changed but those, where
-        that does not do.
+        Evicts stored pages that no request reads, if room is needed. Raises `PoolFullError` if that is not enough;
+        only the evictions remain then.
         """
         number = self._added + 1
         own = range(1000 * number, 1000 * number + SHARED + 3 + number % 3)
@@ -83,7 +82,7 @@ class Sandbox:
         _commit(request, len(prompt))
 
     def step(self) -> None:
-        """Every request settles its current block, and offers the pages that are complete by then."""
+        """Settle the current block of every request, and offer its complete pages to the store."""
         for request in self.requests.values():
             canvas = request.canvas
             noisy = np.flatnonzero(canvas.noisy)
@@ -96,27 +95,27 @@ class Sandbox:
             _commit(request, stop)
 
     def finish(self, number: int) -> bool:
-        """Give back the pages of a request; False where there is none of this number."""
+        """Release the pages of a request. Returns False if there is no request of this number."""
         request = self.requests.pop(number, None)
         if request is None:
             return False
         for extent in request.owned:
             self.allocator.release(extent)
-        self._unshare(request)
+        self._stop_sharing(request)
         if not self.caching:
             self.chain.drop()
         return True
 
     def set_caching(self, on: bool) -> None:
-        """Switch prefix caching. Off, nothing is looked up or stored, and what is stored goes once nobody reads it."""
+        """Switch prefix caching. While it is off, nothing is looked up or stored, and unread pages go."""
         self.caching = on
         if not on:
             for request in self.requests.values():
-                self._unshare(request)
+                self._stop_sharing(request)
             self.chain.drop()
 
     def state(self) -> dict[str, Any]:
-        """Everything there is to see, as JSON values."""
+        """Return the whole state as JSON values."""
         readers: dict[int, list[int]] = {page: [] for page in range(PAGES)}
         filled = dict.fromkeys(range(PAGES), 0)
         for request in self.requests.values():
@@ -160,14 +159,14 @@ class Sandbox:
             "evictions": self.chain.stats.evictions,
         }
 
-    def _unshare(self, request: SandboxRequest) -> None:
+    def _stop_sharing(self, request: SandboxRequest) -> None:
         if request.sharing is not None:
             request.sharing.release()
             request.sharing = None
 
 
 def _commit(request: SandboxRequest, stop: int) -> None:
-    """A pass over what is final before `stop` and not committed yet."""
+    """Commit the positions before `stop` that are final and not committed yet, as a pass of the engine does."""
     sharing = request.sharing
     if sharing is not None:
         positions = np.arange(len(request.canvas))

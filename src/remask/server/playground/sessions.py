@@ -1,4 +1,4 @@
-"""Sandboxes by session: bounded in number and in age, and known only to whoever opened them."""
+"""The sessions of the playground: limited in number and age, each known only to the client that opened it."""
 
 import secrets
 import time
@@ -13,19 +13,19 @@ IDLE_S = 1800.0
 
 
 class Sessions:
-    """Sandboxes under names that cannot be guessed. Beyond `limit` of them the one longest unused goes."""
+    """Sandboxes by session name. Names cannot be guessed. Above `limit` sessions the least recently used one ends."""
 
     def __init__(
         self, limit: int = MAX_SESSIONS, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.limit, self.idle_s, self._clock = limit, idle_s, clock
-        self._held: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # longest unused first
+        self._held: OrderedDict[str, tuple[float, Sandbox]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._held)
 
     def open(self) -> tuple[str, Sandbox]:
-        """A new session and its sandbox."""
+        """Begin a session. Returns its name and its sandbox."""
         self._expire()
         while len(self._held) >= self.limit:
             self._held.popitem(last=False)
@@ -34,7 +34,7 @@ class Sessions:
         return name, sandbox
 
     def find(self, name: str) -> Sandbox:
-        """The sandbox of a session. Raises a 404 where there is none, or none any more."""
+        """Return the sandbox of a session. Raises a 404 if the session does not exist or has ended."""
         self._expire()
         if name not in self._held:
             raise ApiError(404, "there is no such session, or it has ended; POST /playground/pages begins a new one")
@@ -44,7 +44,7 @@ class Sessions:
         return sandbox
 
     def close(self, name: str) -> None:
-        """End a session. Raises a 404 where there is none."""
+        """End a session. Raises a 404 if it does not exist or has ended."""
         self.find(name)
         del self._held[name]
 

@@ -1,4 +1,4 @@
-"""What the prefix store holds, and dropping it."""
+"""Lists and drops stored prefixes."""
 
 from dataclasses import asdict
 from typing import Any
@@ -10,13 +10,13 @@ from remask.server.errors import ApiError, json_response
 from remask.server.routes.common import documented, service_of
 
 
-async def held(request: Request) -> Response:
-    """All stored prefixes, the next to be evicted first."""
-    return json_response(await service_of(request).engine.call(_held))
+async def list_entries(request: Request) -> Response:
+    """List all stored prefixes in the order of eviction."""
+    return json_response(await service_of(request).engine.call(_contents))
 
 
 async def drop_all(request: Request) -> Response:
-    """Drop every stored prefix and every exact page that no running request reads."""
+    """Drop every stored prefix and every page of the page chain that no running request reads."""
     dropped = await service_of(request).engine.call(lambda engine: engine.store.drop() + engine.memory.chain.drop())
     return json_response({"dropped": dropped})
 
@@ -24,11 +24,11 @@ async def drop_all(request: Request) -> Response:
 async def drop(request: Request, prefix_id: str) -> Response:
     """Drop one stored prefix."""
 
-    def act(engine: Engine) -> int | None:
+    def drop_entry(engine: Engine) -> int | None:
         keys = [entry.key for entry in engine.store.entries if _id(entry.key) == prefix_id]
         return engine.store.drop(keys[0]) if keys else None
 
-    dropped = await service_of(request).engine.call(act)
+    dropped = await service_of(request).engine.call(drop_entry)
     if dropped is None:
         raise ApiError(404, f"there is no stored prefix {prefix_id!r}; GET /v1/cache lists them")
     if dropped == 0:
@@ -39,13 +39,13 @@ async def drop(request: Request, prefix_id: str) -> Response:
 def router() -> APIRouter:
     """The routes of this module."""
     made = APIRouter(responses=documented(401, 500))
-    made.add_api_route("/v1/cache", held, methods=["GET"])
+    made.add_api_route("/v1/cache", list_entries, methods=["GET"])
     made.add_api_route("/v1/cache", drop_all, methods=["DELETE"])
     made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=documented(404, 409))
     return made
 
 
-def _held(engine: Engine) -> dict[str, Any]:
+def _contents(engine: Engine) -> dict[str, Any]:
     store = engine.store
     token = engine.pool.bytes_per_token * engine.model.config.layers
     entries = [

@@ -1,4 +1,4 @@
-"""What endpoints share."""
+"""Functions that several endpoints use."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from remask.server.service import Service
 
 
 def service_of(request: Request) -> Service:
-    """The service behind the application that `request` came to."""
+    """Return the service of the application that got `request`."""
     service: Service = request.app.state.service
     return service
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Entries of the OpenAPI document for errors, which all have one shape."""
+    """Return the entries of the OpenAPI document for these error statuses. All errors have one form."""
     text = {"type": "string"}
     maybe = {"anyOf": [text, {"type": "null"}]}
     fields = {"message": text, "type": text, "param": maybe, "code": maybe}

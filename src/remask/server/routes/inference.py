@@ -1,4 +1,4 @@
-"""Answers and tokens."""
+"""Endpoints that generate text, and those that convert between text and tokens."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -22,7 +22,7 @@ async def completions(request: Request, body: CompletionBody) -> Response:
 
 
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
-    """The token ids of a text, or of a conversation as the chat template renders it."""
+    """Return the token ids of a text, or of a conversation as the chat template renders it."""
     service = service_of(request)
     service.intake.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -31,12 +31,12 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         tokens = await service.off_loop(service.intake.tokenizer.encode, body.prompt)
     else:
         tokens = await service.off_loop(service.intake.conversation, body.messages, body.add_generation_prompt)
-    told = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
-    return json_response(told)
+    fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
+    return json_response(fields)
 
 
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, special tokens included."""
     service = service_of(request)
     service.intake.check_model(body.model)
     vocab = service.llm.loaded.config.vocab

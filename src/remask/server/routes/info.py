@@ -1,4 +1,4 @@
-"""What is served, and how it is."""
+"""Endpoints that report the model, the server's health and its metrics."""
 
 from typing import Any
 
@@ -12,21 +12,21 @@ from remask.server.service import Service
 
 
 async def models(request: Request) -> Response:
-    """The names that requests may give as `model`."""
+    """List the names that requests may give as `model`."""
     service = service_of(request)
-    listed = [_model(service, name) for name in service.config.model_names]
-    return json_response({"object": "list", "data": listed})
+    entries = [_model(service, name) for name in service.config.model_names]
+    return json_response({"object": "list", "data": entries})
 
 
 async def model(request: Request, name: str) -> Response:
-    """One of them."""
+    """Describe one model."""
     service = service_of(request)
     service.intake.check_model(name)
     return json_response(_model(service, name))
 
 
 async def health(request: Request) -> Response:
-    """200 while requests are taken; 503 while draining, and once the engine's loop is dead."""
+    """Answer 200 while requests are accepted, 503 while the server drains and after the engine has died."""
     engine = service_of(request).engine
     if not engine.alive:
         raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
@@ -36,15 +36,15 @@ async def health(request: Request) -> Response:
 
 
 async def version() -> Response:
-    """The version of remask."""
+    """Return the version of remask."""
     return json_response({"version": __version__})
 
 
 async def get_model_info(request: Request) -> Response:
-    """The model's shape and the limits it is served under."""
+    """Return the model's dimensions and the server's limits."""
     service = service_of(request)
     llm, shape = service.llm, service.llm.loaded.config
-    told = {
+    fields = {
         "model_path": llm.loaded.name,
         "is_generation": True,
         "family": shape.family,
@@ -65,11 +65,11 @@ async def get_model_info(request: Request) -> Response:
         "has_chat_template": service.intake.tokenizer.has_chat_template,
         "sampling": dict(service.config.sampling),
     }
-    return json_response(told)
+    return json_response(fields)
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics."""
+    """Return the metrics in Prometheus's text format."""
     return Response(service_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 

@@ -1,4 +1,4 @@
-"""The page at `/` and the endpoints that only it needs."""
+"""The page at `/`, and the endpoints that only this page uses."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ PAGES = "/playground/pages"
 
 
 class NewRequest(Body):
-    """A request of a sandbox: with the shared prefix, or with a prompt of its own."""
+    """A request of a sandbox, with the shared prefix or with a prompt of its own."""
 
     shared_prefix: bool
 
@@ -31,20 +31,20 @@ class Caching(Body):
 
 
 async def begin(request: Request, number: Number = 0) -> Response:
-    """What the page starts with: messages, sampling and cache policies."""
+    """Return the messages, sampling parameters and cache policies that the page starts with."""
     service = service_of(request)
     return json_response(await service.off_loop(example, service.llm, service.config.sampling, number))
 
 
 async def open_pages(request: Request) -> Response:
-    """Begin a session with an allocator of its own, apart from the serving pool."""
+    """Begin a session. Its allocator is separate from the pool that serves requests."""
     name, sandbox = _sessions(request).open()
-    return _told(name, sandbox)
+    return _state(name, sandbox)
 
 
-async def see_pages(request: Request, session: str) -> Response:
-    """Its pages, page tables and totals."""
-    return _told(session, _sessions(request).find(session))
+async def get_pages(request: Request, session: str) -> Response:
+    """Return the pages, page tables and totals of a session."""
+    return _state(session, _sessions(request).find(session))
 
 
 async def close_pages(request: Request, session: str) -> Response:
@@ -54,35 +54,35 @@ async def close_pages(request: Request, session: str) -> Response:
 
 
 async def add_request(request: Request, session: str, body: NewRequest) -> Response:
-    """A request arrives."""
+    """Add a request to a session."""
     sandbox = _sessions(request).find(session)
     try:
         sandbox.add(body.shared_prefix)
     except PoolFullError as error:
         raise ApiError(409, str(error)) from error
-    return _told(session, sandbox)
+    return _state(session, sandbox)
 
 
 async def finish_request(request: Request, session: str, number: int) -> Response:
-    """A request ends and gives its pages back."""
+    """Finish a request and release its pages."""
     sandbox = _sessions(request).find(session)
     if not sandbox.finish(number):
         raise ApiError(404, f"no request {number} runs in this session")
-    return _told(session, sandbox)
+    return _state(session, sandbox)
 
 
 async def step_pages(request: Request, session: str) -> Response:
-    """Every request settles a block."""
+    """Settle one block of every request."""
     sandbox = _sessions(request).find(session)
     sandbox.step()
-    return _told(session, sandbox)
+    return _state(session, sandbox)
 
 
 async def switch_caching(request: Request, session: str, body: Caching) -> Response:
     """Switch prefix caching on or off."""
     sandbox = _sessions(request).find(session)
     sandbox.set_caching(body.enabled)
-    return _told(session, sandbox)
+    return _state(session, sandbox)
 
 
 def router() -> APIRouter:
@@ -93,7 +93,7 @@ def router() -> APIRouter:
     made.add_api_route("/playground/example", begin, methods=["GET"], responses=documented(400, 422))
     made.add_api_route(PAGES, open_pages, methods=["POST"])
     one = f"{PAGES}/{{session}}"
-    made.add_api_route(one, see_pages, methods=["GET"], responses=documented(404))
+    made.add_api_route(one, get_pages, methods=["GET"], responses=documented(404))
     made.add_api_route(one, close_pages, methods=["DELETE"], responses=documented(404))
     made.add_api_route(f"{one}/step", step_pages, methods=["POST"], responses=documented(404))
     bodied = documented(400, 404, 413, 422)
@@ -110,7 +110,7 @@ def _sessions(request: Request) -> Sessions:
     return sessions
 
 
-def _told(name: str, sandbox: Sandbox) -> Response:
+def _state(name: str, sandbox: Sandbox) -> Response:
     state: dict[str, Any] = {"session": name, **sandbox.state()}
     return json_response(state, headers={"Cache-Control": "no-store"})
 

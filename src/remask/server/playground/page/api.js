@@ -1,4 +1,4 @@
-// The server's API: the key, errors in words, and streams.
+// Calls to the server's API: the key, errors as sentences, and streams.
 
 let key = ""; // in memory only: gone with the page
 
@@ -6,7 +6,7 @@ export function useKey(given) {
   key = given;
 }
 
-/** What went wrong: `status` 0 is no answer at all, `field` the field that is to blame, if one is. */
+/** What went wrong. `status` is 0 if the server did not answer; `field` names the field that caused it, or is null. */
 export class Problem extends Error {
   constructor(status, message, field = null) {
     super(message);
@@ -15,12 +15,12 @@ export class Problem extends Error {
   }
 }
 
-/** The JSON answer to a request. Throws `Problem`. */
+/** Send a request. Returns its JSON answer. Throws `Problem`. */
 export async function call(method, url, body = undefined, more = {}) {
   return (await send(method, url, body, more)).json();
 }
 
-/** The objects of a stream of server-sent events, as they come. Throws `Problem`, also for an error inside the stream. */
+/** Yield the objects of a stream of server-sent events. Throws `Problem`, also for an error inside the stream. */
 export async function* events(url, body, signal) {
   const response = await send("POST", url, body, { signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -33,19 +33,19 @@ export async function* events(url, body, signal) {
     for (const line of lines) {
       const data = line.replace(/^data: /, "");
       if (data === "[DONE]") return;
-      const told = JSON.parse(data);
-      if (told.error) throw problem(STATUS[told.error.code] ?? 500, told.error, null);
-      yield told;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw problem(STATUS[chunk.error.code] ?? 500, chunk.error, null);
+      yield chunk;
     }
   }
 }
 
-// What a stream that has begun can fail with has no status of its own.
+// An error inside a stream carries a code, not a status.
 const STATUS = { deadline_exceeded: 504, draining: 503 };
 
 function broken(error) {
   if (error?.name === "AbortError") throw error;
-  throw new Problem(0, "The stream broke off before its end. Try again.");
+  throw new Problem(0, "The stream ended too early. Try again.");
 }
 
 async function send(method, url, body, more) {
@@ -60,21 +60,21 @@ async function send(method, url, body, more) {
     throw new Problem(0, "The server cannot be reached. Is it still running?");
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw problem(response.status, told?.error, response.headers.get("Retry-After"));
+  const answer = await response.json().catch(() => null);
+  throw problem(response.status, answer?.error, response.headers.get("Retry-After"));
 }
 
 function problem(status, error, wait) {
-  const said = error?.message ?? `status ${status}`;
+  const message = error?.message ?? `status ${status}`;
   const words = {
-    400: error?.param ? `The server refuses the field ${error.param}. It says: ${said}` : `The server refuses this: ${said}`,
+    400: error?.param ? `The server refuses the field ${error.param}. It says: ${message}` : `The server refuses this: ${message}`,
     401: "This key is not known to the server.",
-    404: `Not found: ${said}`,
-    409: `Not possible just now: ${said}`,
-    413: `This is too large for the server: ${said}`,
+    404: `Not found: ${message}`,
+    409: `Not possible just now: ${message}`,
+    413: `This is too large for the server: ${message}`,
     429: `The server is busy: as many requests wait as it takes. Try again in ${wait ?? 1} s.`,
-    503: `The server is about to stop and takes no new requests (${said}). Use another one, or try again in ${wait ?? 5} s.`,
-    504: `The request ran out of time: ${said}`,
+    503: `The server is about to stop and takes no new requests (${message}). Use another one, or try again in ${wait ?? 5} s.`,
+    504: `The request ran out of time: ${message}`,
   };
-  return new Problem(status, words[status] ?? `The server failed: ${said}`, error?.param ?? null);
+  return new Problem(status, words[status] ?? `The server failed: ${message}`, error?.param ?? null);
 }

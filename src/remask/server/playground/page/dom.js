@@ -19,10 +19,18 @@ export function describe(list, pairs) {
   );
 }
 
-/** Show a text in an element that is hidden without one. */
-export function tell(element, text) {
+/** Write a text into an element, and hide the element while the text is empty. */
+export function setText(element, text) {
   element.textContent = text;
   element.hidden = !text;
+}
+
+/**
+ * Allow a button or refuse it. A refused button keeps the focus: browsers take it from one with the attribute `disabled`,
+ * and a keyboard user would start again at the top of the page. Handlers of refused buttons must do nothing.
+ */
+export function allow(button, allowed) {
+  button.setAttribute("aria-disabled", String(!allowed));
 }
 
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");

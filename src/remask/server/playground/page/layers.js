@@ -1,4 +1,4 @@
-// What each layer did with the shared prefix in one step, as the engine tells it.
+// What each layer did with the shared prefix in one step, as the engine reports it.
 
 import { count, make, plural } from "./dom.js";
 
@@ -15,24 +15,24 @@ export function drawPasses(place, passes) {
   place.replaceChildren(...passes.map((pass, index) => strip(pass, passes.length > 1 ? index + 1 : 0)));
 }
 
-/** The same in words. */
+/** A sentence for each pass: what its layers did. */
 export function inWords(passes) {
   return passes
     .map((pass, index) => {
-      const parts = stretches(pass).map(([kind, first, last]) => `${named(first, last)}: prefix ${KINDS[kind][1]}`);
+      const parts = layerRanges(pass).map(([kind, first, last]) => `${named(first, last)}: prefix ${KINDS[kind][1]}`);
       const text = parts.join("; ").replaceAll("prefix no shared prefix", "no shared prefix");
       return passes.length > 1 ? `Pass ${index + 1}, ${text}.` : `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
     })
     .join(" ");
 }
 
-/** Row-layers that a step computed, and those of whole canvases. */
+/** The row-layers that a step computed, and the number that whole canvases would take. */
 export function rowLayers(passes, positions) {
   const done = sum(passes.flat().map((work) => work.rows * width(work)));
   return [done, sum(passes.flat().map((work) => positions * width(work)))];
 }
 
-/** Prefix rows times layers that were reused in a step, and all of them. */
+/** The prefix row-layers that a step reused, and all of them. */
 export function prefixReuse(passes) {
   const reused = sum(passes.flat().map((work) => work.reused * width(work)));
   return [reused, sum(passes.flat().map((work) => (work.reused + work.refreshed) * width(work)))];
@@ -55,13 +55,13 @@ function strip(pass, number) {
 
 function kindOf(work, layer) {
   if (work.reused + work.refreshed === 0) return "nothing";
-  // Some policies compute a few prefix rows in every step; what most rows do is what a layer does.
+  // Some policies compute a few prefix rows in every step. A layer counts as what most of its rows do.
   if (work.refreshed > work.reused) return work.restored && layer === work.layers[0] ? "restored" : "refreshed";
   return work.leased ? "stored" : "kept";
 }
 
-/** Runs of layers that do the same: [kind, first, last]. */
-function stretches(pass) {
+/** Neighbouring layers of one kind, as [kind, first, last]. */
+function layerRanges(pass) {
   const found = [];
   for (const work of pass) {
     for (let layer = work.layers[0]; layer < work.layers[1]; layer++) {

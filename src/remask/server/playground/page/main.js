@@ -1,21 +1,21 @@
-// The form, the two panels and the key; the allocator is in pages.js.
+// The form, the two panels and the API key. The allocator is in pages.js.
 
 import { call, Problem, useKey } from "./api.js";
-import { count, describe, find, make, millis, percent, plural, tell } from "./dom.js";
+import { allow, count, describe, find, make, millis, percent, plural, setText } from "./dom.js";
 import { startPages } from "./pages.js";
 import { Run } from "./run.js";
 
 const NUMBERS = ["max_tokens", "block_length", "steps", "threshold"];
 const runs = { a: new Run("A"), b: new Run("B") };
 find("runs").append(runs.a.panel, runs.b.panel);
-let asked = 0; // which example
-let stopper = null;
+let exampleNumber = 0;
+let stopper = null; // aborts the run in progress; null while none is
 
 async function begin() {
   try {
     const [models, example, info] = await Promise.all([
       call("GET", "v1/models"),
-      call("GET", `playground/example?number=${asked}`),
+      call("GET", `playground/example?number=${exampleNumber}`),
       call("GET", "get_model_info"),
     ]);
     find("key-form").hidden = true;
@@ -36,14 +36,14 @@ function askForKey(problem = "") {
   find("main").hidden = true;
   find("served").textContent = "Waiting for a key.";
   find("key-form").hidden = false;
-  tell(find("key-problem"), problem);
+  setText(find("key-problem"), problem);
   find("key").focus();
 }
 
 function fill(example, everything) {
   find("system").value = example.messages.find((message) => message.role === "system")?.content ?? "";
   find("user").value = example.messages.at(-1).content;
-  tell(find("expected"), example.answer ? `The right answer: ${example.answer}` : "");
+  setText(find("expected"), example.answer ? `The right answer: ${example.answer}` : "");
   find("another").hidden = !example.answer;
   if (!everything) return;
   for (const name of NUMBERS) find(name).value = example.sampling[name] ?? "";
@@ -53,15 +53,15 @@ function fill(example, everything) {
   }
   const settings = example.cache_config ? JSON.stringify(example.cache_config) : "";
   for (const which of ["a", "b"]) {
-    // Settings belong to one policy, and no other may take them.
-    const suit = () => (find(`config-${which}`).value = find(`cache-${which}`).value === example.cache ? settings : "");
-    find(`cache-${which}`).onchange = suit;
-    suit();
+    // The example's settings are for one policy. Other policies do not accept them.
+    const adapt = () => (find(`config-${which}`).value = find(`cache-${which}`).value === example.cache ? settings : "");
+    find(`cache-${which}`).onchange = adapt;
+    adapt();
   }
   find("settings").open = settings !== "";
 }
 
-/** The body of one run. Throws `Problem` where a field cannot even be sent. */
+/** The request body of one run. Throws `Problem` if a field cannot be sent. */
 function bodyOf(which) {
   const messages = [{ role: "user", content: find("user").value }];
   if (find("system").value) messages.unshift({ role: "system", content: find("system").value });
@@ -79,9 +79,10 @@ function bodyOf(which) {
 }
 
 async function run(order) {
+  if (stopper) return;
   stopper = new AbortController();
-  busy(true);
-  tell(find("run-problem"), "");
+  allowButtons();
+  setText(find("run-problem"), "");
   document.querySelectorAll("[aria-invalid]").forEach((field) => field.removeAttribute("aria-invalid"));
   find("compare").hidden = true;
   let which = order[0];
@@ -99,13 +100,14 @@ async function run(order) {
     if (error instanceof Problem) fail(error, which);
     else if (error.name !== "AbortError") throw error;
   } finally {
-    busy(false);
+    stopper = null;
+    allowButtons();
   }
 }
 
 function fail(error, which) {
   if (error.status === 401) return askForKey(error.message);
-  tell(find("run-problem"), error.message);
+  setText(find("run-problem"), error.message);
   const ids = { cache: `cache-${which}`, cache_config: `config-${which}` };
   const field = error.field && find(ids[error.field] ?? error.field);
   if (field) {
@@ -116,14 +118,12 @@ function fail(error, which) {
   }
 }
 
-function busy(now) {
-  for (const id of ["run", "run-a-only", "run-b-only", "another"]) find(id).disabled = now;
-  find("stop").disabled = !now;
-  // Whoever works with the keyboard must not lose the place because a button went.
-  if (document.activeElement?.disabled) find(now ? "stop" : "run").focus({ preventScroll: true });
+function allowButtons() {
+  for (const id of ["run", "run-a-only", "run-b-only", "another"]) allow(find(id), !stopper);
+  allow(find("stop"), stopper !== null);
 }
 
-/** What the prefix store of the server holds, and how often it had what was asked for. */
+/** Draw what the prefix store of the server holds, and its hit ratio. */
 async function drawStore() {
   const { entries, hits, misses, tokens, budget_tokens: budget, pages } = await call("GET", "v1/cache");
   describe(find("store"), [
@@ -170,9 +170,10 @@ find("run-a-only").addEventListener("click", () => run(["a"]));
 find("run-b-only").addEventListener("click", () => run(["b"]));
 find("stop").addEventListener("click", () => stopper?.abort());
 find("another").addEventListener("click", async () => {
-  asked = (asked + 1) % 1000;
+  if (stopper) return;
+  exampleNumber = (exampleNumber + 1) % 1000;
   try {
-    fill(await call("GET", `playground/example?number=${asked}`), false);
+    fill(await call("GET", `playground/example?number=${exampleNumber}`), false);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     fail(error, "a");
@@ -182,10 +183,10 @@ find("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   const given = find("key").value.trim();
   find("key").value = "";
-  if (!/^[!-~]+$/.test(given)) return tell(find("key-problem"), "A key has letters, digits and signs of ASCII only, and is not empty.");
+  if (!/^[!-~]+$/.test(given)) return setText(find("key-problem"), "A key has letters, digits and signs of ASCII only, and is not empty.");
   useKey(given);
   await begin();
-  if (!find("key-form").hidden) tell(find("key-problem"), "This key is not known to the server.");
+  if (!find("key-form").hidden) setText(find("key-problem"), "This key is not known to the server.");
   else find("system").focus();
 });
 begin();

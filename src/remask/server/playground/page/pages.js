@@ -1,7 +1,7 @@
-// The allocator: a session of its own on the server, drawn as the server tells it.
+// The allocator: a session of its own on the server. The page draws the state that the server returns.
 
 import { call, Problem } from "./api.js";
-import { count, describe, find, make, percent, plural, tell } from "./dom.js";
+import { count, describe, find, make, percent, plural, setText } from "./dom.js";
 
 const URL = "playground/pages";
 let session = null;
@@ -19,7 +19,7 @@ window.addEventListener("pageshow", (event) => {
   if (event.persisted) act(reset); // back from the browser's cache: the session ended when the page was left
 });
 
-/** Begin the session, once the server lets this page in. */
+/** Begin the session. Called once the server accepts the page's key. */
 export function startPages() {
   return act(async () => {
     if (!session) draw(await call("POST", URL));
@@ -27,15 +27,15 @@ export function startPages() {
   });
 }
 
-/** Do something, and tell how it went. */
-function act(what) {
+/** Run an action and show its outcome. */
+function act(action) {
   busy = busy.then(async () => {
-    tell(find("pages-problem"), "");
+    setText(find("pages-problem"), "");
     try {
-      find("pages-status").textContent = await what();
+      find("pages-status").textContent = await action();
     } catch (error) {
       find("pages-status").textContent = "";
-      tell(find("pages-problem"), await inWords(error));
+      setText(find("pages-problem"), await inWords(error));
     }
   });
   return busy;
@@ -70,10 +70,8 @@ async function step() {
 }
 
 async function finish(number) {
-  const place = buttons().findIndex((button) => button === document.activeElement);
   const state = await call("DELETE", `${URL}/${session}/requests/${number}`);
   draw(state);
-  if (place >= 0) (buttons()[Math.min(place, buttons().length - 1)] ?? find("add-shared")).focus();
   return `Request ${number} finished. ${plural(state.totals.pages_cached, "page")} kept for others.`;
 }
 
@@ -97,7 +95,7 @@ function draw(state) {
   find("caching").checked = state.caching;
   find("pages").replaceChildren(...state.pages.map((page) => drawPage(page, state.page_size)));
   const shared = new Set(state.pages.filter((page) => page.requests.length > 1).map((page) => page.page));
-  find("requests").replaceChildren(...state.requests.map((request) => drawRequest(request, shared)));
+  drawRequests(state.requests, shared);
   find("no-requests").hidden = state.requests.length > 0;
   const totals = state.totals;
   describe(find("totals"), [
@@ -110,6 +108,17 @@ function draw(state) {
     ["Hit ratio, by tokens", percent(totals.tokens_hit, totals.tokens_queried)],
     ["Evicted so far", plural(totals.evictions, "page")],
   ]);
+}
+
+/** Draw the page tables. The focus stays on a request's button, or goes to its neighbour when the request is gone. */
+function drawRequests(requests, shared) {
+  const before = buttons();
+  const place = before.indexOf(document.activeElement);
+  find("requests").replaceChildren(...requests.map((request) => drawRequest(request, shared)));
+  if (place < 0) return;
+  const after = buttons();
+  const same = after.find((button) => button.id === before[place].id);
+  (same ?? after[Math.min(place, after.length - 1)] ?? find("add-shared")).focus({ preventScroll: true });
 }
 
 function drawPage(page, size) {
@@ -137,7 +146,7 @@ function drawRequest(request, shared) {
     if (shared.has(page)) entry.append(make("span", { className: "only-read", text: " shared" }));
     table.append(entry, " ");
   }
-  const end = make("button", { type: "button", text: "Finish", "aria-label": `Finish request ${number}` });
+  const end = make("button", { id: `finish-${number}`, type: "button", text: "Finish", "aria-label": `Finish request ${number}` });
   end.addEventListener("click", () => act(() => finish(number)));
   const about = make("span", { className: "about", text: `Request ${number}, ${kind}` });
   about.append(make("span", { text: `${request.prompt_tokens} prompt tokens, ${settled} of ${response} settled` }));

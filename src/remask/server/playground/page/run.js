@@ -1,10 +1,10 @@
-// One panel: a request under one policy, step by step.
+// One panel: it shows a request under one policy, step by step.
 
 import { events } from "./api.js";
 import { count, describe, find, make, millis, percent, plural } from "./dom.js";
 import { drawPasses, inWords, prefixReuse, rowLayers } from "./layers.js";
 
-const MAX_FRAMES = 1024; // steps that can be gone back to; the oldest are dropped
+const MAX_FRAMES = 1024; // steps that the slider can show; older ones are dropped
 const REPLAY_MS = 250;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -30,7 +30,7 @@ export class Run {
     if (policy) this.part("h3").textContent = `Policy ${this.name}: ${policy}`;
   }
 
-  /** Ask, and show every step as it comes. Throws `Problem`; the panel then shows how far it came. */
+  /** Send the request and draw every step of the stream. Throws `Problem`; the panel keeps the steps drawn before. */
   async start(body, signal) {
     this.reset(body.cache);
     this.part(".clock").textContent = "Running …";
@@ -42,7 +42,7 @@ export class Run {
         const text = chunk.choices[0]?.delta?.content ?? "";
         if (text && first === null) first = performance.now() - started;
         this.text += text;
-        if (chunk.remask?.canvas) this.take(chunk.remask);
+        if (chunk.remask?.canvas) this.addStep(chunk.remask);
         if (chunk.usage) this.done = { first, total: performance.now() - started, usage: chunk.usage, work: chunk.remask };
       }
     } catch (error) {
@@ -53,11 +53,11 @@ export class Run {
     return this.done;
   }
 
-  take({ step, canvas, passes }) {
+  addStep({ step, canvas, passes }) {
     this.frames.push({ step, canvas, passes });
     if (this.frames.length > MAX_FRAMES) this.frames.shift();
     if (!this.waiting) {
-      this.waiting = true; // many steps may come between two pictures
+      this.waiting = true; // several steps may arrive between two animation frames
       requestAnimationFrame(() => {
         this.waiting = false;
         if (!this.done) this.show(this.frames.length - 1);
@@ -137,18 +137,18 @@ export class Run {
     describe(this.part(".numbers"), pairs);
   }
 
-  /** Whether the store had the prefix. */
+  /** A sentence that says whether the store had the prefix. */
   outcome() {
     const { usage, work } = this.done;
     if (usage.prompt_tokens_details.cached_tokens) return `hit: read in layers 1 to ${work.prefix_depth}`;
     if (work.prefix_depth) return `miss: a prefix-only pass ran first; layers 1 to ${work.prefix_depth} read it`;
-    return work.prefix_note ?? "not asked of the store by this policy";
+    return work.prefix_note ?? "this policy does not use the store";
   }
 
   replay(index = 0) {
     clearTimeout(this.timer);
     this.show(index);
-    // Who wants no motion goes through the steps with the slider.
+    // Without motion there is no replay; the slider still shows every step.
     if (!calm.matches && index + 1 < this.frames.length) this.timer = setTimeout(() => this.replay(index + 1), REPLAY_MS);
   }
 }
