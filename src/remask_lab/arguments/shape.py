@@ -8,6 +8,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask_lab.arguments.common import check_least
 from remask_lab.bench.workload import Workload, random_workload
 
 SETTINGS = ("requests", "prefix_tokens", "prompt_tokens", "max_tokens", "sampling")
@@ -36,11 +37,7 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
     A uniform model's canvas ends with the response, unless `canvas_length` says otherwise. Raises `ConfigError` on
     numbers out of range, and where the model has too few positions.
     """
-    for name in ("requests", "prompt_tokens", "max_tokens"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    if args.prefix_tokens < 0:
-        raise ConfigError(f"--prefix-tokens must be at least 0, got {args.prefix_tokens}")
+    check_least(args, requests=1, prompt_tokens=1, max_tokens=1, prefix_tokens=0)
     own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
     params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
     # How long canvases are depends on the kind of model.

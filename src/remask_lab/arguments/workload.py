@@ -7,6 +7,7 @@ from typing import Any
 from remask.cli.options import object_option
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask_lab.arguments.common import check_least
 from remask_lab.bench.workload import (
     PREFIX_TOKENS,
     PREFIXES,
@@ -44,10 +45,7 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
 
     Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
     """
-    for name, least in {"requests": 1, "prefixes": 1, "prefix_tokens": 0, "prompt_tokens": 1}.items():
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    check_least(args, requests=1, prefixes=1, prefix_tokens=0, prompt_tokens=1)
     shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
     if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
@@ -62,6 +60,11 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
         prefix_tokens=args.prefix_tokens,
         prompt_tokens=args.prompt_tokens,
     )
+
+
+def heading(llm: LLM, workload: Workload) -> str:
+    """The line above a table: the model and its requests."""
+    return f"{llm.loaded.name}: {workload.name}, {len(workload.tasks)} requests over {workload.prefixes} prefixes"
 
 
 def described(workload: Workload) -> dict[str, Any]:
