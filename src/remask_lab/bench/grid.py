@@ -131,11 +131,13 @@ class Grid:
         return tuple(settings_of(llm.policy(name, self.fixed.get(name), lambda: DepthLookup({}))))
 
 
-Draw = Callable[[Mapping[str, Any], int | None], Workload]
+MakeWorkload = Callable[[Mapping[str, Any], int | None], Workload]
 """Returns the requests under some sampling parameters, with random prompts of a length where one is given."""
 
 
-def run_grid(llm: LLM, grid: Grid, draw: Draw, rounds: int, sweep: Sweep, progress: bool) -> list[GridRow]:
+def run_grid(
+    llm: LLM, grid: Grid, make_workload: MakeWorkload, rounds: int, sweep: Sweep, progress: bool
+) -> list[GridRow]:
     """The rows of all points of `grid`; those that `sweep` holds are not measured again.
 
     Each point is a bench of its own: the policy and `none` take turns over the same requests, `rounds` times, after a
@@ -144,7 +146,7 @@ def run_grid(llm: LLM, grid: Grid, draw: Draw, rounds: int, sweep: Sweep, progre
     jobs = []
     for point in grid.points(llm):
         try:
-            workload = draw(point.sampling, point.prompt_tokens)
+            workload = make_workload(point.sampling, point.prompt_tokens)
             contenders = [Contender("none", llm.policy("none"))]
             if point.cache != "none":
                 contenders.append(Contender(point.cache, grid.policy(llm, point)))

@@ -82,14 +82,14 @@ def measure(args: argparse.Namespace) -> Outcome:
     beside = _beside(args.beside)
     x = _x(args.x, [*(point.axes for point in grid.points(llm)), *points_of(beside)])
 
-    def draw(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
+    def make_workload(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
         params = {**sampling, **varying}
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
         return usual_workload(llm, args.requests, args.seed, params, prefixes=PREFIXES, **lengths).seeded
 
     settings = {"requests": args.requests, "rounds": args.rounds, "sampling": sampling, "cache_config": grid.fixed}
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
-    rows = run_grid(llm, grid, draw, args.rounds, sweep, progress=llm.progress)
+    rows = run_grid(llm, grid, make_workload, args.rounds, sweep, progress=llm.progress)
     if beside:
         rows = [*named(rows, llm.loaded.name), *beside]
     parts = [text(rows)]
@@ -112,21 +112,21 @@ def _grid(args: argparse.Namespace) -> Grid:
     )
 
 
-def _lists(option: str, text: str | None) -> dict[str, list[Any]]:
-    found = object_option(option, text)
+def _lists(option: str, given: str | None) -> dict[str, list[Any]]:
+    found = object_option(option, given)
     return {
         name: _distinct(f"{option}: {name}", list(listed(f"{option}: {name}", values, "values")))
         for name, values in found.items()
     }
 
 
-def _counts(option: str, text: str) -> list[int]:
+def _counts(option: str, given: str) -> list[int]:
     try:
-        counts = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in given.split(",")]
     except ValueError as error:
-        raise ConfigError(f"{option} takes whole numbers separated by commas, got {text!r}") from error
+        raise ConfigError(f"{option} takes whole numbers separated by commas, got {given!r}") from error
     if min(counts) < 1:
-        raise ConfigError(f"{option} takes numbers of at least 1, got {text!r}")
+        raise ConfigError(f"{option} takes numbers of at least 1, got {given!r}")
     return _distinct(option, counts)
 
 
