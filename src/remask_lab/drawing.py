@@ -60,8 +60,14 @@ def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:
         axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 2, high * 2)})
 
 
-def whole_ticks(axis: Axis, most: int) -> None:
-    """Ticks of an axis at whole numbers only, at most about so many."""
+def whole_ticks(axis: Axis, most: int, least: int = 2) -> None:
+    """Ticks of an axis at whole numbers only: about `most` at most, and at least `least`."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(most, integer=True))
+    axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=least))
+
+
+def legend_below(figure: Figure, columns: int, axes: Axes | None = None, side: str = "left") -> None:
+    """A legend under all panels, of what `axes` shows, or of what all of them show."""
+    shown = () if axes is None else axes.get_legend_handles_labels()
+    figure.legend(*shown, loc=f"outside lower {side}", ncols=columns, fontsize="small", frameon=False)

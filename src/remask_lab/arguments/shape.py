@@ -4,11 +4,11 @@ import argparse
 from dataclasses import replace
 
 from remask.cli.options import add_model_options, object_option, open_llm
-from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask_lab.arguments.common import check_least
 from remask_lab.bench.workload import Workload, random_workload
 
 SETTINGS = ("requests", "prefix_tokens", "prompt_tokens", "max_tokens", "sampling")
@@ -37,9 +37,7 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
     A uniform model's canvas ends with the response, unless `canvas_length` says otherwise. Raises `ConfigError` on
     numbers out of range, and where the model has too few positions.
     """
-    for name in ("requests", "prompt_tokens", "max_tokens"):
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1)
-    whole("--prefix-tokens", args.prefix_tokens, low=0)
+    check_least(args, requests=1, prompt_tokens=1, max_tokens=1, prefix_tokens=0)
     own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
     params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
     # How long canvases are depends on the kind of model.

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import object_option
-from remask.core.checks import whole
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask_lab.arguments.common import check_least
 from remask_lab.bench.workload import (
     PREFIX_TOKENS,
     PREFIXES,
@@ -45,8 +45,7 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
 
     Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
     """
-    for name, least in {"requests": 1, "prefixes": 1, "prefix_tokens": 0, "prompt_tokens": 1}.items():
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=least, optional=True)
+    check_least(args, requests=1, prefixes=1, prefix_tokens=0, prompt_tokens=1)
     shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
     if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
@@ -61,6 +60,11 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
         prefix_tokens=args.prefix_tokens,
         prompt_tokens=args.prompt_tokens,
     )
+
+
+def heading(llm: LLM, workload: Workload) -> str:
+    """The line above a table: the model and its requests."""
+    return f"{llm.loaded.name}: {workload.name}, {len(workload.tasks)} requests over {workload.prefixes} prefixes"
 
 
 def described(workload: Workload) -> dict[str, Any]:

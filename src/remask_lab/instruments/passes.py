@@ -1,19 +1,18 @@
-"""Requests with a shared prefix, run one at a time and looked at after every pass."""
+"""Requests with a shared prefix, run one at a time and measured in every pass."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from remask.depth.similarity import KV
-from remask.engine.config import EngineConfig
-from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.errors import ConfigError, RemaskError
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.attention import Attention
-from remask.models.transformer import Transformer
-from remask.observe import ObservedPass, observe_passes
+from remask.observe import ObservedPass
 from remask.policies import CachePolicy
+from remask_lab.instruments.watch import Watcher
 
-Look = Callable[[ObservedPass], None]
+T = TypeVar("T")
 
 
 class Passes:
@@ -28,41 +27,34 @@ class Passes:
         if not requests:
             raise ConfigError("there is no request to measure on")
         self.max_tokens = max(len(request.prompt_token_ids) + request.params.max_tokens for request in requests)
-        model = Transformer(llm.model.config, llm.model.weights, attention or llm.model.attention)
-        config = EngineConfig(max_num_seqs=1, max_model_len=self.max_tokens, store_budget_tokens=self.max_tokens)
-        decode = llm.tokenizer.decode if llm.tokenizer is not None else None
-        self._engine = Engine(model, config, llm.loaded.fingerprint, decode)
+        limits = {"max_model_len": self.max_tokens, "store_budget_tokens": self.max_tokens}
+        self._watcher = Watcher(llm, attention, prefix_match="exact", **limits)
         for request in requests:
             if self.prefix(request) < 1:
-                raise ConfigError(f"request {request.id!r} has no shared prefix to look at: set prefix_length")
+                raise ConfigError(f"request {request.id!r} has no shared prefix to measure: set prefix_length")
             if request.params.cfg_scale > 0:
                 raise ConfigError(
-                    f"cfg_scale={request.params.cfg_scale:g}: one canvas a request is looked at, and a guided one has "
+                    f"cfg_scale={request.params.cfg_scale:g}: one canvas a request is measured, and a guided one has "
                     "two; leave cfg_scale out"
                 )
 
     def check(self, requests: Sequence[Request], policy: CachePolicy) -> None:
         """Raise `ConfigError` where one of `requests` cannot run under `policy`."""
         for request in requests:
-            self._engine.check(request.with_policy(policy))
+            self._watcher.engine.check(request.with_policy(policy))
 
-    def run(self, request: Request, policy: CachePolicy, look: Look) -> None:
-        """Run a request to its end; `look` is called after each pass. Raises `ConfigError` where it cannot run."""
+    def run(self, request: Request, policy: CachePolicy, measure: Callable[[ObservedPass], T]) -> list[T]:
+        """Run a request to its end; returns what `measure` returns for each pass, which it gets before tokens change.
 
-        def observer(passes: Sequence[ObservedPass]) -> None:
-            for each in passes:
-                look(each)
-
-        observe_passes(self._engine, observer)
-        self._engine.add(request.with_policy(policy))
-        while self._engine.busy:
-            for event in self._engine.step():
-                if event.result is not None and event.result.finish_reason not in ("stop", "length"):
-                    raise RemaskError(f"the request ended early: {event.result.error or event.result.finish_reason}")
+        Raises `ConfigError` where the request cannot run.
+        """
+        found: list[T] = []
+        self._watcher.run(request.with_policy(policy), lambda observed: found.append(measure(observed)))
+        return found
 
     def prefix(self, request: Request) -> int:
         """Tokens of a request's shared prefix that can be leased: rows which predict the response must stay live."""
-        return min(request.prefix_length, len(request.prompt_token_ids) - self._engine.model.config.shift)
+        return min(request.prefix_length, len(request.prompt_token_ids) - self._watcher.engine.model.config.shift)
 
 
 def leading_kv(observed: ObservedPass, count: int) -> KV:

@@ -1,6 +1,5 @@
 """Means of series that may have gaps and different lengths."""
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,10 +16,24 @@ def mean(values: Floats) -> float:
 
 def by_pass(series: Sequence[Floats]) -> tuple[float, ...]:
     """Mean over requests of what each pass showed, for as many passes as the longest request has."""
-    table = np.full((len(series), max(map(len, series))), np.nan)
+    return tuple(mean_of_known(padded(series)).tolist())
+
+
+def padded(series: Sequence[Floats], length: int | None = None) -> Floats:
+    """All of `series`, [n, ..., length]: they differ in the length of their last axis only, and NaN fills the rest.
+
+    `length` None takes that of the longest.
+    """
+    longest = max(each.shape[-1] for each in series) if length is None else length
+    table: Floats = np.full((len(series), *series[0].shape[:-1], longest), np.nan)
     for row, values in zip(table, series, strict=True):
-        row[: len(values)] = values
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-        means: Floats = np.nanmean(table, axis=0)
-    return tuple(means.tolist())
+        row[..., : values.shape[-1]] = values
+    return table
+
+
+def mean_of_known(values: Floats) -> Floats:
+    """Mean over the first axis of the numbers there; NaN where there are none."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=0)
+    found: Floats = np.where(known, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
+    return found

@@ -1,14 +1,24 @@
-"""What the depth of reuse depends on: task, prefix ratio, number of requests, system prompt (BiCache 4.2, 6.4, D)."""
+"""`remask analyze depth`: what the depth of reuse depends on.
 
+That is the kind of task, the prefix ratio, the number of requests, and the system prompt (BiCache 4.2, 6.4, D).
+"""
+
+from __future__ import annotations
+
+import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from remask.cli.options import add_model_options
 from remask.core.depth import DepthLookup
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import (
@@ -20,12 +30,199 @@ from remask.depth.profile import (
     run_depth,
     table_distance,
 )
+from remask.depth.prompts import read_prompts, task_prompts
 from remask.errors import ConfigError
-from remask_lab.subjects.depth_report import Convergence, DepthReport, PromptSpread, TaskDepth
+from remask.llm import LLM
+from remask_lab.arguments.common import open_without_pool, tau_option
+from remask_lab.arguments.results import add_result_options
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
+from remask_lab.instruments.passes import check_masked
+from remask_lab.instruments.series import Floats
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUMMARY = "depth of reuse by task and ratio, its convergence, and its stability under other system prompts"
+
+SAMPLES = 16  # requests per ratio and task, where no number is given
+QUESTIONS = 4  # requests under each system prompt
+_COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")
 
 Ints = NDArray[np.int64]
-SAMPLES = 16  # requests per ratio and task, where nobody says how many
-QUESTIONS = 4  # requests under each system prompt
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument(
+        "--task",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a kind of task and its prompts, as 'profile --prompts' takes them; may be given again (default: those "
+        "that the model's tokenizer reads)",
+    )
+    tau_option(parser)
+    parser.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
+    parser.add_argument("--samples", type=int, metavar="N", help=f"requests per ratio and task (default {SAMPLES})")
+    parser.add_argument("--system-prompts", type=int, default=8, metavar="N", help="default 8")
+    parser.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
+    parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Profile the model on the tasks that `args` name."""
+    settings = ProfileSettings(
+        tau=args.tau,
+        ratios=None if args.ratios is None else tuple(args.ratios),
+        samples=args.samples,
+        official=args.official,
+        canvas=args.canvas,
+        response=args.response,
+        seed=args.seed,
+    )
+    llm = open_without_pool(args)
+    check_masked(llm)
+    report = measure_depths(llm, _tasks(llm, args.task), settings, args.system_prompts, progress=llm.progress)
+    names = ("tau", "task", "ratios", "system_prompts", "official", "canvas", "response")
+    own = {name: getattr(args, name) for name in names} | {"samples": report.samples}
+    header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
+    return Outcome(
+        f"{header}\n\n{text(report)}",
+        Record("analyze depth", about(llm, seed=args.seed, settings=own), report),
+        partial(plot_depths, report, model=llm.loaded.name),
+        reading(report),
+    )
+
+
+def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
+    tasks: dict[str, PromptSet] = {}
+    for item in given:
+        name, equals, path = item.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(f"--task must be NAME=FILE, got {item!r}")
+        if name in tasks:
+            raise ConfigError(f"--task names {name!r} twice; names must differ")
+        tasks[name] = read_prompts(path, llm.loaded)
+    return tasks or task_prompts(llm.loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDepth:
+    """Depth on one kind of task, per ratio in percent, in layers.
+
+    `table` is the depth table's, of mean similarities; `mean` and `spread` (standard deviation) those of the depths of
+    single requests.
+    """
+
+    task: str
+    source: str
+    table: Mapping[int, int]
+    mean: Mapping[int, float]
+    spread: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """The first task's table after `samples` requests per ratio, against that after half of them.
+
+    `distance` is of the means of single requests' depths, `table_distance` of the tables: L1 in layers, mean over
+    ratios; NaN at the first. `seconds` is the time that all requests so far took.
+    """
+
+    samples: int
+    distance: float
+    table_distance: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpread:
+    """The first task's depth under other system prompts of the same length, with the same questions.
+
+    Attributes:
+        prompts: how many.
+        changed: share of their tokens that differ from the first one's, on average.
+        spread: per ratio, standard deviation over system prompts of the mean depth of their questions, in layers.
+    """
+
+    prompts: int
+    changed: float
+    spread: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthReport:
+    """Depth of reuse on one model. `ratios` are percents, ascending; `samples` requests were measured per ratio."""
+
+    tau: float
+    definition: str
+    layers: int
+    samples: int
+    ratios: tuple[int, ...]
+    tasks: tuple[TaskDepth, ...]
+    over_tasks: Mapping[int, float]  # standard deviation over tasks of their mean depths, per ratio
+    convergence: tuple[Convergence, ...]
+    system_prompts: PromptSpread
+
+    @property
+    def shown(self) -> int:
+        """The measured ratio nearest to the paper's 90 %."""
+        return min(self.ratios, key=lambda ratio: abs(ratio - 90))
+
+
+def reading(report: DepthReport) -> str:
+    """What the numbers show, in one paragraph."""
+    parts = [_by_task(report), _by_ratio(report)]
+    last = report.convergence[-1]
+    time_taken = f"{last.samples} requests per ratio took {last.seconds:.1f} s"
+    if len(report.convergence) > 1:
+        before = report.convergence[-2].samples
+        parts.append(
+            f"Going from {before} to {last.samples} requests per ratio moves the mean depths by {last.distance:.3f} "
+            f"layers and the table by {last.table_distance:.3f}; {time_taken}."
+        )
+    else:
+        parts.append(f"{time_taken}.")
+    changed = report.system_prompts
+    worst = max(changed.spread, key=lambda ratio: changed.spread[ratio])
+    parts.append(
+        f"Under {changed.prompts} system prompts that differ in {100 * changed.changed:.0f} % of their tokens, depth "
+        f"has a standard deviation of {np.mean(list(changed.spread.values())):.3f} layers on average over the ratios"
+        + (f", and of {changed.spread[worst]:.3f} at most (at {worst} %)." if changed.spread[worst] else ".")
+    )
+    return " ".join(parts)
+
+
+def _by_task(report: DepthReport) -> str:
+    ratio = report.shown
+    depths = {task.task: task.mean[ratio] for task in report.tasks}
+    if len(depths) == 1:
+        ((task, depth),) = depths.items()
+        return f"At r = {ratio} % the depth on {task} is {depth:.2f} of {report.layers} layers."
+    low, high = min(depths, key=lambda t: depths[t]), max(depths, key=lambda t: depths[t])
+    within = np.mean([task.spread[ratio] for task in report.tasks])
+    return (
+        f"At r = {ratio} % the mean depth lies between {depths[low]:.2f} ({low}) and {depths[high]:.2f} ({high}) of "
+        f"{report.layers} layers: a standard deviation of {report.over_tasks[ratio]:.2f} over {len(depths)} tasks, and "
+        f"of {within:.2f} over the requests of one."
+    )
+
+
+def _by_ratio(report: DepthReport) -> str:
+    low, high = report.ratios[0], report.ratios[-1]
+    if low == high:
+        return "One ratio shows no trend."
+    falls = sum(b < a for task in report.tasks for a, b in pairwise(task.mean.values()))
+    first, last = (np.mean([task.mean[ratio] for task in report.tasks]) for ratio in (low, high))
+    how = "never falling on the way" if not falls else f"with {falls} falls from one ratio to the next on the way"
+    return f"From r = {low} % to {high} % it goes from {first:.2f} to {last:.2f}, {how}."
 
 
 def measure_depths(
@@ -75,7 +272,7 @@ def measure_depths(
     )
 
 
-def _measure(cuts: Cuts, samples: int, tick: Callable[[], object]) -> tuple[list[NDArray[np.float64]], list[float]]:
+def _measure(cuts: Cuts, samples: int, tick: Callable[[], object]) -> tuple[list[Floats], list[float]]:
     """Similarities [ratios, layers] of each request, and the seconds since the first began when each was done."""
     start = time.perf_counter()
     measured, seconds = [], []
@@ -85,14 +282,12 @@ def _measure(cuts: Cuts, samples: int, tick: Callable[[], object]) -> tuple[list
     return measured, seconds
 
 
-def _depths(measured: Sequence[NDArray[np.float64]], tau: float) -> Ints:
+def _depths(measured: Sequence[Floats], tau: float) -> Ints:
     """Depths of single requests, [requests, ratios]."""
     return np.array([[run_depth(curve, tau) for curve in request.tolist()] for request in measured])
 
 
-def _task(
-    name: str, source: str, ratios: Sequence[int], measured: Sequence[NDArray[np.float64]], tau: float
-) -> TaskDepth:
+def _task(name: str, source: str, ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> TaskDepth:
     depths, lookup = _depths(measured, tau), _lookup(ratios, measured, tau)
     return TaskDepth(
         task=name,
@@ -103,12 +298,12 @@ def _task(
     )
 
 
-def _lookup(ratios: Sequence[int], measured: Sequence[NDArray[np.float64]], tau: float) -> DepthLookup:
+def _lookup(ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> DepthLookup:
     return DepthLookup(depth_entries(mean_curves(ratios, measured), tau))
 
 
 def _convergence(
-    ratios: Sequence[int], measured: Sequence[NDArray[np.float64]], seconds: Sequence[float], tau: float
+    ratios: Sequence[int], measured: Sequence[Floats], seconds: Sequence[float], tau: float
 ) -> tuple[Convergence, ...]:
     sizes, depths = _sizes(len(measured)), _depths(measured, tau)
     rows = [Convergence(sizes[0], float("nan"), float("nan"), seconds[sizes[0] - 1])]
@@ -138,3 +333,82 @@ def _system_prompts(cuts: Cuts, prompts: int, tau: float, tick: Callable[[], obj
         changed=float((heads[1:] != heads[0]).mean()),
         spread=dict(zip(cuts.ratios, np.std(means, axis=0).tolist(), strict=True)),
     )
+
+
+def text(report: DepthReport) -> str:
+    """Mean depths by ratio, a column a task."""
+    width = max(12, *(len(task.task) + 2 for task in report.tasks))
+    lines = ["ratio %" + "".join(f"{task.task:>{width}}" for task in report.tasks) + "  std over tasks  over prompts"]
+    for ratio in report.ratios:
+        means = "".join(f"{task.mean[ratio]:>{width}.2f}" for task in report.tasks)
+        spread = f"{report.over_tasks[ratio]:>16.2f}{report.system_prompts.spread[ratio]:>14.2f}"
+        lines.append(f"{ratio:>7}{means}{spread}")
+    return "\n".join(lines)
+
+
+def plot_depths(report: DepthReport, folder: str | Path, model: str) -> list[Path]:
+    """Draw `depth-tasks.png` and `depth-stability.png` into `folder`, which is made if it is not there; their paths.
+
+    Raises `ConfigError` where the folder cannot be made.
+    """
+    return save_figures({"depth-tasks": _draw_tasks(report), "depth-stability": _draw_stability(report)}, folder, model)
+
+
+def _draw_tasks(report: DepthReport) -> Figure:
+    """Depth by task near the paper's ratio, and over all ratios."""
+    figure = new_figure(f"depth of reuse by task and ratio (tau = {report.tau:g}, {report.samples} requests per ratio)")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3), sharey=True)
+    ratio = report.shown
+    for index, task in enumerate(report.tasks):
+        color = _COLORS[index % len(_COLORS)]
+        left.bar(index, task.mean[ratio], yerr=task.spread[ratio], color=color, capsize=3)
+        right.plot(list(task.mean), list(task.mean.values()), ".-", color=color, linewidth=1.3, label=task.task)
+    left.set_xticks(range(len(report.tasks)), [task.task.replace(" ", "\n") for task in report.tasks], fontsize="small")
+    left.set_title(f"r = {ratio} % (bars: spread over requests)", fontsize="medium")
+    left.set_ylabel(f"mean depth (of {report.layers} layers)")
+    left.set_ylim(0, report.layers * 1.05)
+    right.set_title("over the prefix ratio", fontsize="medium")
+    right.set_xlabel("prefix ratio r (% of the canvas)")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    legend_below(figure, 5, right, "right")
+    return figure
+
+
+def _draw_stability(report: DepthReport) -> Figure:
+    """Convergence over the number of requests, the time it takes, and the spread over system prompts."""
+    figure = new_figure(f"what moves the depth on {report.tasks[0].task}", width=10.0)
+    distance, seconds, prompts = figure.subplots(1, 3)
+    sizes = [step.samples for step in report.convergence]
+    distance.plot(sizes, [step.distance for step in report.convergence], ".-", color=K_COLOR, label="mean depths")
+    distance.plot(sizes, [step.table_distance for step in report.convergence], ".--", color=V_COLOR, label="table")
+    distance.set_title("change since half of N", fontsize="medium")
+    distance.set_ylabel("L1 distance (layers per ratio)")
+    seconds.plot(sizes, [step.seconds for step in report.convergence], ".-", color=K_COLOR)
+    seconds.set_title("profiling time", fontsize="medium")
+    seconds.set_ylabel("seconds")
+    for axes in (distance, seconds):
+        _size_axis(axes, sizes)
+    spread = report.system_prompts.spread
+    places = np.arange(len(spread))
+    prompts.bar(places, list(spread.values()), color=K_COLOR)
+    prompts.axhline(float(np.mean(list(spread.values()))), color="black", linestyle=":", label="mean over ratios")
+    shown = places[:: max(1, len(places) // 8)]
+    prompts.set_xticks(shown, [str(list(spread)[place]) for place in shown])
+    prompts.set_title(f"{report.system_prompts.prompts} system prompts", fontsize="medium")
+    prompts.set_xlabel("prefix ratio r (%)")
+    prompts.set_ylabel("standard deviation of depth (layers)")
+    for axes in (distance, seconds, prompts):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    legend_below(figure, 4)
+    return figure
+
+
+def _size_axis(axes: Axes, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("N, requests per ratio")

@@ -1,42 +1,184 @@
-"""Attention that a shared prefix pays to what follows it, and the depth that this guarantees (BiCache appendix B)."""
+"""`remask analyze leakage`: attention from a shared prefix to what follows it, and the depth that it guarantees.
 
+The definitions and the bound are those of BiCache's appendix B.
+"""
+
+from __future__ import annotations
+
+import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from remask.cli.options import add_model_options
 from remask.core.sampling import SamplingParams
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import Cuts, ProfileSettings, run_depth
+from remask.depth.prompts import default_prompts, read_prompts
 from remask.depth.similarity import KV, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
+from remask_lab.arguments.common import open_without_pool, tau_option
+from remask_lab.arguments.results import add_result_options
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
 from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
-from remask_lab.instruments.passes import Look, Passes, leading_kv
-from remask_lab.subjects.leakage_report import Constants, LeakageReport, RatioLeakage
+from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.instruments.series import Floats
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
 
-Floats = NDArray[np.float64]
-SAMPLES = 4  # requests per ratio, where nobody says how many
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "attention from a shared prefix to the rest over the ratio, and the depth that it guarantees"
+
+RATIOS = (10, 30, 50, 70, 80, 90, 95)
+SAMPLES = 4  # requests per ratio, where no number is given
 QUANTITIES = ("leakage", "deviation", "shift", "similarity", "value_norm", "least_norm")
 LEAKAGE, DEVIATION, SHIFT, SIMILARITY, VALUE_NORM, LEAST_NORM = range(len(QUANTITIES))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
+    tau_option(parser)
+    parser.add_argument("--ratios", type=int, nargs="+", metavar="R", default=RATIOS, help="prefix ratios in percent")
+    parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"requests per ratio ({SAMPLES})")
+    parser.add_argument("--steps", type=int, default=4, metavar="S", help="denoising steps of a request (default 4)")
+    parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
+    parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Denoise requests at the ratios that `args` name and measure their prefixes' attention."""
+    names = ("tau", "samples", "canvas", "response", "seed")
+    own = {name: getattr(args, name) for name in names}
+    settings = ProfileSettings(ratios=tuple(args.ratios), **own)
+    llm = open_without_pool(args)
+    check_masked(llm)
+    prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
+    report = measure_leakage(llm, prompts, settings, args.steps, progress=llm.progress)
+    measurement = own | {"ratios": list(settings.ratios or ()), "steps": args.steps, "prompts": args.prompts}
+    header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g} ({report.source})"
+    return Outcome(
+        f"{header}\n\n{text(report)}",
+        Record("analyze leakage", about(llm, seed=args.seed, settings=measurement), report),
+        partial(plot_leakage, report, model=llm.loaded.name),
+        reading(report),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The constants of the bound, per layer, over all requests, steps and ratios that were measured.
+
+    Attributes:
+        value_norm: V, greatest norm of a value vector of any head and position (A1).
+        least_norm: m, least norm of the prefix's K/V, alone or in a canvas (A3).
+        stability: C, greatest quotient of the shift of the prefix's K/V and its attention deviation (A4).
+    """
+
+    value_norm: tuple[float, ...]
+    least_norm: tuple[float, ...]
+    stability: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RatioLeakage:
+    """What was measured at one prefix ratio, per layer over requests and steps, and what it guarantees.
+
+    Attributes:
+        leakage: share of attention that prefix rows give to what follows them; `greatest_leakage` is phi.
+        deviation: greatest mean distance between their attention output and that over the prefix alone.
+        similarity: the least.
+        bound: lower bound of the similarity from phi, as the appendix has it; `deviation_bound` from `deviation`.
+        depth: least depth of a request, over all its steps; `mean_depth` the mean.
+        guaranteed_depth, deviation_depth: leading layers whose bounds exceed tau.
+    """
+
+    leakage: tuple[float, ...]
+    greatest_leakage: tuple[float, ...]
+    deviation: tuple[float, ...]
+    similarity: tuple[float, ...]
+    bound: tuple[float, ...]
+    deviation_bound: tuple[float, ...]
+    depth: int
+    mean_depth: float
+    guaranteed_depth: int
+    deviation_depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeakageReport:
+    """Leakage and bounds by prefix ratio in percent; `steps` denoising steps of `samples` requests at each."""
+
+    tau: float
+    layers: int
+    samples: int
+    steps: int
+    source: str
+    constants: Constants
+    ratios: Mapping[int, RatioLeakage]
+
+
+def reading(report: LeakageReport) -> str:
+    """What the numbers show, in one paragraph."""
+    low, high = min(report.ratios), max(report.ratios)
+    first, last = report.ratios[low], report.ratios[high]
+    means = {ratio: 100 * float(np.mean(own.leakage)) for ratio, own in report.ratios.items()}
+    parts = []
+    if low == high:
+        parts.append(f"At r = {low} % prefix rows give {means[low]:.1f} % of their attention to what follows them.")
+    else:
+        falls = all(means[b] <= means[a] for a, b in zip(sorted(means), sorted(means)[1:], strict=False))
+        parts.append(
+            f"From r = {low} % to {high} % the attention that prefix rows give to what follows them goes from "
+            f"{means[low]:.1f} % to {means[high]:.1f} % (mean over layers), "
+            + ("falling all the way" if falls else "not falling all the way")
+            + f"; attention without preferences would give {100 - low} % and {100 - high} %."
+        )
+    parts.append(
+        f"Every request keeps at least {_span(first.depth, last.depth)} of {report.layers} layers above {report.tau:g} "
+        f"in all steps; the appendix's bound guarantees {_span(first.guaranteed_depth, last.guaranteed_depth)}, and "
+        f"{_span(first.deviation_depth, last.deviation_depth)} with the measured deviation of attention in place of "
+        "twice leakage times value."
+    )
+    slack = [own.depth - own.guaranteed_depth for own in report.ratios.values()]
+    parts.append(
+        "The bound reaches the measured depth at every ratio."
+        if not any(slack)
+        else f"The bound falls short of the measured depth by {np.mean(slack):.1f} layers on average over the ratios."
+    )
+    return " ".join(parts)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} (lowest r) to {last} (highest r)"
 
 
 def measure_leakage(
     llm: LLM, prompts: PromptSet, settings: ProfileSettings | None = None, steps: int = 4, progress: bool = False
 ) -> LeakageReport:
-    """Denoise requests at every ratio under `none` and look at their prefixes' attention after each step.
+    """Denoise requests at every ratio under `none` and measure their prefixes' attention in each step.
 
     Requests are cut as `profile` cuts them, and denoised in `steps` steps, at most one a mask. Raises `ConfigError`
     where `Cuts` does, for the authors' profiler, whose canvases have no masks, and for less than a step.
     """
     settings = settings or ProfileSettings()
     if settings.official:
-        raise ConfigError("official canvases have no masks, so there are no steps to look at; leave official out")
+        raise ConfigError("official canvases have no masks, so there are no steps to measure; leave official out")
     if steps < 1:
         raise ConfigError(f"steps must be at least 1, got {steps}")
     samples = settings.samples or SAMPLES
@@ -52,13 +194,62 @@ def measure_leakage(
             measured[ratio] = []
             for request in requests:
                 count = passes.prefix(request)
-                seen: list[Floats] = []
                 tap.queries = []
                 alone = probe.states(request.prompt_token_ids[:count])
-                passes.run(request, policy, _look(tap, count, alone, seen))
-                measured[ratio].append(np.stack(seen))
+                measured[ratio].append(np.stack(passes.run(request, policy, partial(_quantities, tap, count, alone))))
                 bar.update()
     return summarise(measured, settings.tau, prompts.source)
+
+
+def _request(cuts: Cuts, number: int, place: int, steps: int) -> Request:
+    cut = cuts.cut(number)[place]
+    params = SamplingParams(max_tokens=cut.masks, steps=min(steps, cut.masks), ignore_eos=True)
+    return Request(f"{number}:{place}", cut.prompt, params, cut.prefix)
+
+
+def _quantities(tap: QueryTap, count: int, alone: KV, observed: ObservedPass) -> Floats:
+    """`QUANTITIES` of a pass whose first `count` positions are the prefix, [quantities, layers]."""
+    queries, tap.queries = tap.queries, []
+    keys, values = leading_kv(observed, len(observed.tokens))
+    layers = [
+        _layer(q[:count], k, v, k_alone, v_alone)
+        for q, k, v, k_alone, v_alone in zip(queries, keys, values, *alone, strict=True)
+    ]
+    found: Floats = torch.stack(layers, dim=1).cpu().double().numpy()
+    return found
+
+
+@torch.inference_mode()
+def _layer(q: Tensor, k: Tensor, v: Tensor, k_alone: Tensor, v_alone: Tensor) -> Tensor:
+    """`QUANTITIES` of one layer, float32 [6].
+
+    `q` [P, heads, Dh] are the prefix rows', `k` and `v` [T, kv_heads, Dh] the canvas', `k_alone` and `v_alone`
+    [P, kv_heads, Dh] those of the prefix alone. Vectors of K/V are divided by sqrt(P), so that prefixes of all lengths
+    have norms of one size.
+    """
+    prefix, heads = q.shape[:2]
+    values = v.float().repeat_interleave(heads // v.shape[1], dim=1)
+    leakage, deviation = q.new_zeros((), dtype=torch.float32), q.new_zeros((), dtype=torch.float32)
+    for at in range(0, prefix, TILE):
+        scores = attention_scores(q[at : at + TILE], k).flatten(1, 2)  # [n, heads, T]
+        weights, inner = scores.softmax(dim=-1), scores[..., :prefix].softmax(dim=-1)
+        leakage += weights[..., prefix:].sum()
+        full = torch.einsum("nhm,mhd->nhd", weights, values)
+        alone = torch.einsum("nhm,mhd->nhd", inner, values[:prefix])
+        deviation += (full - alone).norm(dim=-1).sum()
+    inside = torch.cat([k[:prefix].float().flatten(), v[:prefix].float().flatten()])
+    outside = torch.cat([k_alone.float().flatten(), v_alone.float().flatten()])
+    scale = prefix**-0.5
+    norms = torch.stack([inside.norm(), outside.norm()])
+    found = [
+        leakage / (prefix * heads),
+        deviation / (prefix * heads),
+        (inside - outside).norm() * scale,
+        torch.dot(inside, outside) / norms.prod(),
+        v.float().norm(dim=-1).max(),
+        norms.min() * scale,
+    ]
+    return torch.stack(found)
 
 
 def summarise(measured: Mapping[int, Sequence[Floats]], tau: float, source: str) -> LeakageReport:
@@ -120,53 +311,53 @@ def _at_ratio(traces: Sequence[Floats], constants: Constants, tau: float) -> Rat
     )
 
 
-def _request(cuts: Cuts, number: int, place: int, steps: int) -> Request:
-    cut = cuts.cut(number)[place]
-    params = SamplingParams(max_tokens=cut.masks, steps=min(steps, cut.masks), ignore_eos=True)
-    return Request(f"{number}:{place}", cut.prompt, params, cut.prefix)
+def text(report: LeakageReport) -> str:
+    """One line a ratio, then the constants by layer."""
+    lines = ["ratio %  leakage %  greatest %  least depth  mean depth  bound from leakage  from deviation"]
+    for ratio, row in report.ratios.items():
+        leakage = 100 * sum(row.leakage) / report.layers
+        lines.append(
+            f"{ratio:>7}{leakage:>11.1f}{100 * max(row.greatest_leakage):>12.1f}{row.depth:>13}{row.mean_depth:>12.2f}"
+            f"{row.guaranteed_depth:>20}{row.deviation_depth:>16}"
+        )
+    constants = report.constants
+    lines += ["", "layer   V (values)   m (K/V norm)   C (stability)"]
+    rows = zip(constants.value_norm, constants.least_norm, constants.stability, strict=True)
+    lines += [f"{layer:>5}{v:>13.3f}{m:>15.3f}{c:>16.3f}" for layer, (v, m, c) in enumerate(rows, start=1)]
+    return "\n".join(lines)
 
 
-def _look(tap: QueryTap, count: int, alone: KV, seen: list[Floats]) -> Look:
-    def look(observed: ObservedPass) -> None:
-        queries, tap.queries = tap.queries, []
-        keys, values = leading_kv(observed, len(observed.tokens))
-        layers = [
-            _layer(q[:count], k, v, k_alone, v_alone)
-            for q, k, v, k_alone, v_alone in zip(queries, keys, values, *alone, strict=True)
-        ]
-        seen.append(torch.stack(layers, dim=1).cpu().double().numpy())
+def plot_leakage(report: LeakageReport, folder: str | Path, model: str) -> list[Path]:
+    """Draw `leakage.png` into `folder`, which is made if it is not there, and return its path.
 
-    return look
-
-
-@torch.inference_mode()
-def _layer(q: Tensor, k: Tensor, v: Tensor, k_alone: Tensor, v_alone: Tensor) -> Tensor:
-    """`QUANTITIES` of one layer, float32 [6].
-
-    `q` [P, heads, Dh] are the prefix rows', `k` and `v` [T, kv_heads, Dh] the canvas', `k_alone` and `v_alone`
-    [P, kv_heads, Dh] those of the prefix alone. Vectors of K/V are divided by sqrt(P), so that prefixes of all lengths
-    have norms of one size.
+    Raises `ConfigError` where the folder cannot be made.
     """
-    prefix, heads = q.shape[:2]
-    values = v.float().repeat_interleave(heads // v.shape[1], dim=1)
-    leakage, deviation = q.new_zeros((), dtype=torch.float32), q.new_zeros((), dtype=torch.float32)
-    for at in range(0, prefix, TILE):
-        scores = attention_scores(q[at : at + TILE], k).flatten(1, 2)  # [n, heads, T]
-        weights, inner = scores.softmax(dim=-1), scores[..., :prefix].softmax(dim=-1)
-        leakage += weights[..., prefix:].sum()
-        full = torch.einsum("nhm,mhd->nhd", weights, values)
-        alone = torch.einsum("nhm,mhd->nhd", inner, values[:prefix])
-        deviation += (full - alone).norm(dim=-1).sum()
-    inside = torch.cat([k[:prefix].float().flatten(), v[:prefix].float().flatten()])
-    outside = torch.cat([k_alone.float().flatten(), v_alone.float().flatten()])
-    scale = prefix**-0.5
-    norms = torch.stack([inside.norm(), outside.norm()])
-    found = [
-        leakage / (prefix * heads),
-        deviation / (prefix * heads),
-        (inside - outside).norm() * scale,
-        torch.dot(inside, outside) / norms.prod(),
-        v.float().norm(dim=-1).max(),
-        norms.min() * scale,
-    ]
-    return torch.stack(found)
+    return save_figures({"leakage": _figure(report)}, folder, model)
+
+
+def _figure(report: LeakageReport) -> Figure:
+    """Leakage over the ratio, and the depth that was measured beside those that are guaranteed."""
+    figure = new_figure(
+        f"attention leakage and guaranteed depth (tau = {report.tau:g}, {report.samples} requests per ratio)"
+    )
+    left, right = figure.subplots(1, 2)
+    ratios, rows = list(report.ratios), list(report.ratios.values())
+    shares = 100 * np.array([row.leakage for row in rows])
+    left.fill_between(ratios, shares.min(axis=1), shares.max(axis=1), color=K_COLOR, alpha=0.2, label="range of layers")
+    left.plot(ratios, shares.mean(axis=1), ".-", color=K_COLOR, label="mean of layers")
+    left.plot(ratios, [100 - ratio for ratio in ratios], ":", color="gray", label="1 - r")
+    left.set_title("attention of prefix rows to the rest", fontsize="medium")
+    left.set_ylabel("share (%)")
+    left.set_ylim(bottom=0)
+    right.plot(ratios, [row.mean_depth for row in rows], ".-", color="black", label="mean of requests")
+    right.plot(ratios, [row.depth for row in rows], ".--", color="black", label="least of requests")
+    right.plot(ratios, [row.deviation_depth for row in rows], ".-", color=K_COLOR, label="bound from deviation")
+    right.plot(ratios, [row.guaranteed_depth for row in rows], ".-", color=V_COLOR, label="bound from leakage")
+    right.set_title("depth: measured and guaranteed", fontsize="medium")
+    right.set_ylabel(f"depth (of {report.layers} layers)")
+    right.set_ylim(0, report.layers * 1.05)
+    for axes in (left, right):
+        axes.set_xlabel("prefix ratio r (% of the canvas)")
+        axes.grid(alpha=0.3)
+    legend_below(figure, 4)
+    return figure

@@ -1,21 +1,171 @@
-"""Three ways to reuse a shared prefix's K/V in deep layers, each against a full recompute (BiCache figure 5, O3)."""
+"""`remask analyze reuse`: how far reused K/V are from fresh ones in deep layers, and what plain reuse destroys.
 
+Three ways to reuse a shared prefix's K/V in deep layers are compared with a full recompute, step by step (BiCache
+figure 5, O3). Then `none`, `reuse` and `bicache` run side by side (BiCache figure 2, table 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from remask.cli.options import add_model_options, open_llm
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
+from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask.policies import CachePolicy
-from remask_lab.instruments.passes import Look, Passes, leading_kv
-from remask_lab.subjects.reuse_report import ANOTHER, ONCE, PERIODIC, SETTINGS, ReuseReport
+from remask_lab.arguments.common import check_least
+from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
+from remask_lab.bench.bench import run_bench
+from remask_lab.bench.contenders import contender
+from remask_lab.bench.workload import Workload
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.instruments.series import Floats, mean_of_known, padded
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "K/V reuse in deep layers in three settings; throughput and collapse of plain reuse"
+
+Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one policy
+
+ANOTHER, ONCE, PERIODIC = "another request", "once", "periodic"
+SETTINGS = (ANOTHER, ONCE, PERIODIC)
+_WORDS = {ANOTHER: "another request's", ONCE: "computed once", PERIODIC: "refreshed"}
+_LOSS = 0.5  # share of what no cache gives below which the reading speaks of a collapse
+_SHARES = {
+    "accuracy": "accuracy",
+    "rules": "the share that follows the rules",
+    "format": "the share in the asked format",
+}
+_SUFFER = {"rules": "the rules suffer", "format": "the format suffers"}
+_STYLES: Mapping[str, tuple[str, str]] = {ANOTHER: ("black", ".-"), ONCE: (K_COLOR, ".-"), PERIODIC: (V_COLOR, ".--")}
+_BARS = ("#7f7f7f", V_COLOR, K_COLOR)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument("--depth", type=int, metavar="B", help="shallow layers (default: the depth table's)")
+    parser.add_argument("--refresh-interval", type=int, default=8, metavar="R", help="default 8")
+    parser.add_argument("--traced", type=int, default=8, metavar="N", help="requests compared by step (default 8)")
+    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
+    parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
+    add_workload_options(parser, requests=48)
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Compare K/V in the first requests that `args` shape, then run all of them under three policies."""
+    check_least(args, traced=1, concurrency=1, rounds=1)
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
+    check_masked(llm)
+    workload = asked_workload(llm, args)
+    requests = [task.request for task in workload.tasks[: args.traced]]
+    report = measure_reuse(llm, requests, args.depth, args.refresh_interval, progress=llm.progress)
+    own = {"refresh_interval": args.refresh_interval} | ({} if args.depth is None else {"depth": args.depth})
+    rows = measure_collapse(llm, workload, own, args.rounds, llm.progress)
+    settings = described(workload) | own | {name: getattr(args, name) for name in ("traced", "concurrency", "rounds")}
+    return Outcome(
+        f"{heading(llm, workload)}\n\n{text(report, rows)}",
+        Record("analyze reuse", about(llm, seed=args.seed, settings=settings), {"deep": report, "collapse": rows}),
+        partial(plot_reuse, report, rows, model=llm.loaded.name),
+        f"{reading(report)} {collapse_reading(rows)}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """How much the prefix K/V that are read in deep layers are like those of a pass without a cache.
+
+    Attributes:
+        requests, steps: how many; steps are those of the longest request.
+        layers: of the model. `depth`: per request, its shallow layers, whose K/V come from the store in all settings.
+        refresh_interval: R of the periodic setting.
+        similarity: per setting, mean over requests, [layers][steps].
+        deep: per setting, mean over each request's deep layers and over requests, step by step.
+        deep_mean: per setting, mean of all deep layers, steps and requests.
+    """
+
+    requests: int
+    steps: int
+    layers: int
+    depth: tuple[int, ...]
+    refresh_interval: int
+    similarity: Mapping[str, tuple[tuple[float, ...], ...]]
+    deep: Mapping[str, tuple[float, ...]]
+    deep_mean: Mapping[str, float]
+
+
+def reading(report: ReuseReport) -> str:
+    """What the comparison of K/V shows, in one paragraph."""
+    means = report.deep_mean
+    once = [value for value in report.deep[ONCE] if not math.isnan(value)]
+    shallow = sorted(set(report.depth))
+    depth = f"{shallow[0]}" if len(shallow) == 1 else f"{shallow[0]} to {shallow[-1]}"
+    said = (
+        f"In the layers above depth {depth} (of {report.layers}), K/V from another request have a mean similarity of "
+        f"{means[ANOTHER]:.3f} to fresh ones, K/V computed once in the request {means[ONCE]:.3f}, and K/V refreshed "
+        f"every {report.refresh_interval} steps {means[PERIODIC]:.3f}."
+    )
+    order = sorted(SETTINGS, key=lambda name: means[name], reverse=True)
+    said += f" Best is {_WORDS[order[0]]}, then {_WORDS[order[1]]}, then {_WORDS[order[2]]}."
+    if report.steps <= report.refresh_interval:
+        return f"{said} No request lasts longer than one refresh interval, so the last two are the same."
+    return f"{said} Computed once, it goes from {once[0]:.3f} in the first step to {once[-1]:.3f} in step {len(once)}."
+
+
+def shares(row: Row) -> dict[str, float]:
+    """What a row says of quality, as shares: accuracy and the parts where there are answers, and agreement."""
+    answered = {} if row["accuracy"] is None else {"accuracy": row["accuracy"], **row["parts"]}
+    return {**answered, "agreement": row["agreement_with_none"]}
+
+
+def collapse_reading(rows: Sequence[Row]) -> str:
+    """What the runs show, in one paragraph."""
+    none, *caches = rows
+    return " ".join(_sentence(none, row) for row in caches)
+
+
+def _sentence(none: Row, row: Row) -> str:
+    said = f"{row['cache']} runs at {row['ratio_to_none']:.2f} times the speed of no cache"
+    if row["accuracy"] is None:
+        return f"{said}; {100 * row['agreement_with_none']:.1f} % of its tokens are those of no cache."
+    before, after = shares(none), shares(row)
+    changes = [f"{what} {_change(before[name], after[name])}" for name, what in _SHARES.items() if name in before]
+    said += f"; {', '.join(changes)}: "
+    if after["accuracy"] >= before["accuracy"]:
+        return f"{said}no accuracy is lost."
+    if after["accuracy"] >= none["accuracy_interval"][0]:
+        return f"{said}a loss within the 95 % interval of no cache."
+    if after["accuracy"] >= _LOSS * before["accuracy"]:
+        loss = 100 * (before["accuracy"] - after["accuracy"])
+        return f"{said}a loss of {loss:.1f} points, beyond the 95 % interval."
+    if not row["parts"]:
+        return f"{said}accuracy collapses."
+    worse = min(_SUFFER, key=lambda name: after[name] - before[name])
+    return f"{said}accuracy collapses, and of the two parts of the system prompt {_SUFFER[worse]} most."
+
+
+def _change(before: float, after: float) -> str:
+    if before == after:
+        return f"stays at {100 * before:.1f} %"
+    return f"goes from {100 * before:.1f} % to {100 * after:.1f} %"
 
 
 def measure_reuse(
@@ -49,10 +199,16 @@ def measure_reuse(
     seen: dict[str, list[Floats]] = {name: [] for name in SETTINGS}
     for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
         for name, policy in policies.items():
-            steps: list[Floats] = []
-            passes.run(request, policy, _look(probe, passes.prefix(request), measure, steps))
+            steps = passes.run(request, policy, partial(_similarity, probe, passes.prefix(request), measure))
             seen[name].append(np.stack(steps, axis=-1))  # [layers, steps]
     return summarise(seen, depths, refresh_interval)
+
+
+def _similarity(probe: PrefixProbe, count: int, measure: Measure, observed: ObservedPass) -> Floats:
+    """Similarity of the first `count` positions' K/V that a pass read to fresh ones, [layers]."""
+    fresh = probe.states(observed.tokens.tolist(), count)
+    found: Floats = layer_cosines(leading_kv(observed, count), fresh, measure).mean(axis=0)
+    return found
 
 
 def summarise(seen: Mapping[str, Sequence[Floats]], depths: Sequence[int], refresh_interval: int) -> ReuseReport:
@@ -60,12 +216,10 @@ def summarise(seen: Mapping[str, Sequence[Floats]], depths: Sequence[int], refre
     steps = max(trace.shape[1] for traces in seen.values() for trace in traces)
     similarity, deep, mean = {}, {}, {}
     for name, traces in seen.items():
-        every = np.full((len(traces), len(traces[0]), steps), np.nan)
-        for row, trace in zip(every, traces, strict=True):
-            row[:, : trace.shape[1]] = trace
-        similarity[name] = tuple(tuple(row) for row in _mean(every).tolist())
+        every = padded(traces, steps)
+        similarity[name] = tuple(tuple(row) for row in mean_of_known(every).tolist())
         below = np.stack([request[depth:].mean(axis=0) for request, depth in zip(every, depths, strict=True)])
-        deep[name] = tuple(_mean(below).tolist())
+        deep[name] = tuple(mean_of_known(below).tolist())
         mean[name] = float(np.nanmean(below))
     layers = len(next(iter(similarity.values())))
     return ReuseReport(len(depths), steps, layers, tuple(depths), refresh_interval, similarity, deep, mean)
@@ -82,17 +236,93 @@ def _depth(passes: Passes, request: Request, policy: CachePolicy, layers: int) -
     return depth
 
 
-def _mean(values: Floats) -> Floats:
-    """Mean over the first axis of what is known; NaN where a setting's requests have all ended."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=0)
-    mean: Floats = np.where(known, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
-    return mean
+def measure_collapse(
+    llm: LLM, workload: Workload, bicache: Mapping[str, Any], rounds: int, progress: bool = False
+) -> list[Row]:
+    """`none`, `reuse` and `bicache` with these settings, side by side, as `run_bench` reports them.
+
+    Where the workload has answers, `parts` says how many responses follow each part of the system prompt: its rules,
+    and the format that it asks for. Raises `ConfigError` where a policy cannot run.
+    """
+    settings = {"none": {}, "reuse": {}, "bicache": bicache}
+    rows = [contender(llm, name, own, workload) for name, own in settings.items()]
+    results: list[Row] = run_bench(llm, workload, rows, rounds, llm.engine_config, progress).data["results"]
+    return results
 
 
-def _look(probe: PrefixProbe, count: int, measure: Measure, steps: list[Floats]) -> Look:
-    def look(observed: ObservedPass) -> None:
-        fresh = probe.states(observed.tokens.tolist(), count)
-        steps.append(layer_cosines(leading_kv(observed, count), fresh, measure).mean(axis=0))
+def text(report: ReuseReport, rows: Sequence[Row]) -> str:
+    """One line a setting, then one a policy."""
+    lines = [f"{'K/V of the prefix in deep layers':<36}{'mean similarity':>16}{'last step':>11}"]
+    lines += [f"{name:<36}{report.deep_mean[name]:>16.4f}{report.deep[name][-1]:>11.4f}" for name in SETTINGS]
+    kinds = list(shares(rows[0]))
+    lines += ["", f"{'cache':<12}{'tok/s':>8}{'speed':>8}" + "".join(f"{kind:>12}" for kind in kinds)]
+    for row in rows:
+        values = "".join(f"{100 * value:>10.1f} %" for value in shares(row).values())
+        lines.append(f"{row['cache']:<12}{row['throughput_tok_s']:>8.0f}{row['ratio_to_none']:>7.2f}x{values}")
+    return "\n".join(lines)
 
-    return look
+
+def plot_reuse(report: ReuseReport, rows: Sequence[Row], folder: str | Path, model: str) -> list[Path]:
+    """Draw `reuse-deep.png` and `reuse-collapse.png` into `folder`, which is made if it is not there; their paths.
+
+    Raises `ConfigError` where the folder cannot be made.
+    """
+    return save_figures({"reuse-deep": _deep(report), "reuse-collapse": _collapse(rows)}, folder, model)
+
+
+def _deep(report: ReuseReport) -> Figure:
+    """Similarity over steps in deep layers, and by layer, in the three settings."""
+    figure = new_figure(f"prefix K/V that deep layers read, against fresh ones ({report.requests} requests)")
+    left, right = figure.subplots(1, 2, sharey=True)
+    labels = {
+        ANOTHER: "from another request",
+        ONCE: "computed once",
+        PERIODIC: f"refreshed every {report.refresh_interval} steps",
+    }
+    for name in SETTINGS:
+        color, line = _STYLES[name]
+        label = f"{labels[name]}: {report.deep_mean[name]:.3f}"
+        left.plot(range(1, report.steps + 1), report.deep[name], line, color=color, linewidth=1.4, label=label)
+        by_layer = np.nanmean(np.array(report.similarity[name]), axis=1)
+        right.plot(range(1, report.layers + 1), by_layer, line, color=color, linewidth=1.4)
+    left.set_title("mean of the layers above depth", fontsize="medium")
+    left.set_xlabel("denoising step")
+    left.set_ylabel("cosine similarity")
+    right.set_title("by layer, mean over steps", fontsize="medium")
+    right.set_xlabel("layer")
+    depths = sorted(set(report.depth))
+    for depth in depths:
+        right.axvline(depth + 0.5, color="gray", linestyle=":", linewidth=1)
+    right.plot([], [], ":", color="gray", label=f"depth {' and '.join(map(str, depths))}")
+    for axes in (left, right):
+        whole_ticks(axes.xaxis, 10, least=1)
+        axes.grid(alpha=0.3)
+    legend_below(figure, 4)
+    return figure
+
+
+def _collapse(rows: Sequence[Row]) -> Figure:
+    """Throughput and quality of the three policies."""
+    figure = new_figure("plain reuse of a shared prefix in all layers, beside BiCache")
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    names = [row["cache"] for row in rows]
+    bars = left.bar(names, [row["throughput_tok_s"] for row in rows], color=_BARS)
+    left.bar_label(bars, [f"{row['ratio_to_none']:.2f}x" for row in rows], fontsize="small")
+    left.margins(y=0.15)
+    left.set_title("throughput", fontsize="medium")
+    left.set_ylabel("tokens per second")
+    kinds = list(shares(rows[0]))
+    places = np.arange(len(kinds))
+    for index, (row, color) in enumerate(zip(rows, _BARS, strict=True)):
+        values = [100 * share for share in shares(row).values()]
+        bars = right.bar(places + 0.27 * (index - 1), values, 0.25, color=color, label=row["cache"])
+        right.bar_label(bars, fmt="%.0f", fontsize="x-small")
+    right.set_xticks(places, kinds)
+    right.set_ylim(0, 112)
+    right.set_title("quality, and by part of the system prompt" if len(kinds) > 1 else "quality", fontsize="medium")
+    right.set_ylabel("share (%)")
+    for axes in (left, right):
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    legend_below(figure, 3, right, "right")
+    return figure

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask_lab.bench import grid as grids
 from remask_lab.records.record import read_record
-from remask_lab.subjects import grid as grids
 
 SMALL = ["--requests", "3", "--concurrency", "2", "--dtype", "float32", "--device", "cpu"]
 DUMMY = ["--model", "llada-tiny", "--load-format", "dummy", *SMALL]

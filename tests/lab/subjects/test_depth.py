@@ -13,8 +13,15 @@ from remask.depth.profile import ProfileSettings
 from remask.depth.prompts import task_prompts
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
-from remask_lab.subjects.depth import QUESTIONS, measure_depths
-from remask_lab.subjects.depth_report import Convergence, DepthReport, PromptSpread, TaskDepth, reading
+from remask_lab.subjects.depth import (
+    QUESTIONS,
+    Convergence,
+    DepthReport,
+    PromptSpread,
+    TaskDepth,
+    measure_depths,
+    reading,
+)
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer
 from tests.oracles import similarity

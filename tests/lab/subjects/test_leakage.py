@@ -19,11 +19,12 @@ from remask_lab.subjects.leakage import (
     SHIFT,
     SIMILARITY,
     VALUE_NORM,
+    Constants,
     lower_bound,
     measure_leakage,
+    reading,
     summarise,
 )
-from remask_lab.subjects.leakage_report import Constants, reading
 from tests import goldens
 from tests.depth.models import open_model
 from tests.oracles.dense import DenseModel, load

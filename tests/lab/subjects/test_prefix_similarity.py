@@ -10,8 +10,7 @@ from remask.depth.similarity import Measure, PrefixProbe
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.subjects.prefix import measure_prefix, summarise
-from remask_lab.subjects.prefix_report import reading
+from remask_lab.subjects.prefix_similarity import measure_prefix, reading, summarise
 from tests import goldens
 from tests.depth.models import open_model
 from tests.goldens import uniform
@@ -112,7 +111,7 @@ def test_a_reading_without_deep_or_without_shallow_layers(value: float, shallow:
     assert "standard deviation" not in text, "there is one step"
 
 
-def test_one_request_has_no_spread_over_requests_to_tell() -> None:
+def test_one_request_has_no_spread_over_requests() -> None:
     report = summarise([np.full((2, 2, 3), 0.99)], 0.97, "flat", 8, 10)
     assert "between" not in reading(report)
     assert "gives every request the depth" in reading(report)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from remask_lab.subjects.grid_report import GridRow, points_of, quality_name, reading, values_of, varied, worded
+from remask_lab.bench.grid import GridRow
+from remask_lab.subjects.grid import points_of, quality_name, reading, values_of, varied, worded
 
 
 def row(accuracy: float | None, speed: float, agreement: float = 1.0, **axes: Any) -> GridRow:

@@ -11,11 +11,10 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, bundled_workload, random_workload
 from remask_lab.records.sweep import Sweep
-from remask_lab.subjects.parameters import Grid, run_sweep
-from remask_lab.subjects.sweep_report import Parameter, reading
+from remask_lab.subjects.sweep import Parameter, SweepValues, reading, run_sweep
 from tests.oracles import similarity
 
-SMALL = Grid(taus=(0.9, 0.97, 0.99), refresh_intervals=(2, 4), tau=0.97, refresh_interval=4, caches=("bicache",))
+SMALL = SweepValues(taus=(0.9, 0.97, 0.99), refresh_intervals=(2, 4), tau=0.97, refresh_interval=4, caches=("bicache",))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,9 @@ def test_nothing_is_measured_where_a_point_cannot_run(llm: LLM) -> None:
         ({"caches": ("block-dual",)}, "must begin with it, got 'block-dual'"),
     ],
 )
-def test_bad_grids(wrong: dict[str, Any], message: str) -> None:
+def test_bad_values(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Grid(**wrong)
+        SweepValues(**wrong)
 
 
 def row(parameter: Parameter, value: float, speed: float, accuracy: float | None, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,255 @@
+"""`remask analyze prefix-similarity`: a shared prefix's K/V inside whole canvases against those of the prefix alone.
+
+Similarity is measured by layer and by denoising step (BiCache section 4.1, figure 3).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from tqdm import tqdm
+
+from remask.cli.options import add_model_options
+from remask.depth.profile import check_tau, run_depth
+from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
+from remask.engine.request import Request
+from remask.llm import LLM
+from remask.observe import ObservedPass
+from remask_lab.arguments.common import open_without_pool, tau_option
+from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.instruments.passes import Passes, check_masked, leading_kv
+from remask_lab.instruments.series import Floats, padded
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "K/V of a shared prefix in its canvas against the prefix alone, by layer and step"
+
+Table: TypeAlias = tuple[tuple[float, ...], ...]  # [layers][steps]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    add_workload_options(parser, requests=16)
+    parser.add_argument("--official", action="store_true", help="the authors' profiler: one cosine per token")
+    tau_option(parser)
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Run the requests that `args` shape and compare their prefixes."""
+    llm = open_without_pool(args)
+    check_masked(llm)
+    workload = asked_workload(llm, args)
+    requests = [task.request for task in workload.tasks]
+    definition: Measure = "official" if args.official else "flat"
+    report = measure_prefix(llm, requests, args.tau, definition, progress=llm.progress)
+    settings = described(workload) | {"tau": args.tau, "measure": definition}
+    return Outcome(
+        f"{heading(llm, workload)}\n\n{text(report)}",
+        Record("analyze prefix-similarity", about(llm, seed=args.seed, settings=settings), report),
+        partial(plot_prefix, report, model=llm.loaded.name),
+        reading(report),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSimilarity:
+    """How much a prefix's K/V inside whole canvases are like those of the prefix alone, while requests are denoised.
+
+    Attributes:
+        requests, steps: how many; steps are those of the longest request.
+        prefix_tokens, canvas_tokens: means over requests.
+        tau: similarity that a shallow layer must exceed; `measure` is the definition of similarity.
+        similarity: of K and V with equal weight, mean over requests, [layers][steps]; `k` and `v` are its halves.
+        over_steps: per layer, standard deviation over steps of `similarity`.
+        over_requests: per layer, standard deviation over requests of a request's mean over its steps.
+        depth: per request, the leading layers above tau in every step; `first_depth` in the first step alone.
+        shallow: the least of `depth`.
+        shallow_mean, deep_mean: of `similarity` in the layers up to `shallow`, and above it; NaN without such layers.
+    """
+
+    requests: int
+    steps: int
+    prefix_tokens: float
+    canvas_tokens: float
+    tau: float
+    measure: str
+    similarity: Table
+    k: Table
+    v: Table
+    over_steps: tuple[float, ...]
+    over_requests: tuple[float, ...]
+    depth: tuple[int, ...]
+    first_depth: tuple[int, ...]
+    shallow: int
+    shallow_mean: float
+    deep_mean: float
+
+
+def reading(report: PrefixSimilarity) -> str:
+    """What the numbers show, in one paragraph."""
+    layers = len(report.similarity)
+    ratio = 100 * report.prefix_tokens / report.canvas_tokens
+    parts = [
+        f"A prefix of {report.prefix_tokens:.0f} tokens ({ratio:.0f} % of the canvas) stays above {report.tau:g} in "
+        f"every step of every request in the first {report.shallow} of {layers} layers"
+    ]
+    if report.shallow in (0, layers):
+        mean = report.shallow_mean if report.shallow else report.deep_mean
+        parts[0] += f"; the mean over all layers is {mean:.3f}."
+    else:
+        parts[0] += f": {report.shallow_mean:.3f} on average there, {report.deep_mean:.3f} in the layers above."
+    lowest = min(min(row) for row in report.similarity)
+    where = next(layer for layer, row in enumerate(report.similarity, 1) if min(row) == lowest)
+    parts.append(f"It is lowest in layer {where}, at {lowest:.3f}.")
+    if report.steps > 1:
+        worst = int(np.argmax(report.over_steps))
+        spread = (
+            f"Over {report.steps} steps a layer's similarity has a standard deviation of "
+            f"{np.mean(report.over_steps):.4f} on average and {max(report.over_steps):.4f} at most (layer {worst + 1})"
+        )
+        if report.requests > 1:
+            spread += f", and between {report.requests} requests of {np.mean(report.over_requests):.4f} on average"
+        parts.append(spread + ".")
+        changed = sum(a != b for a, b in zip(report.depth, report.first_depth, strict=True))
+        if changed:
+            parts.append(
+                f"The first step alone would give {changed} of {report.requests} requests another depth: on average "
+                f"{np.mean(report.first_depth):.2f} layers, where all steps give {np.mean(report.depth):.2f}."
+            )
+        else:
+            parts.append("The first step alone gives every request the depth that all steps give.")
+    return " ".join(parts)
+
+
+def measure_prefix(
+    llm: LLM, requests: Sequence[Request], tau: float = 0.97, measure: Measure = "flat", progress: bool = False
+) -> PrefixSimilarity:
+    """Run `requests` under `none` and compare their prefixes with the same prefixes alone in every step.
+
+    The definitions are those of `PrefixProbe.similarity`, which measures the first step alone. Raises `ConfigError`,
+    before anything runs, where `Passes` refuses a request or one cannot run.
+    """
+    check_tau(tau)
+    passes, policy = Passes(llm, requests), llm.policy("none")
+    passes.check(requests, policy)
+    probe = PrefixProbe(llm.model, passes.max_tokens)
+    traces = []
+    for request in tqdm(requests, desc="requests", unit="req", disable=not progress):
+        count = passes.prefix(request)
+        alone = probe.states(request.prompt_token_ids[:count])
+        steps = passes.run(request, policy, partial(_similarity, count, alone, measure))
+        traces.append(np.stack(steps, axis=-1))
+    prefixes = [passes.prefix(request) for request in requests]
+    canvases = [len(request.prompt_token_ids) + request.params.max_tokens for request in requests]
+    return summarise(traces, tau, measure, float(np.mean(prefixes)), float(np.mean(canvases)))
+
+
+def _similarity(count: int, alone: KV, measure: Measure, observed: ObservedPass) -> Floats:
+    """Similarity of the first `count` positions of a pass to `alone`, [2, layers], K before V."""
+    return layer_cosines(leading_kv(observed, count), alone, measure)
+
+
+def summarise(
+    traces: Sequence[Floats], tau: float, measure: Measure, prefix_tokens: float, canvas_tokens: float
+) -> PrefixSimilarity:
+    """The report of one array [2, layers, steps] a request, K before V; they are not changed."""
+    every = padded(traces)
+    both = every.mean(axis=1)  # [requests, layers, steps]
+    mean = np.nanmean(both, axis=0)
+    depth = [run_depth(least.tolist(), tau) for least in np.nanmin(both, axis=2)]
+    shallow = min(depth)
+    return PrefixSimilarity(
+        requests=len(traces),
+        steps=every.shape[-1],
+        prefix_tokens=prefix_tokens,
+        canvas_tokens=canvas_tokens,
+        tau=tau,
+        measure=measure,
+        similarity=_table(mean),
+        k=_table(np.nanmean(every[:, 0], axis=0)),
+        v=_table(np.nanmean(every[:, 1], axis=0)),
+        over_steps=tuple(mean.std(axis=1).tolist()),
+        over_requests=tuple(np.nanmean(both, axis=2).std(axis=0).tolist()),
+        depth=tuple(depth),
+        first_depth=tuple(run_depth(request[:, 0].tolist(), tau) for request in both),
+        shallow=shallow,
+        shallow_mean=_mean(mean[:shallow]),
+        deep_mean=_mean(mean[shallow:]),
+    )
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def _table(values: Floats) -> Table:
+    return tuple(tuple(row) for row in values.tolist())
+
+
+def text(report: PrefixSimilarity) -> str:
+    """One line a layer."""
+    lines = ["layer       K       V    mean   least step   std over steps   std over requests"]
+    rows = zip(report.k, report.v, report.similarity, report.over_steps, report.over_requests, strict=True)
+    for layer, (k, v, both, steps, requests) in enumerate(rows, start=1):
+        means = [sum(series) / len(series) for series in (k, v, both)]
+        lines.append(
+            f"{layer:>5}" + "".join(f"{mean:>8.4f}" for mean in means) + f"{min(both):>13.4f}{steps:>17.4f}"
+            f"{requests:>20.4f}"
+        )
+    return "\n".join(lines)
+
+
+def plot_prefix(report: PrefixSimilarity, folder: str | Path, model: str) -> list[Path]:
+    """Draw `prefix-similarity.png` into `folder`, which is made if it is not there, and return its path.
+
+    Raises `ConfigError` where the folder cannot be made.
+    """
+    return save_figures({"prefix-similarity": _heatmap(report)}, folder, model)
+
+
+def _heatmap(report: PrefixSimilarity) -> Figure:
+    """Similarity over layers and steps, and its spread by layer."""
+    figure = new_figure(
+        f"K/V of a shared prefix in its canvas against the prefix alone ({report.requests} requests, "
+        f"r = {100 * report.prefix_tokens / report.canvas_tokens:.0f} %)"
+    )
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    layers = len(report.similarity)
+    image = left.imshow(
+        np.array(report.similarity),
+        aspect="auto",
+        cmap="viridis",
+        interpolation="nearest",
+        extent=(0.5, report.steps + 0.5, layers + 0.5, 0.5),
+    )
+    if 0 < report.shallow < layers:
+        left.axhline(report.shallow + 0.5, color="white", linestyle="--", linewidth=1.5)
+    left.set_title(f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", fontsize="medium")
+    left.set_xlabel("denoising step")
+    left.set_ylabel("layer")
+    for axis in (left.xaxis, left.yaxis):
+        whole_ticks(axis, 10, least=1)
+    figure.colorbar(image, ax=left, label="cosine similarity")
+    places = np.arange(1, layers + 1)
+    right.barh(places - 0.2, report.over_steps, 0.36, color=K_COLOR, label="over steps")
+    right.barh(places + 0.2, report.over_requests, 0.36, color=V_COLOR, label="over requests")
+    right.set_title("spread", fontsize="medium")
+    right.set_xlabel("standard deviation of the similarity")
+    right.locator_params(axis="x", nbins=4)
+    right.grid(axis="x", alpha=0.3)
+    right.set_axisbelow(True)
+    legend_below(figure, 2, right, "right")
+    return figure

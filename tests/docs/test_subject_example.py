@@ -1,0 +1,52 @@
+"""The analysis subject that docs/extending.md shows in full is found and run by the command like any other."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+from remask_lab import subjects
+from remask_lab.records.record import read_record
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+@pytest.fixture
+def certainty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The subject as a module of `remask_lab.subjects`."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if "`remask analyze certainty`" in block]
+    folder = tmp_path / "subjects"
+    folder.mkdir()
+    (folder / "certainty.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(subjects, "__path__", [*subjects.__path__, str(folder)])
+    # What the test imports under this name goes when it ends.
+    monkeypatch.setitem(sys.modules, f"{subjects.__name__}.certainty", None)
+    monkeypatch.delitem(sys.modules, f"{subjects.__name__}.certainty")
+
+
+@pytest.mark.usefixtures("certainty")
+def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plots = tmp_path / "certainty.json", tmp_path / "plots"
+    model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]
+    requests = tmp_path / "in.jsonl"
+    requests.write_text('{"prompt_token_ids": [5, 6, 7]}\n{"prompt_token_ids": [8, 9]}\n')
+    own = ["--input", str(requests), "--sampling", '{"max_tokens": 6, "steps": 3, "ignore_eos": true}']
+    files = ["--output", str(output), "--plots", str(plots)]
+    assert main(["--quiet", "analyze", "certainty", *model, *own, *files]) == 0
+    record = read_record(output, "analyze certainty")
+    probability = record.data["probability"]
+    assert len(probability) == 3
+    assert all(0 < value < 1 for value in probability)
+    assert f"goes from {probability[0]:.3f} in the first pass to {probability[-1]:.3f}" in record.data["reading"]
+    assert record.data["reading"] in capsys.readouterr().out
+    assert (plots / "certainty.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("certainty")
+def test_the_help_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["analyze", "--help"])
+    assert "largest probability at the predicted positions" in capsys.readouterr().out
