@@ -1,7 +1,7 @@
 """Options that several of the laboratory's commands share."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from remask.cli.options import object_option
 from remask.core.kinds import ModelKind
@@ -24,13 +24,21 @@ def tau_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def compared_policies(args: argparse.Namespace) -> list[Policy]:
-    """`--caches` with their `--cache-config`, each once. Raises `ConfigError` on settings of another policy."""
+def separated(text: str) -> list[str]:
+    """Names between commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def compared_policies(args: argparse.Namespace, usual: Sequence[str] = ()) -> list[Policy]:
+    """`--caches`, or `usual` without it, with their `--cache-config`, each once.
+
+    Raises `ConfigError` on settings of another policy.
+    """
     settings = object_option("--cache-config", args.cache_config)
-    names = list(dict.fromkeys(name.strip() for name in args.caches.split(",")))
+    names = list(usual) if args.caches is None else separated(args.caches)
     for name, own in settings.items():
         if name not in names:
-            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {args.caches}")
+            raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {','.join(names)}")
         if not isinstance(own, dict):
             raise ConfigError(f"--cache-config: {name!r} must be an object of settings, got {own!r}")
     return [Policy(name, settings.get(name, {})) for name in names]

@@ -2,11 +2,16 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Series: TypeAlias = tuple[float, ...]
+"""One number for each pass; NaN where there is nothing to measure."""
+Table: TypeAlias = tuple[Series, ...]
+"""[rows][columns]; NaN where there is nothing to measure."""
 
 
 def mean(values: Floats) -> float:
@@ -24,3 +29,8 @@ def by_pass(series: Sequence[Floats]) -> tuple[float, ...]:
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         means: Floats = np.nanmean(table, axis=0)
     return tuple(means.tolist())
+
+
+def as_table(values: Floats) -> Table:
+    """A matrix as plain numbers."""
+    return tuple(tuple(row) for row in values.tolist())
