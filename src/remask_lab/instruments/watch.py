@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
 from remask.models.transformer import Transformer
-from remask.observe import ObservedPass, observe_passes
+from remask.observe import ObservedPass, observe_passes, replace_attention
 from remask.policies import CachePolicy
 from remask.policies.dense import Dense
 from remask_lab.instruments.series import Floats
@@ -39,10 +39,11 @@ class Watcher:
     """
 
     def __init__(self, llm: LLM, attention: Attention | None = None, **limits: Any) -> None:
-        model = llm.model if attention is None else Transformer(llm.model.config, llm.model.weights, attention)
-        config = replace(llm.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
-        decode = llm.tokenizer.decode if llm.tokenizer is not None else None
-        self.engine = Engine(model, config, llm.loaded.fingerprint, decode)
+        self.engine = llm.new_engine(
+            replace(llm.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
+        )
+        if attention is not None:
+            replace_attention(self.engine, attention)
 
     def run(self, item: Request, observe: Observe, change: Change | None = None) -> None:
         """Run a request to its end; call `observe` before a pass' tokens change, and then `change`, if given.
