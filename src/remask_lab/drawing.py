@@ -67,7 +67,15 @@ def whole_ticks(axis: Axis, most: int, least: int = 2) -> None:
     axis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=least))
 
 
-def legend_below(figure: Figure, columns: int, axes: Axes | None = None, side: str = "left") -> None:
+def legend_below(
+    figure: Figure, columns: int, axes: Axes | None = None, side: str = "left", fontsize: str = "small"
+) -> None:
     """A legend under all panels, of what `axes` shows, or of what all of them show."""
     shown = () if axes is None else axes.get_legend_handles_labels()
-    figure.legend(*shown, loc=f"outside lower {side}", ncols=columns, fontsize="small", frameon=False)
+    figure.legend(*shown, loc=f"outside lower {side}", ncols=columns, fontsize=fontsize, frameon=False)
+
+
+def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    """The title of a panel and the names of its axes."""
+    axes.set_title(title, fontsize="medium")
+    axes.set(xlabel=x, ylabel=y)

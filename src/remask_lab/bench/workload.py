@@ -63,12 +63,7 @@ class Workload:
     def seeded(self) -> "Workload":
         """The same requests, each with a seed of its own where it has none: every run of them draws the same."""
         tasks = tuple(
-            task
-            if task.request.params.seed is not None
-            else replace(
-                task, request=replace(task.request, params=replace(task.request.params, seed=self.seed + index))
-            )
-            for index, task in enumerate(self.tasks)
+            replace(task, request=seeded(task.request, self.seed + index)) for index, task in enumerate(self.tasks)
         )
         return replace(self, tasks=tasks)
 
@@ -80,6 +75,12 @@ class Workload:
             for task in self.tasks
         ]
         return float(np.mean(lengths))
+
+
+def seeded(request: Request, seed: int) -> Request:
+    """The same request, which gets `seed` where it has none: every run of it draws the same."""
+    params = request.params
+    return request if params.seed is not None else replace(request, params=replace(params, seed=seed))
 
 
 def usual_workload(

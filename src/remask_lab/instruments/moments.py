@@ -1,9 +1,8 @@
 """Correlations of drift, from sums that grow with every pass."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from remask_lab.instruments.series import Floats
 
 
 class Moments:

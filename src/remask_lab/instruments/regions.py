@@ -26,3 +26,8 @@ def regions(length: int, prompt: int, end: int, start: int, block: int) -> Regio
     region[distance == 0] = REGIONS.index("current")
     region[distance > (end - 1 - start) // block] = REGIONS.index("trailing")
     return region
+
+
+def words(region: str) -> str:
+    """The name of a region as text."""
+    return region.replace("_", " ")

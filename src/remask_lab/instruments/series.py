@@ -1,11 +1,16 @@
 """Means of series that may have gaps and different lengths."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Series: TypeAlias = tuple[float, ...]
+"""One number for each pass; NaN where there is nothing to measure."""
+Table: TypeAlias = tuple[Series, ...]
+"""[rows][columns]; NaN where there is nothing to measure."""
 
 
 def mean(values: Floats) -> float:
@@ -37,3 +42,8 @@ def mean_of_known(values: Floats) -> Floats:
     count = known.sum(axis=0)
     found: Floats = np.where(known, values, 0.0).sum(axis=0) / np.where(count, count, np.nan)
     return found
+
+
+def as_table(values: Floats) -> Table:
+    """A matrix as plain numbers."""
+    return tuple(tuple(row) for row in values.tolist())

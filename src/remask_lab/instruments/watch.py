@@ -1,34 +1,35 @@
-"""Requests run one at a time, with somebody looking on after every pass."""
+"""Requests that run one at a time and are observed after every pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
 from remask.models.transformer import Transformer
-from remask.observe import ObservedPass, observe_passes
+from remask.observe import ObservedPass, observe_passes, replace_attention
 from remask.policies import CachePolicy
+from remask.policies.dense import Dense
 from remask_lab.instruments.series import Floats
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T")
 
+NONE = Dense()  # the policy `none`
 HEAD_ROWS = 256  # rows of logits held at a time
 
-Look = Callable[[ObservedPass], None]
+Observe = Callable[[ObservedPass], None]
 """Is called after a pass has run, before its tokens change."""
 Change = Callable[[NDArray[np.bool_]], None]
-"""Is called after `Look` with the positions of the canvas to which the pass gave another token, [T]."""
+"""Is called after `Observe` with the positions of the response to which the pass gave another token, [response]."""
 
 
 class Watcher:
@@ -38,13 +39,14 @@ class Watcher:
     """
 
     def __init__(self, llm: LLM, attention: Attention | None = None, **limits: Any) -> None:
-        model = llm.model if attention is None else Transformer(llm.model.config, llm.model.weights, attention)
-        config = replace(llm.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
-        decode = llm.tokenizer.decode if llm.tokenizer is not None else None
-        self.engine = Engine(model, config, llm.loaded.fingerprint, decode)
+        self.engine = llm.new_engine(
+            replace(llm.engine_config, **{"max_num_seqs": 1, "max_row_layers": None, **limits})
+        )
+        if attention is not None:
+            replace_attention(self.engine, attention)
 
-    def run(self, item: Request, look: Look, change: Change | None = None) -> None:
-        """Run a request to its end: `look` before a pass' tokens change, then `change`, if given.
+    def run(self, item: Request, observe: Observe, change: Change | None = None) -> None:
+        """Run a request to its end; call `observe` before a pass' tokens change, and then `change`, if given.
 
         Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
         """
@@ -53,7 +55,7 @@ class Watcher:
         def observer(passes: Sequence[ObservedPass]) -> None:
             seen.extend(passes)
             for each in passes:
-                look(each)
+                observe(each)
 
         observe_passes(self.engine, observer)
         self.engine.add(item)
@@ -63,7 +65,7 @@ class Watcher:
             check_ends(events)
             if change is not None:
                 for each in seen:
-                    change(_changed(each.tokens, events))
+                    change(_changed(each.tokens, events)[each.prompt : each.end])
 
 
 def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.bool_]:
@@ -75,25 +77,38 @@ def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.b
     return after != before
 
 
-class Tracing(Protocol[T]):
-    """Makes a trace of one request."""
+class UncachedWatcher(Watcher):
+    """A watcher of requests under `none`, which share nothing.
+
+    `what` names in errors what is measured. `policy` runs in the place of `none`, and must plan as it does.
+    """
+
+    def __init__(
+        self, llm: LLM, what: str, attention: Attention | None = None, policy: CachePolicy | None = None
+    ) -> None:
+        super().__init__(llm, attention, store_budget_tokens=0)
+        self.what, self.policy = what, policy or NONE
 
     def check(self, item: Request) -> None:
-        """Raise `ConfigError` where `trace` would."""
-        ...
+        """Raise `ConfigError` where a request cannot run, or asks for a cache, for guidance or for corrections."""
+        check_uncached(item, self.what)
+        self.engine.check(replace(item, prefix_length=0))
 
-    def trace(self, item: Request) -> T:
-        """Run a request to its end."""
-        ...
+    def run(self, item: Request, observe: Observe, change: Change | None = None) -> None:
+        """Check a request, and run it to its end. `Watcher.run` has the rest."""
+        self.check(item)
+        super().run(replace(item, prefix_length=0, policy=self.policy), observe, change)
 
+    def trace_all(self, trace: Callable[[Request], T], work: Sequence[Request], progress: bool) -> list[T]:
+        """What `trace`, which runs a request here, returns for each request of `work`.
 
-def trace_all(tracer: Tracing[T], work: Sequence[Request], progress: bool) -> list[T]:
-    """A trace of each request. Raises `ConfigError`, before anything runs, where there is none or one cannot run."""
-    if not work:
-        raise ConfigError("there is no request to look at; give one at least")
-    for item in work:
-        tracer.check(item)
-    return [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
+        Raises `ConfigError`, before anything runs, where there is no request or one cannot run.
+        """
+        if not work:
+            raise ConfigError("there is no request to measure; give one at least")
+        for item in work:
+            self.check(item)
+        return [trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
 
 
 def check_ends(events: Sequence[Event]) -> None:
@@ -103,12 +118,12 @@ def check_ends(events: Sequence[Event]) -> None:
             raise RemaskError(f"the request ended early: {event.result.error or event.result.finish_reason}")
 
 
-def check_uncached(item: Request, none: CachePolicy, what: str) -> None:
+def check_uncached(item: Request, what: str) -> None:
     """Raise `ConfigError` where a request asks for more than blocks being denoised on one dense canvas.
 
     `what` is measured there. Refused are caches, guidance and corrections.
     """
-    if item.policy != none:
+    if item.policy != NONE:
         raise ConfigError(f"{what} is that of a model without a cache; leave cache out, or say 'none'")
     if item.params.cfg_scale > 0:
         raise ConfigError(
@@ -120,18 +135,6 @@ def check_uncached(item: Request, none: CachePolicy, what: str) -> None:
             f"correction_steps={item.params.correction_steps}: {what} is that of blocks being denoised, and a "
             "correction goes over the whole response; leave correction_steps out"
         )
-
-
-def units(x: Tensor) -> Tensor:
-    """Vectors [rows, ...] as unit vectors [rows, D] in float32, heads concatenated."""
-    return F.normalize(x.flatten(1).float(), dim=-1)
-
-
-def distance(before: Tensor, after: Tensor) -> Tensor:
-    """1 - cosine of unit vectors [..., rows, D], without the cancellation; of the leading rows that both have."""
-    common = min(before.shape[-2], after.shape[-2])
-    found: Tensor = (before[..., :common, :] - after[..., :common, :]).square().sum(dim=-1) / 2
-    return found
 
 
 def certainty(model: Transformer, hidden: Tensor) -> tuple[Floats, Floats]:

@@ -1,24 +1,79 @@
-"""The same prompts under several variants: what each answers, and where it departs from the first of them."""
+"""`remask analyze compare`: responses to the same prompts side by side, differences marked.
 
+The page, one HTML file that needs nothing else, is drawn from `compare.html` in this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
 import difflib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from tqdm import tqdm
 
+from remask.cli.options import add_model_options
+from remask.core.checks import listed
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.llm import LLM
+from remask.llm import LLM, Output
 from remask.policies import CachePolicy, name_of, settings_of
+from remask_lab.arguments.requests import about_requests, add_source_options, open_requests
+from remask_lab.arguments.results import add_output_option, add_page_option
 from remask_lab.bench.contenders import described
-from remask_lab.bench.workload import token_agreement
+from remask_lab.bench.workload import seeded, token_agreement
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record
+
+SUMMARY = "responses to the same prompts side by side, differences marked"
+
+TEMPLATE = Path(__file__).with_name("compare.html")
+PROMPT_CHARACTERS = 600  # of a prompt's end that the page shows before one asks for all of it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument(
+        "--variants",
+        required=True,
+        metavar="JSON",
+        help='what to compare, the first one with all others: ["none", {"cache": "dkv-decode", '
+        '"cache_config": {"refresh_interval": 4}, "sampling": {}}]',
+    )
+    add_page_option(parser)
+    add_source_options(parser)
+    add_output_option(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Answer the requests that `args` name under every variant."""
+    given = _variants(args.variants)
+    llm, requests = open_requests(args)
+    variants = [variant(llm, {"cache": one} if isinstance(one, str) else one) for one in given]
+    cases = compare(llm, requests, variants, progress=llm.progress)
+    facts = about_requests(args, llm, requests, variants=given)
+    record = Record("analyze compare", facts, {"cases": [asdict(case) for case in cases]})
+    return Outcome(text(cases), record, None, reading(cases), partial(page, llm.loaded.name, cases, facts))
+
+
+def _variants(given: str) -> list[Any]:
+    try:
+        found = json.loads(given)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--variants is not JSON: {error}") from error
+    return list(listed("--variants", found, "policies"))
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A policy, with `settings` that tell it from others, and sampling parameters that come on top of a request's."""
+    """A policy, and sampling parameters that come on top of a request's."""
 
     name: str
     policy: CachePolicy
@@ -62,6 +117,25 @@ class Case:
     answers: tuple[Answer, ...]
 
 
+def reading(cases: Sequence[Case]) -> str:
+    """The comparison in a paragraph."""
+    first, *others = [[case.answers[index] for case in cases] for index in range(len(cases[0].answers))]
+    parts = [f"{len(cases)} prompts; {first[0].variant} took {_sum(first, 'forwards'):.0f} forwards."]
+    for answers in others:
+        same = sum(answer.agreement == 1 for answer in answers)
+        parts.append(
+            f"{answers[0].variant}: {same} of {len(cases)} responses are the same to the token, "
+            f"{100 * sum(answer.agreement for answer in answers) / len(answers):.1f} % of tokens on average, with "
+            f"{_sum(answers, 'row_layers') / _sum(first, 'row_layers'):.2f} of the row-layers in "
+            f"{_sum(answers, 'seconds') / _sum(first, 'seconds'):.2f} of the time."
+        )
+    return " ".join(parts)
+
+
+def _sum(answers: Sequence[Answer], name: str) -> float:
+    return float(sum(getattr(answer, name) for answer in answers))
+
+
 def variant(llm: LLM, given: Any) -> Variant:
     """The variant that {"cache", "cache_config", "sampling"} asks for; `cache` is a name or a `CachePolicy` object.
 
@@ -91,7 +165,7 @@ def compare(llm: LLM, work: Sequence[Request], variants: Sequence[Variant], prog
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"variant {twice!r} is there twice; variants must differ")
-    requests = [_seeded(item, index) for index, item in enumerate(work)]
+    requests = [seeded(item, index) for index, item in enumerate(work)]
     for request in requests:
         for variant in variants:
             try:
@@ -107,24 +181,24 @@ def compare(llm: LLM, work: Sequence[Request], variants: Sequence[Variant], prog
             next(iter(llm.run([variant.of(request)], engine=engine, progress=False)))
             for variant, engine in zip(variants, engines, strict=True)
         ]
-        first = _words(outputs[0].text, outputs[0].token_ids)
-        answers = tuple(
-            Answer(
-                variant=variant.name,
-                pieces=tuple(pieces(first, _words(output.text, output.token_ids))),
-                token_ids=output.token_ids,
-                agreement=token_agreement(output.token_ids, outputs[0].token_ids),
-                forwards=output.usage.forwards,
-                row_layers=output.usage.row_layers,
-                seconds=output.elapsed_s,
-                finish_reason=output.finish_reason,
-            )
-            for variant, output in zip(variants, outputs, strict=True)
-        )
-        prompt = request.prompt_token_ids
-        text = " ".join(map(str, prompt)) if llm.tokenizer is None else llm.tokenizer.decode(prompt)
-        cases.append(Case(text, answers))
+        answers = tuple(_answer(name, output, outputs[0]) for name, output in zip(names, outputs, strict=True))
+        tokens = request.prompt_token_ids
+        prompt = " ".join(map(str, tokens)) if llm.tokenizer is None else llm.tokenizer.decode(tokens)
+        cases.append(Case(prompt, answers))
     return cases
+
+
+def _answer(variant: str, output: Output, first: Output) -> Answer:
+    return Answer(
+        variant=variant,
+        pieces=tuple(pieces(_words(first), _words(output))),
+        token_ids=output.token_ids,
+        agreement=token_agreement(output.token_ids, first.token_ids),
+        forwards=output.usage.forwards,
+        row_layers=output.usage.row_layers,
+        seconds=output.elapsed_s,
+        finish_reason=output.finish_reason,
+    )
 
 
 def pieces(reference: Sequence[str], words: Sequence[str]) -> list[Piece]:
@@ -137,28 +211,31 @@ def pieces(reference: Sequence[str], words: Sequence[str]) -> list[Piece]:
     ]
 
 
-def reading(cases: Sequence[Case]) -> str:
-    """The comparison in a paragraph."""
-    first, *others = [[case.answers[index] for case in cases] for index in range(len(cases[0].answers))]
-    parts = [f"{len(cases)} prompts; {first[0].variant} took {_sum(first, 'forwards'):.0f} forwards."]
-    for answers in others:
-        same = sum(answer.agreement == 1 for answer in answers)
-        parts.append(
-            f"{answers[0].variant}: {same} of {len(cases)} responses are the same to the token, "
-            f"{100 * sum(answer.agreement for answer in answers) / len(answers):.1f} % of tokens on average, with "
-            f"{_sum(answers, 'row_layers') / _sum(first, 'row_layers'):.2f} of the row-layers in "
-            f"{_sum(answers, 'seconds') / _sum(first, 'seconds'):.2f} of the time."
-        )
-    return " ".join(parts)
+def _words(output: Output) -> list[str]:
+    """The response in words; token ids where the model has no words."""
+    return [str(token) for token in output.token_ids] if output.text is None else output.text.split()
 
 
-def _sum(answers: Sequence[Answer], name: str) -> float:
-    return float(sum(getattr(answer, name) for answer in answers))
+def text(cases: Sequence[Case]) -> str:
+    """Every response, with the words in brackets that differ from the first variant's."""
+    lines = []
+    for number, case in enumerate(cases, start=1):
+        lines.append(f"Prompt {number}")
+        for answer in case.answers:
+            words = " ".join(f"[{piece.text}]" if piece.differs else piece.text for piece in answer.pieces)
+            lines.append(f"  {answer.variant} ({answer.forwards} forwards, {1e3 * answer.seconds:.0f} ms): {words}")
+    return "\n".join(lines)
 
 
-def _words(text: str | None, tokens: Sequence[int]) -> list[str]:
-    return [str(token) for token in tokens] if text is None else text.split()
-
-
-def _seeded(request: Request, seed: int) -> Request:
-    return request if request.params.seed is not None else replace(request, params=replace(request.params, seed=seed))
+def page(model: str, cases: Sequence[Case], about: dict[str, Any]) -> str:
+    """The comparison as HTML; all that models and users wrote is escaped."""
+    machine = about["machine"]
+    facts = (
+        f"{model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), one "
+        f"request at a time, commit {about['commit'] or 'unknown'}, {about['date']}."
+    )
+    template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    first = cases[0].answers[0].variant
+    return template.render(
+        model=model, cases=cases, reading=reading(cases), first=first, facts=facts, limit=PROMPT_CHARACTERS
+    )

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from remask.core.checks import real
 from remask.engine.request import Request
@@ -26,9 +24,10 @@ from remask.policies.base import Traits
 from remask.policies.dense import Dense
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
 from remask_lab.drawing import K_COLOR, V_COLOR, new_figure, save_figures, whole_ticks
+from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.moments import Moments
 from remask_lab.instruments.series import Floats
-from remask_lab.instruments.watch import Watcher, check_uncached, distance, trace_all, units
+from remask_lab.instruments.watch import UncachedWatcher
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
 
@@ -73,7 +72,7 @@ class FeatureMeans:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """How well the change of an early feature of a layer tells that of a late one, over response positions.
+    """How well the change of an early feature of a layer predicts that of a late one, over response positions.
 
     Attributes:
         early, late: features.
@@ -129,13 +128,13 @@ def reading(report: FeaturesReport) -> str:
     )
     steadier = [WORDS[name] for name in FEATURES if report.means[name].prompt > report.means[name].response]
     where = "every feature" if len(steadier) == len(FEATURES) else ", ".join(steadier) or "no feature"
-    told = "; ".join(
+    foretold = "; ".join(
         f"{WORDS[pair.early]} with {WORDS[pair.late]} {pair.correlation:.2f} (overlap {100 * pair.overlap:.0f} %)"
         for pair in report.foresight
     )
     return (
         f"Mean similarity from one pass to the next: prompt: {prompt}; response: {response}. The prompt is steadier "
-        f"than the response in {where}. Correlation of changes within the response: {told}. Overlap is that of the "
+        f"than the response in {where}. Correlation of changes within the response: {foretold}. Overlap is that of the "
         f"{100 * report.ratio:g} % of positions that move most by either; drawn at random, {100 * report.chance:.0f} % "
         "would be common."
     )
@@ -177,51 +176,36 @@ class FeatureTracer:
     """Runs requests of one model one at a time under `none`, and compares the features of adjacent passes."""
 
     def __init__(self, llm: LLM) -> None:
-        self._none = llm.policy("none")
-        self._watcher = Watcher(llm, store_budget_tokens=0)
+        self.watcher = UncachedWatcher(llm, "the similarity of features", policy=DenseWithOutputs())
         self._trace: FeatureTrace | None = None
-        self._before: list[list[Tensor]] = []  # unit vectors [rows, D], by layer and feature
-
-    def check(self, item: Request) -> None:
-        """Raise `ConfigError` where `trace` would."""
-        check_uncached(item, self._none, "the similarity of features")
-        self._watcher.engine.check(replace(item, prefix_length=0, policy=self._none))
+        self._changes = Changes()
 
     def trace(self, item: Request) -> FeatureTrace:
         """Run a request to its end. Raises `ConfigError` where it cannot run, or asks for a cache or for guidance."""
-        self.check(item)
-        self._trace, self._before = None, []
-        watched = replace(item, prefix_length=0, policy=DenseWithOutputs())
-        self._watcher.run(watched, self._look)
-        self._before = []
+        self._trace, self._changes = None, Changes()
+        self.watcher.run(item, self._observe)
         assert self._trace is not None
         return self._trace
 
-    def _look(self, observed: ObservedPass) -> None:
+    def _observe(self, observed: ObservedPass) -> None:
         if self._trace is None:
             self._trace = FeatureTrace(observed.prompt, observed.end, len(observed.tokens))
         self._trace.passes += 1
         rows = slice(observed.leading)
-        after = [
-            [units(feature) for feature in (*kv, *outputs)]
-            for kv, outputs in zip(observed.kv(rows), observed.outputs(rows), strict=True)
-        ]
-        if self._before:
-            moved = [
-                torch.stack([distance(*pair) for pair in zip(*layers, strict=True)])
-                for layers in zip(self._before, after, strict=True)
-            ]
-            self._trace.moved.append(torch.stack(moved, dim=1).cpu().numpy())
-        self._before = after
+        features = zip(observed.kv(rows), observed.outputs(rows), strict=True)
+        moved = self._changes.take((*kv, *outputs) for kv, outputs in features)
+        if moved is not None:
+            self._trace.moved.append(moved.cpu().numpy())
 
 
 def measure_features(llm: LLM, work: Sequence[Request], ratio: float = 0.25, progress: bool = False) -> FeaturesReport:
-    """Run requests one at a time under `none`, and tell how K, V, attention and FFN outputs change from pass to pass.
+    """Run requests one at a time under `none`, and report how K, V, attention and FFN outputs change from pass to pass.
 
     `ratio` is the share of the response that is picked where early and late features are compared (dLLM-Cache's rho).
     Raises `ConfigError`, before anything runs, where there is no request, or one cannot run or asks for a cache.
     """
-    return summarise(llm, trace_all(FeatureTracer(llm), work, progress), ratio)
+    tracer = FeatureTracer(llm)
+    return summarise(llm, tracer.watcher.trace_all(tracer.trace, work, progress), ratio)
 
 
 def summarise(llm: LLM, traces: Sequence[FeatureTrace], ratio: float = 0.25) -> FeaturesReport:

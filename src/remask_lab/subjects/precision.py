@@ -1,25 +1,78 @@
-"""How many tokens change where only rounding does: other dtypes, batch sizes, kernels, and caches that are exact."""
+"""`remask analyze precision`: how many tokens other dtypes, batch sizes, kernels and exact caches change.
 
+All of them compute what is mathematically the same, so only rounding differs (thesis, appendix D).
+"""
+
+from __future__ import annotations
+
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
+from remask.cli.options import add_model_options, object_option, open_llm
+from remask.core.checks import whole
 from remask.core.kinds import ModelKind
-from remask.engine.engine import Engine
+from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.capped import CappedAttention
-from remask.models.transformer import Transformer
-from remask_lab.bench.workload import Workload, token_agreement
+from remask.observe import replace_attention
+from remask_lab.arguments.common import separated
+from remask_lab.arguments.results import add_result_options
+from remask_lab.bench.workload import Workload, token_agreement, usual_workload
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
 
+SUMMARY = "tokens that change where only rounding does: dtype, batch, kernel"
+
+DTYPES = "float32,bfloat16"
 USUAL, OTHER = "the model's attention", "softmax step by step"  # the latter in place of PyTorch's fused one
 # Policies that compute the same as `none` but for rounding, by kind: the thesis' prefix cache, and final K/V.
 EXACT: dict[ModelKind, str] = {"uniform": "block-prefix", "block_causal": "exact"}
 
 Tokens: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument("--dtypes", default=DTYPES, metavar="D,...", help=f"the first is compared with ({DTYPES})")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="requests at a time, against one (default 8)")
+    parser.add_argument("--requests", type=int, default=32, metavar="N", help="of the model's usual workload")
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="random prompts of this length, on any model")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters")
+    parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Run the model's usual workload under every arithmetic."""
+    for name in ("requests", "batch"):
+        whole(f"--{name}", getattr(args, name), low=1)
+    whole("--prompt-tokens", args.prompt_tokens, low=1, optional=True)
+    dtypes = separated(args.dtypes)
+    if args.dtype != "auto":
+        raise ConfigError(f"--dtype {args.dtype}: precision compares several; name them in --dtypes")
+    models = []
+    for dtype in dtypes:
+        args.dtype = dtype
+        models.append(open_llm(args, engine=EngineConfig(max_num_seqs=args.batch)))
+    first = models[0]
+    sampling = object_option("--sampling", args.sampling)
+    random = {} if args.prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": args.prompt_tokens}
+    workload = usual_workload(first, args.requests, args.seed, sampling, **random).seeded
+    rows = measure_precision(models, workload, args.batch, progress=first.progress)
+    settings = {"requests": args.requests, "batch": args.batch, "dtypes": dtypes, "sampling": sampling, **random}
+    facts = about(first, seed=args.seed, settings=settings)
+    record = Record("analyze precision", facts, {"rows": [asdict(row) for row in rows]})
+    return Outcome(text(rows), record, partial(plot_precision, rows, first.loaded.name), reading(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +105,24 @@ class Divergence:
     accuracy: float | None
 
 
+def reading(rows: Sequence[Divergence]) -> str:
+    """The comparison in a paragraph."""
+    others = [row for row in rows if row.arithmetic != row.reference]
+    sentences = [
+        f"{row.arithmetic} changes {100 * row.tokens:.2f} % of tokens, in {100 * row.responses:.1f} % of responses, "
+        f"against {row.reference}, on average from {100 * row.onset:.0f} % of a response on"
+        for row in others
+        if row.tokens
+    ]
+    same = [f"{row.arithmetic} (as {row.reference})" for row in others if not row.tokens]
+    if same:
+        sentences.append(f"not a token changes under {'; '.join(same)}")
+    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
+    if accuracies:
+        sentences.append(f"accuracy lies between {100 * min(accuracies):.1f} % and {100 * max(accuracies):.1f} %")
+    return "".join(f"{sentence[0].upper()}{sentence[1:]}. " for sentence in sentences).strip()
+
+
 def arithmetics(llm: LLM, batch: int) -> list[Arithmetic]:
     """Those that `llm` can run: one request at a time, then `batch`, another kernel, and a cache that is exact."""
     dtype, kind = str(llm.model.dtype).removeprefix("torch."), llm.loaded.config.kind
@@ -67,11 +138,9 @@ def arithmetics(llm: LLM, batch: int) -> list[Arithmetic]:
 
 def run_arithmetic(llm: LLM, arithmetic: Arithmetic, workload: Workload) -> tuple[Tokens, float | None]:
     """The responses' tokens, in the workload's order, and the share of right answers."""
-    attention = CappedAttention(None) if arithmetic.attention == OTHER else None
-    model = Transformer(llm.model.config, llm.model.weights, attention)
-    config = replace(llm.engine_config, max_num_seqs=arithmetic.concurrency)
-    decode = None if llm.tokenizer is None else llm.tokenizer.decode
-    engine = Engine(model, config, llm.loaded.fingerprint, decode)
+    engine = llm.new_engine(replace(llm.engine_config, max_num_seqs=arithmetic.concurrency))
+    if arithmetic.attention == OTHER:
+        replace_attention(engine, CappedAttention(None))
     policy = llm.policy(arithmetic.cache)
     work = [task.request.with_policy(policy) for task in workload.tasks]
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
@@ -86,8 +155,8 @@ def measure_precision(
 ) -> list[Divergence]:
     """Run `workload` under every arithmetic of `models`, which are one model in several dtypes.
 
-    Each arithmetic is compared with the first of its own dtype, and those first ones with the first of all (thesis,
-    appendix D). Raises `ConfigError` where nothing differs or a request cannot run.
+    Each arithmetic is compared with the first of its own dtype, and those first ones with the first of all. Raises
+    `ConfigError` where nothing differs or a request cannot run.
     """
     if batch < 2:
         raise ConfigError(f"a batch of {batch} is no batch: at least 2 requests at a time are compared with one")
@@ -105,24 +174,6 @@ def measure_precision(
         seen.setdefault(arithmetic.dtype, (arithmetic, tokens))
         found.append(_divergence(arithmetic, reference, tokens, expected, accuracy))
     return found
-
-
-def reading(rows: Sequence[Divergence]) -> str:
-    """The comparison in a paragraph."""
-    others = [row for row in rows if row.arithmetic != row.reference]
-    told = [
-        f"{row.arithmetic} changes {100 * row.tokens:.2f} % of tokens, in {100 * row.responses:.1f} % of responses, "
-        f"against {row.reference}, on average from {100 * row.onset:.0f} % of a response on"
-        for row in others
-        if row.tokens
-    ]
-    same = [f"{row.arithmetic} (as {row.reference})" for row in others if not row.tokens]
-    if same:
-        told.append(f"not a token changes under {'; '.join(same)}")
-    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    if accuracies:
-        told.append(f"accuracy lies between {100 * min(accuracies):.1f} % and {100 * max(accuracies):.1f} %")
-    return "".join(f"{sentence[0].upper()}{sentence[1:]}. " for sentence in told).strip()
 
 
 def _divergence(
@@ -144,3 +195,39 @@ def _divergence(
         onset=float(np.mean(onsets)) if onsets else float("nan"),
         accuracy=accuracy,
     )
+
+
+def text(rows: Sequence[Divergence]) -> str:
+    """The rows for people."""
+    width = max(len(str(row.arithmetic)) for row in rows) + 2
+    lines = [f"{'':<{width}}{'tokens %':>10}{'responses %':>13}{'accuracy %':>12}  compared with"]
+    for row in rows:
+        right = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f}"
+        against = "" if row.arithmetic == row.reference else str(row.reference)
+        lines.append(
+            f"{row.arithmetic!s:<{width}}{100 * row.tokens:>10.2f}{100 * row.responses:>13.1f}{right:>12}  {against}"
+        )
+    return "\n".join(lines)
+
+
+def plot_precision(rows: Sequence[Divergence], model: str, folder: str | Path) -> list[Path]:
+    """Draw the shares of tokens and of responses that differ, by arithmetic, into `folder`; returns the path.
+
+    Raises `ConfigError` where the folder cannot be made.
+    """
+    shares = {str(row.arithmetic): (row.tokens, row.responses) for row in rows if row.arithmetic != row.reference}
+    figure = new_figure("what other arithmetic changes", height=1.6 + 0.55 * len(shares), width=8.5)
+    axes = figure.subplots()
+    places = np.arange(len(shares))
+    for column, (name, color) in enumerate((("tokens", V_COLOR), ("responses", K_COLOR))):
+        values = [100 * pair[column] for pair in shares.values()]
+        bars = axes.barh(places + (column - 0.5) * 0.38, values, 0.34, color=color, label=name)
+        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize="small")
+    axes.set_yticks(places, list(shares))
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(1.0, *(115 * value for pair in shares.values() for value in pair)))
+    axes.set_xlabel("share that differs (%), from one request at a time in the same dtype, or from the first dtype")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    legend_below(figure, 2, axes, "center", "medium")
+    return save_figures({"precision": figure}, folder, model)

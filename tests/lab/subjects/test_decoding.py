@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.subjects import decoding
-from remask_lab.subjects.decoding import DecodingTrace, DecodingTracer, measure_decoding, summarise
-from remask_lab.subjects.decoding_report import reading
+from remask_lab.subjects.decoding import DecodingTrace, DecodingTracer, measure_decoding, reading, summarise
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from remask.errors import ConfigError
-from remask_lab.subjects.steps import StepTracer, measure_steps
-from remask_lab.subjects.steps_report import reading
-from remask_lab.subjects.trace import Tracer
+from remask_lab.subjects.drift import DriftTracer
+from remask_lab.subjects.steps import StepTracer, measure_steps, reading
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
@@ -25,7 +24,7 @@ from tests.lab.subjects.support import open_model, work
 )
 def test_none_is_what_drift_is_measured_on(folder: Any, sampling: dict[str, Any]) -> None:
     llm = open_model(folder)
-    ours, drift = StepTracer(llm).trace(work(llm, **sampling)), Tracer(llm).trace(work(llm, **sampling))
+    ours, drift = StepTracer(llm).trace(work(llm, **sampling)), DriftTracer(llm).trace(work(llm, **sampling))
     assert ours.entropy == pytest.approx([float(values.mean()) for values in drift.entropy])
     assert ours.change_rate == drift.change_rate
     block = drift.block

@@ -10,8 +10,7 @@ import torch
 from remask.cli.lines import Defaults, as_request
 from remask.errors import ConfigError, RemaskError
 from remask_lab.instruments.regions import REGIONS, regions
-from remask_lab.subjects.drift import summarise
-from remask_lab.subjects.trace import Trace, Tracer
+from remask_lab.subjects.drift import DriftTrace, DriftTracer, summarise
 from tests import goldens as masked
 from tests.engine import kinds
 from tests.goldens import uniform as goldens
@@ -31,7 +30,7 @@ def close(actual: list[np.ndarray[Any, Any]], expected: torch.Tensor, atol: floa
 def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
     llm, recorded = open_model(goldens.model_dir("unif"), **limits), goldens.diagnostics()
     run = goldens.Run(goldens.trace("T1_unif_b8"), "baseline", row)
-    trace = Tracer(llm).trace(as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
+    trace = DriftTracer(llm).trace(as_request(llm, run.request_line(), "0", Defaults({}, "none", {})))
     close(trace.k_drift, recorded["k_drift"][:, row], 1e-5)
     close(trace.v_drift, recorded["v_drift"][:, row], 1e-5)
     close(trace.attention, recorded["attn_mass"][:, row], 1e-5)
@@ -47,7 +46,7 @@ def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_masked_models_against_the_dense_oracle(family: str) -> None:
     llm = open_model(masked.model_dir(family))
-    trace = Tracer(llm).trace(work(llm, block_length=4))
+    trace = DriftTracer(llm).trace(work(llm, block_length=4))
     (output,) = llm.run([work(llm, block_length=4)], trace=True)
     assert output.trace is not None
     model = dense.load(masked.model_dir(family))
@@ -76,7 +75,7 @@ def settled(events: Any) -> set[int]:
 
 def test_regions_that_masked_canvases_have() -> None:
     llm = open_model(masked.model_dir("llada"))
-    tracer = Tracer(llm)
+    tracer = DriftTracer(llm)
     long, short = tracer.trace(work(llm, block_length=4)), tracer.trace(work(llm, max_tokens=4))
     report = summarise(llm, [long, short])
     assert list(report.regions) == ["prompt", "rest_past", "previous", "current", "next", "rest_future"]
@@ -94,7 +93,7 @@ def test_regions_that_masked_canvases_have() -> None:
 def test_block_causal_rows_exist_when_their_block_is_reached() -> None:
     found = kinds.checkpoint("sdar")
     llm = open_model(found.folder)
-    trace = Tracer(llm).trace(work(llm))
+    trace = DriftTracer(llm).trace(work(llm))
     report = summarise(llm, [trace])
     assert list(report.regions) == ["prompt", "rest_past", "previous", "current"]
     for drift, start in zip(trace.k_drift, trace.starts, strict=False):
@@ -118,7 +117,7 @@ def test_a_prompt_in_the_current_block_is_current() -> None:
 
 def test_a_tracer_serves_many_requests() -> None:
     llm = open_model(goldens.model_dir("gentle"))
-    tracer = Tracer(llm)
+    tracer = DriftTracer(llm)
     sampling: dict[str, Any] = {"seed": 3, "sampler": "ancestral", "temperature": 1.0, "steps_per_block": 3}
     first, second = (tracer.trace(work(llm, block_length=8, **sampling)) for _ in range(2))
     assert first.starts == second.starts == [11] * 3 + [19] * 3
@@ -138,18 +137,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_measured(settings: dict[str, Any], message: str) -> None:
     llm = open_model(masked.model_dir("llada"))
     with pytest.raises(ConfigError, match=message):
-        Tracer(llm).trace(work(llm, **settings))
+        DriftTracer(llm).trace(work(llm, **settings))
 
 
 def test_a_request_that_runs_out_of_time_is_no_measurement() -> None:
     llm = open_model(masked.model_dir("llada"))
     with pytest.raises(RemaskError, match="ended early: timeout"):
-        Tracer(llm).trace(work(llm, deadline=1e-9))
+        DriftTracer(llm).trace(work(llm, deadline=1e-9))
 
 
 def test_traces_hold_what_they_say() -> None:
     llm = open_model(goldens.model_dir("unif"))
-    trace: Trace = Tracer(llm).trace(work(llm, block_length=6, steps_per_block=2))
+    trace: DriftTrace = DriftTracer(llm).trace(work(llm, block_length=6, steps_per_block=2))
     assert (trace.prompt, trace.response, trace.block, trace.passes) == (11, 12, 6, 4)
     assert len(trace.k_drift) == len(trace.v_drift) == 3
     assert trace.moments.samples == 3 * 64
