@@ -22,18 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name in subject_names():
         subject = importlib.import_module(f"{subjects.__name__}.{name}")
-        if not hasattr(subject, "SUMMARY"):
-            continue
         own = found.add_parser(name.replace("_", "-"), help=subject.SUMMARY)
         subject.add_arguments(own)
         own.set_defaults(measure=subject.measure)
-    for module in pkgutil.iter_modules(__path__):
-        try:
-            old = importlib.import_module(f"{__name__}.{module.name}")
-        except ImportError:
-            continue
-        if hasattr(old, "add_parser"):
-            old.add_parser(found)
 
 
 def subject_names() -> list[str]:
