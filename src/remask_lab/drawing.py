@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from remask.errors import ConfigError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 DPI = 160
 K_COLOR, V_COLOR = "#1f5a92", "#c0392b"
+
+Below: TypeAlias = Literal["outside lower left", "outside lower center", "outside lower right"]
 
 
 def check_drawing() -> None:
@@ -68,11 +70,22 @@ def whole_ticks(axis: Axis, most: int, least: int = 2) -> None:
 
 
 def legend_below(
-    figure: Figure, columns: int, axes: Axes | None = None, side: str = "left", fontsize: str = "small"
+    figure: Figure,
+    columns: int,
+    axes: Axes | None = None,
+    where: Below = "outside lower left",
+    fontsize: str = "small",
 ) -> None:
     """A legend under all panels, of what `axes` shows, or of what all of them show."""
-    shown = () if axes is None else axes.get_legend_handles_labels()
-    figure.legend(*shown, loc=f"outside lower {side}", ncols=columns, fontsize=fontsize, frameon=False)
+    shown = [each.get_legend_handles_labels() for each in (figure.axes if axes is None else [axes])]
+    figure.legend(
+        [handle for handles, _ in shown for handle in handles],
+        [label for _, labels in shown for label in labels],
+        loc=where,
+        ncols=columns,
+        fontsize=fontsize,
+        frameon=False,
+    )
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

@@ -372,7 +372,7 @@ def _draw_tasks(report: DepthReport) -> Figure:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
-    legend_below(figure, 5, right, "right")
+    legend_below(figure, 5, right, "outside lower right")
     return figure
 
 

@@ -427,7 +427,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     _, labels = axes.get_legend_handles_labels()
     # About 14 characters of this size go into an inch.
     columns = int(14 * figure.get_figwidth() / (max(map(len, labels)) + 8))
-    legend_below(figure, min(len(labels), max(1, columns)), axes, "center")
+    legend_below(figure, min(len(labels), max(1, columns)), axes, "outside lower center")
 
 
 def _words(name: str) -> str:

@@ -251,5 +251,5 @@ def _heatmap(report: PrefixSimilarity) -> Figure:
     right.locator_params(axis="x", nbins=4)
     right.grid(axis="x", alpha=0.3)
     right.set_axisbelow(True)
-    legend_below(figure, 2, right, "right")
+    legend_below(figure, 2, right, "outside lower right")
     return figure

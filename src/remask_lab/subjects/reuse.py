@@ -324,5 +324,5 @@ def _collapse(rows: Sequence[Row]) -> Figure:
     for axes in (left, right):
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-    legend_below(figure, 3, right, "right")
+    legend_below(figure, 3, right, "outside lower right")
     return figure
