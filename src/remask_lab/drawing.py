@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remask.errors import ConfigError
 
@@ -71,8 +71,11 @@ def legend_below(
     figure: Figure, columns: int, axes: Axes | None = None, side: str = "left", fontsize: str = "small"
 ) -> None:
     """A legend under all panels, of what `axes` shows, or of what all of them show."""
-    shown = () if axes is None else axes.get_legend_handles_labels()
-    figure.legend(*shown, loc=f"outside lower {side}", ncols=columns, fontsize=fontsize, frameon=False)
+    style: dict[str, Any] = {"loc": f"outside lower {side}", "ncols": columns, "fontsize": fontsize, "frameon": False}
+    if axes is None:
+        figure.legend(**style)
+    else:
+        figure.legend(*axes.get_legend_handles_labels(), **style)
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
