@@ -27,7 +27,7 @@ def add_shape_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, object]:
-    """The options of `add_shape_options` as a record tells them; the seed is told apart."""
+    """The options of `add_shape_options` as a record has them; the seed has a field of its own there."""
     return {name: getattr(args, name) for name in SETTINGS}
 
 

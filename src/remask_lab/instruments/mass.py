@@ -1,4 +1,4 @@
-"""Where a block's queries look: the share of attention that each region gets."""
+"""The share of attention that a block's queries give to each region."""
 
 import math
 

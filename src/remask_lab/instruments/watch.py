@@ -74,7 +74,8 @@ def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.b
     for event in events:
         if event.transfer is not None:
             after[list(event.transfer.positions)] = event.transfer.token_ids
-    return after != before
+    changed: NDArray[np.bool_] = after != before
+    return changed
 
 
 class UncachedWatcher(Watcher):

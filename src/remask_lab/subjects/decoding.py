@@ -386,7 +386,7 @@ def _draw_tokens(report: DecodingReport) -> Figure:
             whole_ticks(axis, 8)
         figure.colorbar(image, ax=axes, label="Euclidean distance", shrink=0.9)
     figure.axes[0].set_ylabel("response token, in decoding order")
-    legend_below(figure, 1, figure.axes[0], "center", "medium")
+    legend_below(figure, 1, figure.axes[0], "outside lower center", "medium")
     return figure
 
 
@@ -406,7 +406,7 @@ def _draw_aligned(report: DecodingReport) -> Figure:
         axes.set_ylabel("cosine distance" if measure == "cosine" else "Euclidean distance")
         whole_ticks(axes.xaxis, 9)
         axes.grid(alpha=0.3)
-    legend_below(figure, 2, figure.axes[0], "center", "medium")
+    legend_below(figure, 2, figure.axes[0], "outside lower center", "medium")
     return figure
 
 

@@ -229,5 +229,5 @@ def plot_precision(rows: Sequence[Divergence], model: str, folder: str | Path) -
     axes.set_xlabel("share that differs (%), from one request at a time in the same dtype, or from the first dtype")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    legend_below(figure, 2, axes, "center", "medium")
+    legend_below(figure, 2, axes, "outside lower center", "medium")
     return save_figures({"precision": figure}, folder, model)

@@ -337,7 +337,7 @@ def _draw_tokens(report: StepsReport) -> Figure:
     label(right, "tokens changed", "pass", "share of the response (%)")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
-    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "center")
+    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "outside lower center")
     return figure
 
 
@@ -352,7 +352,7 @@ def _draw_cost(report: StepsReport) -> Figure:
     label(left, "work", "pass", "row-layers")
     log_axis(right, "y", [value for curves in report.policies for value in curves.milliseconds])
     label(right, "time, one request at a time", "pass", "milliseconds")
-    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "center")
+    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "outside lower center")
     return figure
 
 
@@ -366,7 +366,7 @@ def _draw_drift(report: StepsReport) -> Figure:
         log_axis(axes, "y", [v for curves in report.policies for v in (*curves.k_drift, *curves.v_drift)])
         label(axes, side.upper(), "step within the block, compared with the one before")
     figure.axes[0].set_ylabel("mean cosine distance")
-    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "center")
+    legend_below(figure, min(4, len(report.policies)), figure.axes[0], "outside lower center")
     return figure
 
 
