@@ -1,4 +1,4 @@
-"""What the engine asks of a request's decoding, whatever kind of model it runs on."""
+"""The interface between the engine and the decoding of a request, for every kind of model."""
 
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class Decoder(Protocol):
 
     @property
     def corrections(self) -> int | None:
-        """Correction steps so far; None where none were asked for."""
+        """Correction steps so far; None where the request names no correction."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -67,12 +67,12 @@ class Decoder(Protocol):
         ...
 
     def advance(self) -> None:
-        """The step is over and what it wrote is on the canvas."""
+        """Go to the next step. The tokens of the last one are on the canvas."""
         ...
 
 
 class Uncorrected:
-    """What decoders answer whose complete tokens are final."""
+    """The answers of decoders that correct nothing."""
 
     touched: None = None
     corrections: None = None
@@ -83,7 +83,7 @@ class Decoding(Protocol):
 
     @property
     def seed(self) -> int:
-        """What all draws depend on."""
+        """The seed that all draws depend on."""
         ...
 
     @property

@@ -160,7 +160,7 @@ class Intake:
                 raise ConfigError("logprobs are the logarithms of confidences, and a uniform model's sampler has none")
             remasking = params.remasking
             if config.kind == "masked":
-                rule = resolve(params, config.family, policy.traits.blockwise)
+                rule = resolve(params, config.family, policy.traits.schedule.blockwise)
                 remasking = None if rule.measure == "probability" else rule.remasking
             if remasking not in (None, "low_confidence", "sequential"):
                 raise ConfigError(

@@ -10,8 +10,8 @@ from torch import Tensor
 from remask.engine.chunks import PrefixPass
 from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
-from remask.engine.job import Job
 from remask.engine.runner import Items, Runner
+from remask.engine.running import RunningRequest
 from remask.models.attention import Attention, Sink
 from remask.models.stage import Segments, StepBatch
 from remask.models.transformer import Transformer
@@ -76,10 +76,10 @@ class _TimedRunner(Runner):
         with self.clock.running("packing"):
             return super().pack(items, passes, first)
 
-    def look(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+    def find_drift(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         with self.clock.running("watch"):
-            return super().look(eyes, layer)
+            return super().find_drift(eyes, layer)
 
-    def read(self, hidden: Tensor, jobs: Sequence[Job]) -> NDArray[np.float32]:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         with self.clock.running("sampling"):
-            return super().read(hidden, jobs)
+            return super().read(hidden, requests)

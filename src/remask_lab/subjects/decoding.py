@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask_lab.subjects.decoding_report import MEASURES, SIDES, Aligned, DecodingReport, Table
 from remask_lab.subjects.series import Floats
@@ -71,14 +71,14 @@ class DecodingTracer:
         assert trace is not None
         trace.decoded[changed[self._prompt : self._prompt + trace.length]] = trace.passes - 1
 
-    def _look(self, job: Job, hidden: Tensor) -> None:  # noqa: ARG002
-        canvas, pool = job.branches[0].canvas, self._watcher.engine.pool
+    def _look(self, running: RunningRequest, hidden: Tensor) -> None:  # noqa: ARG002
+        canvas, pool = running.branches[0].canvas, self._watcher.engine.pool
         if self._trace is None:
             self._prompt, length = canvas.prompt, canvas.end - canvas.prompt
             self._trace = DecodingTrace(length, np.full(length, -1))
         trace = self._trace
         trace.passes += 1
-        slots = leading_slots(job, self._watcher.engine.model.device)[canvas.prompt : canvas.end]
+        slots = leading_slots(running, self._watcher.engine.model.device)[canvas.prompt : canvas.end]
         after = [
             torch.stack([pool.k[layer][slots], pool.v[layer][slots]]).flatten(2).float() for layer in range(len(pool.k))
         ]

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
@@ -33,7 +33,7 @@ class DenseWithOutputs(Dense):
     @property
     def traits(self) -> Traits:
         """Those of `none`, and room for outputs."""
-        return replace(Dense().traits, needs_outputs=True)
+        return replace(Dense().traits, keeps=frozenset({"outputs"}))
 
 
 @dataclass(slots=True)
@@ -75,12 +75,12 @@ class FeatureTracer:
         assert self._trace is not None
         return self._trace
 
-    def _look(self, job: Job, hidden: Tensor) -> None:  # noqa: ARG002
-        canvas, pool = job.branches[0].canvas, self._watcher.engine.pool
+    def _look(self, running: RunningRequest, hidden: Tensor) -> None:  # noqa: ARG002
+        canvas, pool = running.branches[0].canvas, self._watcher.engine.pool
         if self._trace is None:
             self._trace = FeatureTrace(canvas.prompt, canvas.end, len(canvas))
         self._trace.passes += 1
-        slots = leading_slots(job, self._watcher.engine.model.device)
+        slots = leading_slots(running, self._watcher.engine.model.device)
         after = [
             [units(kept[slots]) for kept in (pool.k[layer], pool.v[layer], *pool.outputs[layer])]
             for layer in range(len(pool.k))

@@ -12,8 +12,8 @@ from remask.core.sampling import SamplingParams
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import Cuts, ProfileSettings, run_depth
 from remask.depth.similarity import KV, PrefixProbe
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.subjects.leakage_report import Constants, LeakageReport, RatioLeakage
@@ -127,9 +127,9 @@ def _request(cuts: Cuts, number: int, place: int, steps: int) -> Request:
 
 
 def _look(passes: Passes, tap: QueryTap, count: int, alone: KV, seen: list[Floats]) -> Look:
-    def look(job: Job) -> None:
+    def look(running: RunningRequest) -> None:
         queries, tap.queries = tap.queries, []
-        keys, values = passes.kv(job, len(job.branches[0].canvas))
+        keys, values = passes.kv(running, len(running.branches[0].canvas))
         layers = [
             _layer(q[:count], k, v, k_alone, v_alone)
             for q, k, v, k_alone, v_alone in zip(queries, keys, values, *alone, strict=True)

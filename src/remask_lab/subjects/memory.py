@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from remask.engine.engine import Engine
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.config import ModelConfig
@@ -43,15 +43,15 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     w, c, traits = config.widths(item), crowd, policy.traits
     depth = policy.boundary(c.prefix, c.canvas, w.layers) if c.prefix else 0
     # Position-layers that the store holds for all, in which the requests have no slots of their own.
-    leased = c.prefix // page * page * w.layers if traits.pages else c.prefix * depth
-    stored = leased if traits.pages else c.prefix * w.layers * (depth > 0)
+    leased = c.prefix // page * page * w.layers if traits.sharing == "pages" else c.prefix * depth
+    stored = leased if traits.sharing == "pages" else c.prefix * w.layers * (depth > 0)
     canvases = c.requests * (2 if c.guided else 1)
     own = canvases * c.canvas * w.layers - c.requests * leased
     between = w.layers - 1
     return Footprint(
         kv=w.item * 2 * w.keys * own,
-        outputs=w.item * 2 * w.hidden * (own + stored) * traits.needs_outputs,
-        states=canvases * c.canvas * between * (w.item * w.hidden + TRACKED) * traits.watches,
+        outputs=w.item * 2 * w.hidden * (own + stored) * ("outputs" in traits.keeps),
+        states=canvases * c.canvas * between * (w.item * w.hidden + TRACKED) * ("attention" in traits.keeps),
         store=w.item * 2 * w.keys * stored,
         boundary=w.item * w.hidden * c.prefix * between * (depth > 0),
     )
@@ -99,7 +99,7 @@ class _Peak:
         self.measured = self.unused = self.together = self.tokens = 0
         engine.probe = self._look
 
-    def _look(self, jobs: Sequence[Job], hidden: Tensor) -> None:  # noqa: ARG002
+    def _look(self, requests: Sequence[RunningRequest], hidden: Tensor) -> None:  # noqa: ARG002
         report = self.engine.memory_report()
         if report.bytes <= self.measured:
             return

@@ -8,8 +8,8 @@ from torch import Tensor
 from remask.depth.similarity import KV
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
@@ -17,7 +17,7 @@ from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy
 
-Look = Callable[[Job], None]
+Look = Callable[[RunningRequest], None]
 
 
 class Passes:
@@ -53,9 +53,9 @@ class Passes:
     def run(self, request: Request, policy: CachePolicy, look: Look) -> None:
         """Run a request to its end; `look` is called after each pass. Raises `ConfigError` where it cannot run."""
 
-        def probe(jobs: Sequence[Job], _: Tensor) -> None:
-            for job in jobs:
-                look(job)
+        def probe(requests: Sequence[RunningRequest], _: Tensor) -> None:
+            for running in requests:
+                look(running)
 
         self._engine.probe = probe
         self._engine.add(request.with_policy(policy))
@@ -73,10 +73,10 @@ class Passes:
         """The K/V memory that passes write to."""
         return self._engine.pool
 
-    def kv(self, job: Job, count: int) -> KV:
-        """K and V that the last pass of `job` read at the first `count` positions, from wherever they live; copies."""
+    def kv(self, running: RunningRequest, count: int) -> KV:
+        """Copies of the K and V that the last pass of `running` read at the first `count` positions."""
         keys, values = [], []
-        for table in job.branches[0].tables:
+        for table in running.branches[0].tables:
             slots = torch.from_numpy(table.slots[:count]).to(self.pool.k[0].device)
             for layer in table.layers:
                 keys.append(self.pool.k[layer][slots])

@@ -8,8 +8,8 @@ from tqdm import tqdm
 
 from remask.depth.profile import check_tau, run_depth
 from remask.depth.similarity import KV, Measure, PrefixProbe, layer_cosines
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask_lab.subjects.passes import Look, Passes
 from remask_lab.subjects.prefix_report import PrefixSimilarity, Table
@@ -74,8 +74,8 @@ def summarise(
 
 
 def _look(passes: Passes, count: int, alone: KV, measure: Measure, seen: list[Floats]) -> Look:
-    def look(job: Job) -> None:
-        seen.append(layer_cosines(passes.kv(job, count), alone, measure))
+    def look(running: RunningRequest) -> None:
+        seen.append(layer_cosines(passes.kv(running, count), alone, measure))
 
     return look
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.depth.similarity import Measure, PrefixProbe, layer_cosines
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -91,8 +91,8 @@ def _mean(values: Floats) -> Floats:
 
 
 def _look(passes: Passes, probe: PrefixProbe, count: int, measure: Measure, steps: list[Floats]) -> Look:
-    def look(job: Job) -> None:
-        fresh = probe.states(job.branches[0].canvas.tokens.tolist(), count)
-        steps.append(layer_cosines(passes.kv(job, count), fresh, measure).mean(axis=0))
+    def look(running: RunningRequest) -> None:
+        fresh = probe.states(running.branches[0].canvas.tokens.tolist(), count)
+        steps.append(layer_cosines(passes.kv(running, count), fresh, measure).mean(axis=0))
 
     return look

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy, settings_of
@@ -57,7 +57,7 @@ class StepTracer:
     def time(self, item: Request) -> Floats:
         """Seconds of each pass of the request, with nobody looking on, [passes]; of those that denoise."""
         engine, seconds, ran = self._watcher.engine, [], []
-        engine.probe = lambda jobs, _: ran.append(denoises(jobs))
+        engine.probe = lambda requests, _: ran.append(denoises(requests))
         engine.add(item)
         while engine.busy:
             ran.clear()
@@ -71,28 +71,27 @@ class StepTracer:
         assert self._trace is not None
         self._trace.change_rate.append(float(changed[self._prompt : self._prompt + self._trace.length].mean()))
 
-    def _look(self, job: Job, hidden: Tensor) -> None:
-        canvas, decoder = job.branches[0].canvas, job.decoder
-        assert decoder is not None
+    def _look(self, running: RunningRequest, hidden: Tensor) -> None:
+        canvas, decoder = running.branches[0].canvas, running.decoder
         if self._trace is None:
             self._prompt, self._trace = canvas.prompt, StepTrace(canvas.end - canvas.prompt)
         trace = self._trace
         entropy, probability = certainty(self._watcher.engine.model, hidden)
         trace.entropy.append(mean(entropy))
         trace.probability.append(probability)
-        trace.places.append(np.flatnonzero(job.plan.predict) - canvas.prompt)
-        trace.row_layers.append(job.cost)
-        after = self._block_states(job, decoder.block)
+        trace.places.append(np.flatnonzero(running.plan.predict) - canvas.prompt)
+        trace.row_layers.append(running.cost)
+        after = self._block_states(running, decoder.block)
         if self._before is not None and self._before[0] == decoder.block:
             moved = torch.stack([distance(*pair) for pair in zip(self._before[1], after, strict=True)])
             k, v = moved.double().mean(dim=(0, 2)).cpu().tolist()
             trace.drift.append((decoder.block_step, k, v))
         self._before = decoder.block, after
 
-    def _block_states(self, job: Job, block: range) -> list[Tensor]:
+    def _block_states(self, running: RunningRequest, block: range) -> list[Tensor]:
         """K and V of the block as unit vectors, [2, rows, D] a layer, wherever its rows live."""
         pool, found = self._watcher.engine.pool, []
-        for table in job.branches[0].tables:
+        for table in running.branches[0].tables:
             slots = torch.from_numpy(table.slots[block.start : block.stop]).to(self._watcher.engine.model.device)
             found += [torch.stack([units(pool.k[layer][slots]), units(pool.v[layer][slots])]) for layer in table.layers]
         return found

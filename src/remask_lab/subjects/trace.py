@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.llm import LLM
 from remask_lab.subjects.mass import QueryTap, attention_mass
 from remask_lab.subjects.moments import Moments
@@ -82,25 +82,24 @@ class Tracer:
         response = changed[self._trace.prompt : self._trace.prompt + self._trace.response]
         self._trace.change_rate.append(float(response.mean()))
 
-    def _look(self, job: Job, hidden: Tensor) -> None:
-        canvas, decoder = job.branches[0].canvas, job.decoder
-        assert decoder is not None
+    def _look(self, running: RunningRequest, hidden: Tensor) -> None:
+        canvas, decoder = running.branches[0].canvas, running.decoder
         model = self._watcher.engine.model
         if self._trace is None:
             moments = Moments(model.config.layers)
-            self._trace = Trace(canvas.prompt, canvas.end - canvas.prompt, job.decoding.block, moments)
+            self._trace = Trace(canvas.prompt, canvas.end - canvas.prompt, running.pending.decoding.block, moments)
         trace, block = self._trace, decoder.block
         trace.starts.append(block.start)
         trace.region.append(regions(len(canvas), canvas.prompt, canvas.end, block.start, trace.block))
         trace.entropy.append(certainty(model, hidden)[0])
         queries, self._tap.queries = self._tap.queries, []
-        self._states(trace, job, block, queries)
+        self._states(trace, running, block, queries)
 
-    def _states(self, trace: Trace, job: Job, block: range, queries: Sequence[Tensor]) -> None:
+    def _states(self, trace: Trace, running: RunningRequest, block: range, queries: Sequence[Tensor]) -> None:
         """Take in the K and V of the pass that has just run, and where its block's queries looked."""
-        model, pool, plan = self._watcher.engine.model, self._watcher.engine.pool, job.plan
+        model, pool, plan = self._watcher.engine.model, self._watcher.engine.pool, running.plan
         length = len(trace.region[-1])
-        slots = leading_slots(job, model.device)
+        slots = leading_slots(running, model.device)
         reach = len(slots) if plan.sees is None else min(len(slots), int(plan.sees[block.start]))
         region = torch.from_numpy(trace.region[-1][:reach].astype(np.int64)).to(model.device)
         mass = torch.zeros(len(REGIONS), device=model.device)

@@ -12,8 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.engine.engine import Engine, Event
-from remask.engine.job import Job
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
 from remask.models.attention import Attention
@@ -25,8 +25,8 @@ T = TypeVar("T", covariant=True)
 
 HEAD_ROWS = 256  # rows of logits held at a time
 
-Look = Callable[[Job, Tensor], None]
-"""Is given the job of a pass that has just run, and the final hidden states of its predicted rows [M, D]."""
+Look = Callable[[RunningRequest, Tensor], None]
+"""Takes the request of a pass that has just run, and the final hidden states of its predicted rows, [M, D]."""
 Change = Callable[[NDArray[np.bool_]], None]
 """Is told which positions of the canvas the pass gave another token, [T]."""
 
@@ -49,14 +49,14 @@ class Watcher:
 
         Raises `ConfigError` where it cannot run, and `RemaskError` where it ends before its response is complete.
         """
-        job: Job | None = None
+        running: RunningRequest | None = None
 
-        def probe(jobs: Sequence[Job], hidden: Tensor) -> None:
-            nonlocal job
-            if denoises(jobs):
-                (job,) = jobs
-                self._tokens = job.branches[0].canvas.tokens.copy()
-                look(job, hidden)
+        def probe(requests: Sequence[RunningRequest], hidden: Tensor) -> None:
+            nonlocal running
+            if denoises(requests):
+                (running,) = requests
+                self._tokens = running.branches[0].canvas.tokens.copy()
+                look(running, hidden)
 
         self.engine.probe = torch.inference_mode()(probe)
         self.engine.add(item)
@@ -64,8 +64,8 @@ class Watcher:
             self._tokens = None
             check_ends(self.engine.step())
             if change is not None and self._tokens is not None:
-                assert job is not None
-                change(job.branches[0].canvas.tokens != self._tokens)
+                assert running is not None
+                change(running.branches[0].canvas.tokens != self._tokens)
 
 
 class Tracing(Protocol[T]):
@@ -89,9 +89,9 @@ def trace_all(tracer: Tracing[T], work: Sequence[Request], progress: bool) -> li
     return [tracer.trace(item) for item in tqdm(work, desc="requests", unit="req", disable=not progress)]
 
 
-def denoises(jobs: Sequence[Job]) -> bool:
-    """Whether a pass denoises: prefix-only passes have no job, and a closing pass follows a complete response."""
-    return any(not job.closing for job in jobs)
+def denoises(requests: Sequence[RunningRequest]) -> bool:
+    """Whether a pass denoises: prefix-only passes have no request, and a closing pass follows a complete response."""
+    return any(not running.closing for running in requests)
 
 
 def check_ends(events: Sequence[Event]) -> None:
@@ -120,10 +120,10 @@ def check_uncached(item: Request, none: CachePolicy, what: str) -> None:
         )
 
 
-def leading_slots(job: Job, device: torch.device) -> Tensor:
+def leading_slots(running: RunningRequest, device: torch.device) -> Tensor:
     """Where the K/V of the rows that a pass under `none` computes live: those of leading positions, int64 [rows]."""
-    (table,) = job.branches[0].tables
-    rows = int(job.plan.spans[0].rows.sum())
+    (table,) = running.branches[0].tables
+    rows = int(running.plan.spans[0].rows.sum())
     return torch.from_numpy(table.slots[:rows]).to(device)
 
 
