@@ -144,7 +144,9 @@ def test_pictures_are_a_need_of_drawing_functions_only(module: str) -> None:
     functions = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.FunctionDef)]
     inside = {id(inner) for function in functions for inner in ast.walk(function)}
     for node in ast.walk(TREES[module]):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names = [alias.name for alias in node.names]
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         if any(name.partition(".")[0] == "matplotlib" for name in names):
             assert module.startswith("remask_lab"), f"{module} draws"

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan, PrefixHit
-from remask.engine.canvas_state import Table
+from remask.engine.canvas_state import SlotTable
 from remask.engine.chunks import PrefixPass
 from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
-from remask.engine.job import Job as RunningRequest
 from remask.engine.runner import Items, Runner
+from remask.engine.running import RunningRequest
 from remask.models.attention import Attention, Sink
 from remask.models.pool import Pool
 from remask.models.stage import Segments, StepBatch
@@ -62,7 +62,7 @@ class ObservedPass:
     prefix: PrefixHit | None
     hidden: Tensor
     _pool: Pool
-    _tables: tuple[Table, ...]
+    _tables: tuple[SlotTable, ...]
 
     @property
     def leading(self) -> int:
@@ -111,7 +111,6 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
         if request.closing:
             continue
         canvas, decoder = request.branches[0].canvas, request.decoder
-        assert decoder is not None
         tokens = canvas.tokens.copy()
         tokens.flags.writeable = False
         passes.append(
@@ -120,7 +119,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
                 step=decoder.step,
                 block_step=decoder.block_step,
                 block=decoder.block,
-                block_length=request.decoding.block,
+                block_length=request.pending.decoding.block,
                 prompt=canvas.prompt,
                 end=canvas.end,
                 tokens=tokens,
@@ -201,10 +200,10 @@ class _SectionedRunner(Runner):
         with self.section("packing"):
             return super().pack(items, passes, first)
 
-    def look(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+    def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         with self.section("watch"):
-            return super().look(eyes, layer)
+            return super().find_drift(watchers, layer)
 
-    def read(self, hidden: Tensor, jobs: Sequence[RunningRequest]) -> NDArray[np.float32]:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         with self.section("sampling"):
-            return super().read(hidden, jobs)
+            return super().read(hidden, requests)

@@ -218,8 +218,9 @@ def as_if_asked_for(item: Work, result: Result) -> Work:
 
 def let_pass(engine: Engine, name: str, seconds: float) -> None:
     """As if a request had arrived so much earlier."""
-    (job,) = [job for job in engine._jobs() if job.request.id == name]
-    job.arrived -= seconds
+    unfinished = [*engine._waiting, *(running.pending for running in engine._unfinished())]
+    (pending,) = [each for each in unfinished if each.request.id == name]
+    pending.arrived -= seconds
 
 
 def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:

@@ -11,7 +11,7 @@ import pytest
 from remask.core.request import Result
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine, Event
-from remask.engine.job import Job
+from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
@@ -34,7 +34,7 @@ def drive(
     return asyncio.run(main())
 
 
-def checked(outer: AsyncEngine, *requests: Request) -> list[Job]:
+def checked(outer: AsyncEngine, *requests: Request) -> list[PendingRequest]:
     """What `submit` takes for these requests."""
     return [outer.engine.check(each) for each in requests]
 
@@ -270,10 +270,10 @@ def test_a_request_that_fails_after_it_was_checked_ends_alone() -> None:
     engine = make_engine()
     submit = engine.submit
 
-    def choosy(job: Job) -> None:
-        if job.request.id == "bad":
+    def choosy(pending: PendingRequest) -> None:
+        if pending.request.id == "bad":
             raise ConfigError("refused")
-        submit(job)
+        submit(pending)
 
     vars(engine)["submit"] = choosy
 

@@ -39,9 +39,9 @@ def slots_have_one_owner(engine: Engine) -> None:
     for entry in engine.store.entries:
         for layer in range(LAYERS):
             owned[layer].append(entry.extent.slots())
-    for job in engine._jobs():
-        assert job.lease is None or any(job.lease.entry is entry for entry in engine.store.entries)
-        for branch in job.branches:
+    for running in engine._unfinished():
+        assert running.lease is None or any(running.lease.entry is entry for entry in engine.store.entries)
+        for branch in running.branches:
             covered = [layer for table in branch.tables for layer in table.layers]
             assert covered == list(range(LAYERS))
             for table in branch.tables:
@@ -130,9 +130,9 @@ class Conservation(RuleBasedStateMachine):
         engine = self.engine
         engine.check_integrity()
         slots_have_one_owner(engine)
-        assert sum(1 for _ in engine._jobs()) == len(self.alive)
-        running = [job for job in engine._jobs() if job.branches]
-        assert engine.running == sum(job.branches_needed for job in running)
+        running = engine._unfinished()
+        assert engine.waiting + len(running) == len(self.alive)
+        assert engine.running == sum(each.pending.canvases for each in running)
         assert engine.running <= engine.config.max_num_seqs or len(running) == 1
         assert engine.store.tokens < self.budget
         assert engine.store.stats.misses >= engine.stats.prefix_passes

@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Span
-from remask.engine.canvas_state import CanvasState, Table, runs
+from remask.engine.canvas_state import CanvasState, SlotTable, runs
 from remask.engine.segments import TILE, make_segments
 from remask.engine.stage_rows import StageRows
 from remask.errors import PlanError
@@ -50,7 +50,7 @@ class Layout:
         length = len(shared) + len(own)
         canvas = Canvas((), [0] * length, length)
         common = tuple(runs(np.array(shared))) if shared else ()
-        table = Table(range(1), np.array(shared + own), common, np.array(own))
+        table = SlotTable(range(1), np.array(shared + own), common, np.array(own))
         branch = CanvasState(canvas, Ledger(1, length, None), (table,), chain=chain)
         at = len(self.keys)
         self.keys += [(shared + own)[: length if sees is None else sees[row]] for row in range(len(positions))]

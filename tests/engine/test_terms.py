@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remask.engine.engine import Engine
-from remask.engine.job import Job
+from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.models.presets import preset
 from remask.policies import Dense, Reuse
@@ -27,7 +27,7 @@ from tests.engine.support import (
 
 
 def started(engine: Engine) -> list[str]:
-    return [item.request.id for item in engine._jobs() if item.branches]
+    return [running.request.id for running in engine._unfinished()]
 
 
 def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
@@ -161,12 +161,12 @@ def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
     results, closing = [], 0
     while engine.busy:
         results += [event.result.finish_reason for event in engine.step() if event.result]
-        for job in engine._running:
-            assert isinstance(job, Job)
-            assert job.closing == bool(results)
-            if job.closing:
+        for running in engine._running:
+            assert isinstance(running, RunningRequest)
+            assert running.closing == bool(results)
+            if running.closing:
                 closing += 1
-                job.arrived -= 61.0
+                running.pending.arrived -= 61.0
                 assert not engine.cancel("r")
     assert results == ["length"]
     assert closing == 1

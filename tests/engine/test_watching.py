@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan, Span, View
-from remask.engine.job import Job
+from remask.core.plan import LastPass, Plan, Span, View
+from remask.engine.running import RunningRequest
 from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.stage import StepBatch
@@ -43,15 +43,15 @@ Log = dict[str, list[list[int]]]  # rows of each pass, layer by layer, of all ca
 def passes_of() -> Iterator[Log]:
     """The rows that every pass of every request computes."""
     log: Log = {}
-    apply = Job.apply
+    apply = RunningRequest.apply
 
-    def noting(job: Job, *scores: np.ndarray) -> object:
-        plans = [plan for _, plan in job.items()]
+    def noting(running: RunningRequest, *scores: np.ndarray) -> object:
+        plans = [plan for _, plan in running.items()]
         rows = [[int(span.rows.sum()) for span in plan.spans for _ in span.layers] for plan in plans]
-        log.setdefault(job.request.id, []).append([sum(layer) for layer in zip(*rows, strict=True)])
-        return apply(job, *scores)
+        log.setdefault(running.request.id, []).append([sum(layer) for layer in zip(*rows, strict=True)])
+        return apply(running, *scores)
 
-    with patch.object(Job, "apply", noting):
+    with patch.object(RunningRequest, "apply", noting):
         yield log
 
 
@@ -189,11 +189,11 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     states = (LAYERS - 1) * 14 * (config.hidden * 8 + 4)  # float64 states and float32 attention
     assert engine.memory.bytes_used - plain.memory.bytes_used == 2 * states
     assert engine.stats.peak_memory_bytes - plain.stats.peak_memory_bytes == 2 * states
-    (job,) = [item for item in engine._jobs() if item.request.id == "r"]
+    (running,) = [item for item in engine._unfinished() if item.request.id == "r"]
     assert engine.cancel("r")
     assert engine.memory.extra_bytes == 0
-    assert all(branch.states is None and branch.tracker is None for branch in job.branches)
-    engine.memory.free(job)
+    assert all(branch.states is None and branch.tracker is None for branch in running.branches)
+    engine.memory.free(running)
     assert engine.memory.extra_bytes == 0
     run(engine, [])
 
@@ -208,14 +208,16 @@ class Watching(CachePolicy):
     @property
     def traits(self):  # type: ignore[no-untyped-def]
         """With room for what it watches, or without."""
-        return replace(ElasticCache().traits, watches=self.roomy)
+        return replace(ElasticCache().traits, keeps=frozenset({"attention"} if self.roomy else ()))
 
     def plan(self, view: View) -> Plan:
         """Good, then bad."""
         if not self.roomy and view.step < 2:
             return Dense().plan(view)
-        tracked = np.zeros(view.layers - 1, dtype=np.int64) if view.tracked is None else view.tracked
-        plan = ElasticCache(window=4).plan(replace(view, tracked=tracked))
+        tracked = view.last_pass.tracked
+        if tracked is None:
+            tracked = np.zeros(view.layers - 1, dtype=np.int64)
+        plan = ElasticCache(window=4).plan(replace(view, last_pass=LastPass(tracked=tracked)))
         assert plan.watch is not None
         if view.step < 2:
             return plan

@@ -11,7 +11,7 @@ from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit, View
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense, Reuse
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from tests.policies.views import MAX_LAYERS, layer_rows, same, views
 
 INTERVALS = st.none() | st.integers(1, 9)
@@ -59,7 +59,7 @@ def test_the_defaults_are_the_papers() -> None:
     policy = BiCache()
     assert policy.refresh_interval == 16
     assert policy.boundary_state == "stored"
-    assert policy.traits.idle_passes == "all"
+    assert policy.traits.schedule.idle_passes == "all"
 
 
 @given(views(prefix=True), INTERVALS)
@@ -108,7 +108,7 @@ def test_plans_can_be_run_step_after_step(
 
 
 def test_a_given_depth_must_fit_the_model() -> None:
-    fits = Circumstances(layers=4, shift=0, ordered=False, canvas=12, response=8)
+    fits = RequestFacts(layers=4, shift=0, ordered=False, canvas=12, response=8)
     BiCache(depth=4).check(fits)
     BiCache(depth=DepthLookup({0: 9})).check(fits)  # a table of a deeper model is cut at the last layer
     assert BiCache(depth=4).boundary(10, 20, 4) == 4

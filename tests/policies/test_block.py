@@ -7,12 +7,12 @@ from remask.core.depth import DepthLookup
 from remask.core.ledger import Ledger
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, CachePolicy, parse
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from remask.policies.block import BlockDual, BlockPrefix
 from tests.policies.views import Walk, positions, rows_of
 
-LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
-DREAM = Circumstances(layers=3, shift=1, ordered=False, canvas=12, response=8)
+LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
+DREAM = RequestFacts(layers=3, shift=1, ordered=False, canvas=12, response=8)
 PLAIN: list[CachePolicy] = [BlockPrefix(), BlockDual()]
 
 
@@ -79,12 +79,12 @@ def test_plans_read_only_what_was_written_and_change_no_view(policy: CachePolicy
 
 def test_what_they_say_of_themselves() -> None:
     assert BlockDual() == BlockDual(fill_pass="transfer")
-    assert BlockPrefix().traits.idle_passes == BlockDual().traits.idle_passes == "within_block"
-    assert BlockDual("separate").traits.idle_passes == "all"
+    assert BlockPrefix().traits.schedule.idle_passes == BlockDual().traits.schedule.idle_passes == "within_block"
+    assert BlockDual("separate").traits.schedule.idle_passes == "all"
     for policy in (BlockPrefix(), BlockDual(), BlockDual("separate")):
-        assert policy.traits.blockwise
-        assert not policy.traits.needs_outputs
-        assert not policy.traits.own_clocks
+        assert policy.traits.schedule.blockwise
+        assert not policy.traits.keeps
+        assert not policy.traits.schedule.own_clocks
         assert policy.guides(1)
         assert policy.without_prefix is policy
         assert policy.boundary(3, 9, 4) == 0

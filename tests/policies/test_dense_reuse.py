@@ -52,5 +52,5 @@ def test_boundaries(prefix: int, rest: int, layers: int) -> None:
 
 
 def test_only_none_may_skip_passes_that_transfer_nothing() -> None:
-    assert Dense().traits.idle_passes == "skipped"
-    assert Reuse().traits.idle_passes == "all"
+    assert Dense().traits.schedule.idle_passes == "skipped"
+    assert Reuse().traits.schedule.idle_passes == "all"

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from remask.core.depth import DepthLookup
 from remask.core.ledger import Ledger
+from remask.core.plan import StepFacts
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, CachePolicy, parse
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from tests.policies.views import Walk, positions, rows_of
 
-LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
-DREAM = Circumstances(layers=3, shift=1, ordered=False, canvas=12, response=8)
+LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
+DREAM = RequestFacts(layers=3, shift=1, ordered=False, canvas=12, response=8)
 INTERVALS = st.none() | st.integers(1, 6)
 SHIFTS: tuple[Literal["un", "un_right"], ...] = ("un", "un_right")
 
@@ -120,9 +121,9 @@ def test_greedy_computes_this_steps_and_the_lasts_rows_and_a_window(
     walk: Walk, interval: int | None, window: int
 ) -> None:
     for view in walk.views():
-        assert view.order is not None
+        assert view.decoding.order is not None
         plan = DkvGreedy(interval, window).plan(view)
-        now = view.order.tolist()
+        now = view.decoding.order.tolist()
         assert positions(plan.predict) == set(now)
         if is_refresh(view.block_step, interval):
             assert rows_of(plan) == set(range(walk.length))
@@ -160,7 +161,7 @@ def test_a_row_beyond_the_canvas_is_never_asked_for() -> None:
 def test_the_order_is_needed() -> None:
     (view, *_) = Walk().views()
     with pytest.raises(AssertionError):
-        DkvGreedy().plan(replace(view, order=None))
+        DkvGreedy().plan(replace(view, decoding=StepFacts()))
 
 
 def test_what_they_say_of_themselves() -> None:
@@ -168,10 +169,10 @@ def test_what_they_say_of_themselves() -> None:
     assert DkvPd() == DkvPd(refresh_interval=8, shift=None)
     assert DkvGreedy() == DkvGreedy(refresh_interval=8, window=4)
     for policy in (DkvDecode(), DkvPrefill(), DkvPd(), DkvGreedy()):
-        assert policy.traits.idle_passes == "all"
-        assert not policy.traits.blockwise
-        assert not policy.traits.needs_outputs
-        assert not policy.traits.own_clocks
+        assert policy.traits.schedule.idle_passes == "all"
+        assert not policy.traits.schedule.blockwise
+        assert not policy.traits.keeps
+        assert not policy.traits.schedule.own_clocks
         assert policy.guides(7)
         assert policy.without_prefix is policy
         assert policy.boundary(3, 9, 4) == 0
@@ -189,17 +190,17 @@ def test_a_shift_is_for_dream(kind: type[DkvDecode], shift: Literal["un", "un_ri
 
 
 def test_greedy_needs_an_order_and_rows_that_predict_their_own_position() -> None:
-    DkvGreedy().check(Circumstances(3, 0, ordered=True, canvas=12, response=8))
+    DkvGreedy().check(RequestFacts(3, 0, ordered=True, canvas=12, response=8))
     for policy in (DkvGreedy(), BiCache(DkvGreedy(), 1)):
         with pytest.raises(ConfigError, match=r"dkv-greedy .* use remasking 'random' or 'order'"):
             policy.check(LLADA)
         with pytest.raises(ConfigError, match=r"dkv-greedy .*\(LLaDA\), not Dream"):
-            policy.check(Circumstances(3, 1, ordered=True, canvas=12, response=8))
+            policy.check(RequestFacts(3, 1, ordered=True, canvas=12, response=8))
 
 
 @pytest.mark.parametrize(("window", "response"), [(0, 1), (1, 1), (4, 4), (5, 4), (100, 99)])
 def test_a_window_must_fit_the_response(window: int, response: int) -> None:
-    fits = Circumstances(3, 0, ordered=True, canvas=response + 7, response=response)
+    fits = RequestFacts(3, 0, ordered=True, canvas=response + 7, response=response)
     for policy in (DkvGreedy(8, window), BiCache(DkvGreedy(8, window), 1)):
         if window <= response:
             policy.check(fits)

@@ -11,7 +11,7 @@ from remask.core.ledger import Ledger
 from remask.core.plan import Plan
 from remask.errors import ConfigError
 from remask.policies import BiCache, CachePolicy, parse
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from remask.policies.dllm import DllmCache
 from tests.policies.views import Walk, positions
 
@@ -144,14 +144,14 @@ def test_the_share_of_all_response_positions_is_rounded_down(tokens: int, ratio:
 def test_what_it_says_of_itself() -> None:
     policy = DllmCache()
     assert policy == DllmCache(prompt_interval=100, response_interval=8, ratio=0.25, guidance_interval=1)
-    assert policy.traits.idle_passes == "all"
-    assert policy.traits.needs_outputs
-    assert policy.traits.own_clocks
-    assert not policy.traits.blockwise
+    assert policy.traits.schedule.idle_passes == "all"
+    assert "outputs" in policy.traits.keeps
+    assert policy.traits.schedule.own_clocks
+    assert not policy.traits.schedule.blockwise
     assert policy.without_prefix is policy
     assert policy.boundary(3, 9, 4) == 0
     for shift in (0, 1):
-        policy.check(Circumstances(3, shift, ordered=False, canvas=12, response=8))
+        policy.check(RequestFacts(3, shift, ordered=False, canvas=12, response=8))
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_what_it_says_of_itself() -> None:
 def test_guidance_runs_in_the_first_five_steps_and_every_interval(interval: int, expected: list[int]) -> None:
     for policy in (DllmCache(guidance_interval=interval), BiCache(DllmCache(guidance_interval=interval), 1)):
         assert [step for step in range(13) if policy.guides(step)] == expected
-        assert policy.traits.own_clocks
-        assert policy.traits.needs_outputs
+        assert policy.traits.schedule.own_clocks
+        assert "outputs" in policy.traits.keeps
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.core.depth import DepthLookup
-from remask.core.plan import Plan, View
+from remask.core.plan import LastPass, Plan, View
 from remask.errors import ConfigError
 from remask.policies import BiCache, ElasticCache, parse
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from tests.policies.views import Walk, positions
 
-LLADA = Circumstances(layers=3, shift=0, ordered=False, canvas=12, response=8)
+LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
 
 
 def walks(shift: int) -> st.SearchStrategy[Walk]:
@@ -42,7 +42,7 @@ def rows_of(plan: Plan) -> set[int]:
 
 
 def tracking(view: View, tracked: list[int]) -> View:
-    return replace(view, tracked=np.array(tracked, dtype=np.int64))
+    return replace(view, last_pass=LastPass(tracked=np.array(tracked, dtype=np.int64)))
 
 
 @given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.data())
@@ -84,8 +84,8 @@ def test_defaults_are_the_papers() -> None:
 
 def test_traits() -> None:
     traits = ElasticCache().traits
-    assert traits.watches
-    assert traits.idle_passes == "within_block"
+    assert traits.keeps == {"attention"}
+    assert traits.schedule.idle_passes == "within_block"
     assert traits.kinds == ("masked",)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, View
+from remask.core.plan import NEVER, Mask, Plan, PrefixHit, StepFacts, View
 
 MAX_LAYERS = 6
 
@@ -90,7 +90,7 @@ class Walk:
                     settled=settled.copy(),
                     prefix=None,
                     shift=self.shift,
-                    order=np.array(now, dtype=np.int64) if self.ordered else None,
+                    decoding=StepFacts(np.array(now, dtype=np.int64) if self.ordered else None),
                 )
                 noisy[now], settled[now] = False, step
                 self.moved.append(now)

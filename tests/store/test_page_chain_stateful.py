@@ -64,7 +64,7 @@ class Chain(RuleBasedStateMachine):
     def give_way(self, keep: Page | None = None) -> bool:
         """One eviction, by the store and by the model."""
         goes = self.leaf_to_go(None if keep is None else self.path(keep))
-        went = self.chain.give_way(None if keep is None else keep.key)
+        went = self.chain.give_way(() if keep is None else (keep.key,))
         if not self.colliding:
             assert went == (goes is not None)
             if goes is not None:

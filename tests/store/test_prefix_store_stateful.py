@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from remask.errors import IntegrityError
-from remask.store.entry import Entry
+from remask.store.entry import PrefixEntry
 from remask.store.hashing import salted
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
@@ -264,9 +264,9 @@ class Store(RuleBasedStateMachine):
             return
         expected = np.zeros_like(self.allocator.references)
         owner: dict[int, int] = {}
-        owners: list[Entry | PageRange] = [*self.store.entries, *self.claimed]
+        owners: list[PrefixEntry | PageRange] = [*self.store.entries, *self.claimed]
         for number, item in enumerate(owners):
-            extent = item.extent if isinstance(item, Entry) else item
+            extent = item.extent if isinstance(item, PrefixEntry) else item
             expected[:, extent.pages] += 1
             for page in extent.pages.tolist():
                 assert owner.setdefault(page, number) == number

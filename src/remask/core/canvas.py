@@ -9,14 +9,14 @@ from remask.core.plan import NEVER, Mask
 
 
 class Canvas:
-    """Prompt followed by positions still to be denoised: the response, and what the model's canvas holds after it.
+    """A prompt, then positions to be denoised: the response, and the rest of the model's canvas.
 
-    Whether a position is noisy is state of its own, never inferred from `token == mask_id`: a prompt may contain the
-    mask token as text.
+    `noisy` says which positions are not final. It is never inferred from `token == mask_id`, because a prompt may
+    contain the mask token as text.
     """
 
     def __init__(self, prompt: Sequence[int], noise: Sequence[int] | NDArray[np.int64], response: int) -> None:
-        """`noise` are the tokens after the prompt, of which the first `response` are the response's."""
+        """`noise` holds the tokens after the prompt. The first `response` of them belong to the response."""
         self.prompt, self.end = len(prompt), len(prompt) + response
         self.tokens: NDArray[np.int64] = np.concatenate(
             [np.asarray(prompt, dtype=np.int64), np.asarray(noise, dtype=np.int64)]
@@ -39,7 +39,7 @@ class Canvas:
 
     @property
     def settled_lead(self) -> int:
-        """How many response positions are final without a gap, from the first."""
+        """Number of response positions, counted from the first one, that are final with no gap between them."""
         noisy = self.noisy[self.prompt : self.end]
         return int(noisy.argmax()) if noisy.any() else len(noisy)
 

@@ -15,7 +15,7 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """What of a model decides what its passes cost.
+    """The sizes of a model that decide what its passes cost.
 
     Attributes:
         layers: number of layers.
@@ -77,10 +77,11 @@ class PassCost:
     """What one or more passes cost.
 
     Attributes:
-        operations: what the plans ask for. "projections" are those of Q, K, V and the attention output, "selection" is
-            the projection of what rows are chosen by (dLLM-Cache), "watch" is looking at attention (Elastic-Cache).
-        repeated: FLOPs of projections that the transformer runs beyond that, as its product is one: K and V of frozen
-            rows, and once more what was compared to choose rows.
+        operations: cost by operation. "projections" makes Q, K, V and the attention output. "selection" projects the
+            vectors by which rows are chosen (dLLM-Cache). "watch" computes the attention that is watched
+            (Elastic-Cache).
+        repeated: FLOPs of projections that no plan needs and that the transformer runs because Q, K and V are one
+            product: K and V of frozen rows, and a second time the vectors by which rows were chosen.
     """
 
     operations: Mapping[Operation, OperationCost]

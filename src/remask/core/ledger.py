@@ -1,4 +1,4 @@
-"""The ledger: replays plans on the host and refuses one that reads what was never written."""
+"""The ledger replays plans on the host. It refuses a plan that reads K/V which were never written."""
 
 import numpy as np
 
@@ -28,8 +28,8 @@ class Ledger:
         """Record `plan` as the next step.
 
         Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
-        K/V that were never written, restores a row that has no boundary state, or is watched while a row's states are
-        not kept, so that it could not be refreshed.
+        K/V that were never written, or restores a row that has no boundary state. A plan that watches attention is
+        refused too where the hidden states of a row are not kept, because it could not refresh that row.
         """
         layers, length = self.written.shape
         plan.check(length)
@@ -64,7 +64,7 @@ class Ledger:
         self.step += 1
 
     def revise(self, plan: Plan) -> None:
-        """Record `plan` in place of the last one, as which it began to run. Raises `PlanError` as `apply` does."""
+        """Record `plan` in place of the last plan, which it grew out of. Raises `PlanError` as `apply` does."""
         recorded = (self.written, self.kept)
         self.written, self.kept = self._before
         self.step -= 1

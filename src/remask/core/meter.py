@@ -1,4 +1,4 @@
-"""How much of what passes attend to was cached, and how old it was."""
+"""How much of the K/V that passes attend to was cached, and how old it was."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ class CacheMeter:
 
     Attributes:
         passes: passes noted.
-        upper_bound: whether rows were chosen on the device: which ones the ledger does not know, so `staleness` counts
-            all that were looked at from the pass that last computed them in any case.
+        upper_bound: whether rows were chosen on the device. The ledger does not know which ones, so `staleness` is an
+            upper bound: it counts all candidates as old as their last pass that was certain to compute them.
     """
 
     passes: int = 0

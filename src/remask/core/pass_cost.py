@@ -15,11 +15,11 @@ class ExecutedPlan:
     """A canvas' part in a pass.
 
     Attributes:
-        plan: the one that ran.
-        prefix: what others computed of the canvas.
-        sharing: equal for canvases that read the same such prefix.
+        plan: the plan that ran.
+        prefix: the leading positions that other requests computed.
+        sharing: equal for canvases that read the same prefix.
         outputs: attention and FFN outputs of computed rows are kept.
-        tracked: its attention was watched before, so that there is a token to look at in every layer.
+        tracked: attention was watched before, so every layer but the last has a tracked token.
     """
 
     plan: Plan
@@ -122,7 +122,7 @@ def _keys(plan: Plan) -> NDArray[np.int64]:
 
 
 def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64]]) -> int:
-    """Keys that all canvases read in all layers; what is shared in place is read once."""
+    """Keys that all canvases read in all layers. A prefix that several canvases read in place counts once."""
     own, groups = 0, dict[Hashable, NDArray[np.int64]]()
     for each, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
@@ -136,7 +136,7 @@ def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64
 def _watch(w: Widths, each: ExecutedPlan) -> OperationCost:
     """After all layers but the last, attention of the window and of the tracked token, then of the next one to track.
 
-    Queries are projected again, from the rows' inputs; their scores are products, what they weigh is not looked at.
+    Queries are projected again from the inputs of the rows. Scores are computed, weighted sums of values are not.
     """
     if each.plan.watch is None:
         return OperationCost()

@@ -1,11 +1,11 @@
 """Plans: what a denoising step computes, as data.
 
-A policy is a pure function from a `View` to a `Plan`; the one transformer executes any plan. Both sides of that seam
-hold host arrays only, so planning never waits for the device.
+A policy is a pure function from a `View` to a `Plan`, and one transformer executes any plan. Views and plans hold host
+arrays only, so planning never waits for the device.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -22,10 +22,10 @@ NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than
 
 @dataclass(frozen=True, slots=True)
 class TopRho:
-    """Of the rows `among`, those `count` whose value vectors moved most are computed (dLLM-Cache section 3.2).
+    """Computes the `count` rows of `among` whose value vectors moved most (dLLM-Cache section 3.2).
 
-    V is projected and renewed for all of them; Q, K, attention and FFN for the chosen ones only. The others add their
-    cached attention and FFN outputs. With `by="key"` K and V change places.
+    V is projected and renewed for all rows of `among`. Q, K, attention and FFN are computed for the chosen rows only,
+    and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
     """
 
     among: Mask
@@ -63,10 +63,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Attention that is looked at after every layer but the last (Elastic-Cache, arXiv 2510.14973).
+    """Attention that is watched after every layer but the last (Elastic-Cache, arXiv 2510.14973).
 
-    A layer's tracked token is the one of `among` to which the rows of `window` attend most. Where what it attends to
-    has changed since the last pass, to a cosine similarity below `threshold`, the layers above are refreshed.
+    The tracked token of a layer is the position of `among` to which the rows of `window` attend most. The layers above
+    are refreshed where the attention of that token has drifted since the last pass: where the cosine similarity to its
+    last attention is below `threshold`.
     """
 
     window: Mask
@@ -78,16 +79,16 @@ class Watch:
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
-    `commit`, where given, takes the choice from the sampler: exactly these positions are transferred, whatever their
-    confidence. An empty mask makes a fill pass, which only writes caches and does not end the step.
-
-    `sees` is the model family's to fill in, from the `View`: row p attends to the positions below sees[p], and where it
-    is None every row attends to all. It never falls from left to right.
-
-    `watch` makes the plan the one that may change while it runs, from what attention is like. Then it has a span for
-    each layer, and the hidden states of all rows are kept, by this plan or by those before it.
-
-    `refreshes` says that the policy fills or renews its caches in this pass, beside what it computes in every pass.
+    Attributes:
+        spans: runs of layers, with the rows that are live in them.
+        predict: positions whose logits are wanted.
+        commit: positions that are transferred, whatever their confidence. None leaves the choice to the sampler. An
+            empty mask makes a fill pass, which only writes caches and does not end the step.
+        sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
+            positions. The engine fills it in from the `View`.
+        watch: attention to watch. Such a plan may grow while it runs, so it has a span for each layer, and this plan or
+            earlier ones keep the hidden states of all rows.
+        refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
     """
 
     spans: tuple[Span, ...]
@@ -107,7 +108,7 @@ class Plan:
             at = span.layers.stop
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless all arrays have `length` positions, and what is committed and watched can be so."""
+        """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
         masks: list[NDArray[Any] | None] = [self.predict, self.commit, self.sees]
         if self.watch is not None:
             masks += [self.watch.window, self.watch.among]
@@ -119,7 +120,7 @@ class Plan:
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
         if self.spans[0].save is not None:
-            raise PlanError("what enters the first layer are the tokens, so no states of it are kept")
+            raise PlanError("tokens enter the first layer, so no hidden states are kept there")
         if self.watch is None:
             return
         if len(self.spans) != self.layers:
@@ -134,7 +135,7 @@ class Plan:
 
     @property
     def cost(self) -> int:
-        """Row-layers: the scheduler's budget, the profiler's x-axis, the usage report."""
+        """Row-layers that the plan computes."""
         return sum(span.cost for span in self.spans)
 
     def reach(self, rows: Mask) -> int:
@@ -181,13 +182,44 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What the prefix store lent a request: the first `length` positions, read in layers 0 .. boundary - 1.
+    """A stored prefix that a request reads: the first `length` positions, in layers 0 .. boundary - 1.
 
-    The hidden state leaving layer `boundary - 1` is lent too, for the layers above to restart from.
+    The layers above may restart from the hidden states that leave layer `boundary - 1`.
     """
 
     length: int
     boundary: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the decoder of a request knows about a step before its passes.
+
+    Attributes:
+        order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
+        touched: in a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
+    """
+
+    order: NDArray[np.int64] | None = None
+    touched: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastPass:
+    """What the last pass that predicted tokens reported; empty before the first one.
+
+    Attributes:
+        positions: positions that it predicted, ascending, int64 [N].
+        token_ids: the token that it predicted for each of them, int64 [N].
+        confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
+        tracked: the token that each layer but the last came to track, int64 [layers - 1]. None where attention is not
+            watched.
+    """
+
+    positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    tracked: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +235,12 @@ class View:
     settled: NDArray[np.int32]  # step at whose end a position became final; -1 for the prompt, NEVER where noisy
     prefix: PrefixHit | None
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
-    shift: int = 0  # the family's: position p is predicted by row p - shift
-    order: NDArray[np.int64] | None = None  # positions that this step transfers, in order, where that is known before
-    sees: Reach | None = None  # the family's: row p attends to positions below sees[p]; None: to all
+    shift: int = 0  # of the model family: row p - shift predicts position p
+    sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
-    seed: int = 0  # the request's: what a policy draws depends on it and on the step alone
-    touched: Mask | None = None  # in a correction after its first step: the blocks whose tokens the last step changed
-    tracked: NDArray[np.int64] | None = None  # tokens that the last pass came to track, if it was watched: [layers - 1]
+    seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
+    decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
+    last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
 
     @property
     def length(self) -> int:
@@ -223,7 +254,7 @@ class View:
 
     @property
     def horizon(self) -> int:
-        """How many leading positions the current block's rows attend to. What stands after them is without effect."""
+        """How many leading positions the current block's rows attend to. Later positions have no effect on them."""
         return self.length if self.sees is None else int(self.sees[self.block.stop - 1])
 
     @property

@@ -12,11 +12,16 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "err
 class Usage:
     """Work done for one request.
 
-    `forwards` counts forward passes without the prefix-only pass; a guided pair counts as one. `row_layers` sums rows
-    times layers computed in them, both branches of a guided pair included. `cached_tokens` were read from the prefix
-    store. `prefix_depth` is the number of leading layers that read them; `prefix_note` says why none did where some
-    were wanted. `steps` counts denoising steps and those of a correction, `correction_steps` the latter alone; it is
-    None where no correction was asked for.
+    Attributes:
+        prompt_tokens: length of the prompt.
+        completion_tokens: length of the response.
+        cached_tokens: tokens whose K/V were read from the store.
+        steps: denoising steps, those of a correction included.
+        forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
+        row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
+        prefix_depth: number of leading layers that read `cached_tokens` from the store.
+        prefix_note: why no shared prefix was read although the request named one.
+        correction_steps: steps of a correction. None where the request names none.
     """
 
     prompt_tokens: int
@@ -34,8 +39,8 @@ class Usage:
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
-    They are final, except on uniform models, whose tokens may change again until their block is done, and until the
-    response is corrected where that was asked for.
+    They are final, except on uniform models. There tokens may change until their block is done, and until the response
+    is corrected where the request names a correction.
     """
 
     step: int
@@ -45,10 +50,15 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a pass predicted: a token for each position in `positions`, final or not, and how confident the model is.
+    """What a pass predicted.
 
-    `confidences` are on the scale of the request's `remasking`. `passes` tells what each pass of the step computed and
-    what of the shared prefix it reused, fill passes before the one that predicts; of a guided pair the conditional one.
+    Attributes:
+        step: the denoising step.
+        positions: predicted positions, ascending. They need not be final.
+        token_ids: the predicted token of each.
+        confidences: how confident the model is of each, on the scale of the request's `remasking`.
+        passes: what each pass of the step computed, and what of the shared prefix it reused. Fill passes come before
+            the pass that predicts. Of a guided pair this is the conditional canvas.
     """
 
     step: int

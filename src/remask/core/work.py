@@ -15,7 +15,7 @@ class LayerWork:
         layers: layers that do the same.
         rows: rows computed in each of them, of the prefix or not.
         reused: prefix rows whose K/V are read as an earlier pass left them.
-        leased: those of `reused` that are read from the prefix store.
+        leased: rows of `reused` that are read from the prefix store.
         restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
             that the request kept itself. They are refreshed too.
         refreshed: prefix rows whose K/V this pass computes.
@@ -30,20 +30,21 @@ class LayerWork:
 
 
 def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
-    """The work of `plan` on a canvas whose first `prefix` positions are shared; `hit` is what the store lent of them.
+    """The work of `plan` on a canvas whose first `prefix` positions are shared.
 
-    Rows that `TopRho` looks at are chosen on the device: they count in `rows`, and in the prefix as reused.
+    `hit` is the part of them that the store lent. `TopRho` chooses rows on the device, so the host does not know which
+    ones: they count in `rows`, and those of the prefix count as reused.
     """
     if hit is not None:
         plan = plan.cut(hit.boundary)
-    told = []
+    work = []
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
         written = span.computed if span.frozen is None else span.computed & ~span.frozen
         refreshed = int(written[:prefix].sum())
         reused = prefix - refreshed
         shallow = hit is not None and span.layers.start < hit.boundary
-        told.append(
+        work.append(
             LayerWork(
                 layers=span.layers,
                 rows=span.cost // len(span.layers),
@@ -54,4 +55,4 @@ def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWor
             )
         )
         live = span.rows
-    return tuple(told)
+    return tuple(work)

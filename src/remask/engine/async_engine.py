@@ -1,4 +1,4 @@
-"""The engine on a thread of its own, for callers that live in an event loop."""
+"""The engine on a thread of its own, for callers in an event loop."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from remask.core.checks import whole
 from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
-from remask.engine.job import Job
+from remask.engine.pending import PendingRequest
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class StepObserver(Protocol):
-    """Whoever wants to know, on the engine's thread, that steps run: a profiler."""
+    """Follows the steps of an engine on the engine's thread, as a profiler does."""
 
     def before_step(self) -> None:
         """A step is about to run."""
@@ -42,11 +42,11 @@ class Ticket:
         self.ids = tuple(ids)
         self._open = set(ids)
         self._cancel = cancel
-        self._told: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
+        self._delivered: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
 
-    def tell(self, events: list[Event] | EngineDeadError) -> None:
-        """Events of these requests, or the end of the engine. Called in the event loop."""
-        self._told.put_nowait(events)
+    def deliver(self, events: list[Event] | EngineDeadError) -> None:
+        """Queue events of these requests, or the error of a dead engine. Called in the event loop."""
+        self._delivered.put_nowait(events)
 
     def cancel(self) -> None:
         """End what has not ended; slots and leases are free before the engine's next step. Never waits."""
@@ -55,7 +55,7 @@ class Ticket:
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         while self._open:
-            events = await self._told.get()
+            events = await self._delivered.get()
             if isinstance(events, EngineDeadError):
                 self._open.clear()
                 raise events
@@ -109,12 +109,12 @@ class AsyncEngine:
         return len(self._tickets) - len(self._begun)
 
     def start(self) -> None:
-        """Start the thread. Called once, in the event loop that will be told."""
+        """Start the thread. Called once, in the event loop that gets the events."""
         self._loop = asyncio.get_running_loop()
         self._idle.set()
         self._thread.start()
 
-    def submit(self, jobs: Sequence[Job]) -> Ticket:
+    def submit(self, pending: Sequence[PendingRequest]) -> Ticket:
         """Accept what `Engine.check` returned for some requests, all or none of them.
 
         Checking many long prompts may take a while, and any thread may do it. Raises `QueueFullError`, `DrainingError`
@@ -122,22 +122,22 @@ class AsyncEngine:
         """
         self._check_open()
         room = self.engine.config.max_num_seqs + self.max_queue - len(self._tickets)
-        if len(jobs) > room:
+        if len(pending) > room:
             raise QueueFullError(
                 f"the queue is full: {len(self._tickets)} requests are running or waiting, this one needs room for "
-                f"{len(jobs)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
+                f"{len(pending)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
             )
-        ids = [job.request.id for job in jobs]
+        ids = [each.request.id for each in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
-        self._post(lambda: self._submit(jobs))
+        self._post(lambda: self._submit(pending))
         return ticket
 
     async def call(self, act: Callable[[Engine], T]) -> T:
-        """What `act` returns of the engine, run on its thread between two steps; what it raises is raised here.
+        """Run `act` on the engine's thread between two steps. Returns what it returns, and raises what it raises.
 
         Raises `EngineDeadError` where the engine is dead or dies before.
         """
@@ -216,17 +216,17 @@ class AsyncEngine:
             while self._next_commands():
                 if self.engine.busy:
                     self._step()
-        # The loop must not die in silence: every waiting request has to hear of it.
+        # The loop must not die in silence: every open request has to end with the error.
         except BaseException as error:
             log.critical("the engine's loop died: %s", error, exc_info=True)
             with suppress(RuntimeError):  # the event loop may have gone first
-                self._tell(self._die, EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))
+                self._call_in_loop(self._die, EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))
         finally:
             if self._observer is not None:
                 self._observer.close()
 
     def _next_commands(self) -> bool:
-        """Run what was posted, sleeping while there is nothing to do; False once the loop is to end."""
+        """Run the posted commands, and sleep while there is nothing to do. Returns False once the loop must end."""
         with self._wake:
             while not (self._commands or self.engine.busy or self._stopped):
                 self._wake.wait()
@@ -243,29 +243,29 @@ class AsyncEngine:
         if self._observer is not None:
             self._observer.after_step()
         if events:
-            self._tell(self._deliver, events)
+            self._call_in_loop(self._deliver, events)
 
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
+    def _submit(self, pending: Sequence[PendingRequest]) -> None:
+        for each in pending:
             try:
-                self.engine.submit(job)
+                self.engine.submit(each)
             # Whoever else uses the engine may have taken the id meanwhile.
             except ConfigError as error:
-                request = job.request
+                request = each.request
                 log.error("request %s was refused after it had been accepted: %s", request.id, error)
                 usage = Usage(len(request.prompt_token_ids))
                 result = Result(request.id, (), "error", usage, (), None, 0.0, str(error))
-                self._tell(self._deliver, [Event(request.id, result=result)])
+                self._call_in_loop(self._deliver, [Event(request.id, result=result)])
 
-    def _tell(self, act: Callable[[T], None], value: T) -> None:
+    def _call_in_loop(self, act: Callable[[T], None], value: T) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(act, value)
 
     def _deliver(self, events: list[Event]) -> None:
-        told: dict[Ticket, list[Event]] = {}
+        by_ticket: dict[Ticket, list[Event]] = {}
         for event in events:
             ticket = self._tickets[event.id]
-            told.setdefault(ticket, []).append(event)
+            by_ticket.setdefault(ticket, []).append(event)
             if self._listener is not None:
                 self._listener(event)
             if event.queued_s is not None:
@@ -273,15 +273,15 @@ class AsyncEngine:
             if event.result is not None:
                 del self._tickets[event.id]
                 self._begun.discard(event.id)
-        for ticket, own in told.items():
-            ticket.tell(own)
+        for ticket, own in by_ticket.items():
+            ticket.deliver(own)
         if not self._tickets:
             self._idle.set()
 
     def _die(self, error: EngineDeadError) -> None:
         self.error = error
         for ticket in dict.fromkeys(self._tickets.values()):
-            ticket.tell(error)
+            ticket.deliver(error)
         self._tickets.clear()
         self._begun.clear()
         for future in tuple(self._calls):

@@ -16,32 +16,32 @@ from remask.core.plan import Plan, PrefixHit, Span
 from remask.engine.tracker import Tracker
 from remask.errors import PlanError
 from remask.models.stage import Run
-from remask.store.entry import Entry
+from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Where the K/V of a canvas live in a range of layers: a leased prefix, then slots of the canvas' own."""
+class SlotTable:
+    """The K/V slots of a canvas in a range of layers: a shared prefix, then slots of the canvas' own."""
 
     layers: range
     slots: NDArray[np.int64]  # [T]
-    common: tuple[Run, ...]  # the leased prefix, read in place; empty without one
+    common: tuple[Run, ...]  # slots of the shared prefix, which are read in place; empty without one
     own: NDArray[np.int64]  # slots of the positions after it
 
 
 @dataclass(slots=True)
 class CanvasState:
-    """A canvas that passes can be packed for. A guided request has two, all others one.
+    """A canvas with its memory on the device. A guided request has two, every other request has one.
 
-    `states` is where `Span.save` puts hidden states, [layers - 1, T, D], index l holding what leaves layer l;
-    `restored` is where rows restart from, in the same layout.
+    `Span.save` puts hidden states into `states`, [layers - 1, T, D]; index l holds the states that leave layer l. Rows
+    restart from `restored`, which has the same layout.
     """
 
     canvas: Canvas
     ledger: Ledger
-    tables: tuple[Table, ...]
+    tables: tuple[SlotTable, ...]
     lease: Lease | None = None
     restored: Tensor | None = None
     states: Tensor | None = None
@@ -64,18 +64,18 @@ class CanvasState:
         return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
 
     def passed(self, plan: Plan) -> ExecutedPlan:
-        """Its part in the pass of `plan`, which its ledger has entered last, for what that costs."""
+        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass."""
         return ExecutedPlan(plan, self.prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
         plan.check(len(self.canvas))
         if (plan.predict & ~self.canvas.noisy).any():
-            raise PlanError("positions are predicted that are final already")
+            raise PlanError("positions are predicted that are already final")
         if self.states is None and any(span.save is not None for span in plan.spans):
-            raise PlanError("hidden states are to be kept of a canvas that has no room for them")
+            raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
         if self.tracker is None and plan.watch is not None:
-            raise PlanError("attention is to be watched of a canvas that has no room for what it was before")
+            raise PlanError("attention cannot be watched on a canvas that keeps no attention of the last pass")
         live = plan.spans[-1].rows
         rows = predicting_rows(plan.predict, self.shift)
         if not live[rows].all():
@@ -88,23 +88,23 @@ def predicting_rows(predict: NDArray[np.bool_], shift: int) -> NDArray[np.int64]
     return np.maximum(np.flatnonzero(predict) - shift, 0)
 
 
-def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[Table, ...]:
+def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
     """Tables of a canvas that leases its prefix; `own` are the shallow extent of the rest and the deep one of all."""
     shared, rest = lease.entry.extent.slots(), own[0].slots()
-    shallow = Table(range(lease.boundary), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+    shallow = SlotTable(range(lease.boundary), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
     return (shallow, *(plain_table(extent) for extent in own[1:]))
 
 
-def shared_table(pages: Sequence[PageRange], own: PageRange) -> Table:
+def shared_table(pages: Sequence[PageRange], own: PageRange) -> SlotTable:
     """The table of a canvas that begins with shared pages, in all layers; `own` holds the rest."""
     shared, rest = np.concatenate([page.slots() for page in pages]), own.slots()
-    return Table(own.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+    return SlotTable(own.layers, np.concatenate([shared, rest]), tuple(runs(shared)), rest)
 
 
-def plain_table(extent: PageRange) -> Table:
+def plain_table(extent: PageRange) -> SlotTable:
     """The table of an extent that holds a whole canvas."""
     slots = extent.slots()
-    return Table(extent.layers, slots, (), slots)
+    return SlotTable(extent.layers, slots, (), slots)
 
 
 def runs(slots: NDArray[np.int64]) -> list[Run]:
@@ -114,7 +114,7 @@ def runs(slots: NDArray[np.int64]) -> list[Run]:
     return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
 
 
-def prefix_canvas(entry: Entry, layers: int) -> tuple[CanvasState, Plan]:
+def prefix_canvas(entry: PrefixEntry, layers: int) -> tuple[CanvasState, Plan]:
     """The prefix-only pass of a store entry: its canvas is the prefix alone, and every layer's output is kept."""
     canvas = Canvas(entry.tokens, (), 0)
     rows = np.ones(len(canvas), dtype=np.bool_)
@@ -124,7 +124,7 @@ def prefix_canvas(entry: Entry, layers: int) -> tuple[CanvasState, Plan]:
 
 
 def leased_prefix(lease: Lease | None) -> PrefixHit | None:
-    """What a policy sees of a lease."""
+    """A lease as a policy sees it."""
     return None if lease is None else PrefixHit(len(lease.entry), lease.boundary)
 
 

@@ -1,4 +1,4 @@
-"""Prefix-only passes in pieces: some layers a step, so that a long prompt does not hold up the requests that run."""
+"""Prefix-only passes in pieces of some layers, so that a long prompt does not hold up running requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,18 +8,19 @@ import numpy as np
 from remask.core.plan import Plan, Span
 from remask.engine.canvas_state import CanvasState
 from remask.models.stage import Save, Stage, StepBatch
-from remask.store.entry import Entry
+from remask.store.entry import PrefixEntry
 
 
 @dataclass(slots=True, eq=False)
 class PrefixPass:
-    """The prefix-only pass of a store entry, scheduled like any other work, some layers at a time.
+    """The prefix-only pass of a store entry, which runs some layers at a time.
 
-    What leaves a piece's last layer is kept as every boundary state is, and the next piece restarts from it, so that
-    the pieces compute what one pass would. `done` layers have run; `offered` more are asked for in this step.
+    The hidden states that leave the last layer of a piece are kept like every boundary state. The next piece restarts
+    from them, so the pieces compute what one pass would. `done` layers have run, and `offered` more may run in this
+    step.
     """
 
-    entry: Entry
+    entry: PrefixEntry
     branch: CanvasState
     whole: Plan
     done: int = 0
@@ -56,7 +57,7 @@ class PrefixPass:
         return replace(self.whole, spans=tuple(span for span in spans if len(span.layers)))
 
     def advance(self) -> None:
-        """The piece has run."""
+        """Note that the piece has run."""
         self.done += self.offered
         self.offered = 0
 
@@ -73,13 +74,13 @@ def keep_leaving_states(batch: StepBatch, passes: Sequence[PrefixPass]) -> StepB
         saves = _leaving(stage.layers, passes)
         if saves:
             end = stage.layers.stop
-            # A stage without layers: its rows are those of the stage before, and all that it does is keep some.
+            # A stage without layers has the rows of the stage before, and only keeps states.
             stages.append(replace(stage, layers=range(end, end), carry=None, restore=(), save=saves))
     return replace(batch, stages=tuple(stages))
 
 
 def _leaving(layers: range, passes: Sequence[PrefixPass]) -> tuple[Save, ...]:
-    """What is kept of the rows that have passed through `layers`, where pieces end there."""
+    """The states to keep of rows that leave `layers`, where pieces end there."""
     saves, at = [], 0
     for work in passes:
         if layers.start not in work.piece:

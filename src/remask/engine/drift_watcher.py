@@ -1,4 +1,4 @@
-"""Watching attention: what a layer that has just run says about how far the layers above have drifted."""
+"""Watching attention: how far the attention of a layer that has just run has drifted since the last pass."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from remask.models.transformer import Transformer
 
 
 class DriftWatcher:
-    """Looks at one canvas during one pass."""
+    """Watches the attention of one canvas during one pass."""
 
     def __init__(self, number: int, branch: CanvasState, watch: Watch, device: torch.device) -> None:
         assert branch.tracker is not None
@@ -23,7 +23,7 @@ class DriftWatcher:
         self.barred = send_mask(~watch.among, device)
 
     def positions(self, layer: int) -> Index:
-        """Whose attention is looked at: the window's, and the tracked token's where there is one."""
+        """Rows whose attention is watched: those of the window, and the tracked token where there is one."""
         token = self.tracker.tokens[layer]
         return self.window if token < 0 else np.append(self.window, token)
 
@@ -39,7 +39,7 @@ class DriftWatcher:
         table = next(table for table in self.branch.tables if layer in table.layers)
         return pool.k[layer][send_run(table.slots, self.device)]
 
-    def look(self, layer: int, attention: Tensor) -> Tensor:
+    def measure(self, layer: int, attention: Tensor) -> Tensor:
         """Drift of the tracked token's attention (0 where none is tracked) and the token to track: float32 [2]."""
         mass = attention[: len(self.window)].sum(0).masked_fill(self.barred, -1)
         # float32 holds positions exactly: canvases are far shorter than 2 ** 24.
@@ -47,30 +47,30 @@ class DriftWatcher:
         tracked = len(attention) > len(self.window)
         return torch.stack([drift(self.tracker.rows[layer], attention[-1]) if tracked else best.new_zeros(()), best])
 
-    def fires(self, moved: float) -> bool:
-        """Whether a drift of `moved` calls for a refresh. What one pass has refreshed it does not refresh again."""
-        fires = max(0.0, 1.0 - moved) < self.threshold
-        if fires:
+    def needs_refresh(self, moved: float) -> bool:
+        """Whether a drift of `moved` calls for a refresh. A pass refreshes a canvas at most once."""
+        needed = max(0.0, 1.0 - moved) < self.threshold
+        if needed:
             self.threshold = 0.0
-        return fires
+        return needed
 
 
-def look(model: Transformer, pool: Pool, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
-    """The eyes that see attention drift in `layer`, which has just run; their canvases' trackers move on."""
-    before = _attention(model, pool, eyes, layer, [eye.positions(layer) for eye in eyes])
-    seen = torch.stack([eye.look(layer, rows) for eye, rows in zip(eyes, before, strict=True)]).tolist()
+def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+    """Those of `watchers` whose canvases have drifted in `layer`, which has just run. All trackers move on to it."""
+    before = _attention(model, pool, watchers, layer, [watcher.positions(layer) for watcher in watchers])
+    seen = torch.stack([watcher.measure(layer, rows) for watcher, rows in zip(watchers, before, strict=True)]).tolist()
     tokens = [np.array([int(token)]) for _, token in seen]
-    for eye, token, row in zip(eyes, tokens, _attention(model, pool, eyes, layer, tokens), strict=True):
-        eye.tracker.tokens[layer] = token[0]
-        eye.tracker.rows[layer] = row[0]
-    return [eye for eye, (moved, _) in zip(eyes, seen, strict=True) if eye.fires(moved)]
+    for watcher, token, row in zip(watchers, tokens, _attention(model, pool, watchers, layer, tokens), strict=True):
+        watcher.tracker.tokens[layer] = token[0]
+        watcher.tracker.rows[layer] = row[0]
+    return [watcher for watcher, (moved, _) in zip(watchers, seen, strict=True) if watcher.needs_refresh(moved)]
 
 
 def _attention(
-    model: Transformer, pool: Pool, eyes: list[DriftWatcher], layer: int, positions: list[Index]
+    model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int, positions: list[Index]
 ) -> list[Tensor]:
-    """Attention probabilities of each eye's `positions` over its canvas, float32 [N, T]; queries are projected once."""
-    h = torch.cat([eye.inputs(model, layer, places) for eye, places in zip(eyes, positions, strict=True)])
+    """Attention probabilities of each watcher's `positions` over its canvas, float32 [N, T]; queries are projected once."""
+    h = torch.cat([watcher.inputs(model, layer, places) for watcher, places in zip(watchers, positions, strict=True)])
     queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
     parts = torch.split(queries, [len(places) for places in positions])
-    return [attention_rows(q, eye.keys(pool, layer)) for q, eye in zip(parts, eyes, strict=True)]
+    return [attention_rows(q, watcher.keys(pool, layer)) for q, watcher in zip(parts, watchers, strict=True)]

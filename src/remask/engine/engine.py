@@ -13,16 +13,19 @@ from remask.core.meter import CacheMeter
 from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, FinishReason, Result, Transfer
 from remask.engine.canvas_state import prefix_canvas
+from remask.engine.check import check_request
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
-from remask.engine.intake import make_job
-from remask.engine.job import Decode, Job
 from remask.engine.memory import Memory
+from remask.engine.pending import PendingRequest
+from remask.engine.placement import Awaiting, Decision, NoRoom
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
 from remask.engine.runner import Runner
+from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
+from remask.engine.stops import Decode
 from remask.errors import ConfigError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -31,7 +34,8 @@ from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
 
-Probe = Callable[[Sequence[Job], Tensor], None]  # the jobs of a pass, and the hidden states of their predicted rows
+# Called with the requests of a pass and the hidden states of their predicted rows, [M, D].
+Probe = Callable[[Sequence[RunningRequest], Tensor], None]
 
 MAX_DEFAULT_LENGTH = 4096
 
@@ -40,9 +44,9 @@ MAX_DEFAULT_LENGTH = 4096
 class Event:
     """What a step did to one request.
 
-    `queued_s`: it began, after that many seconds of waiting. `settled` are the response tokens that have become final
-    with no gap before them, so that they can be shown in order; tokens after a stop may be among them, the result's are
-    cut.
+    `queued_s` is given when the request begins: the seconds that it waited. `settled` holds the response tokens that
+    have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop; the
+    tokens of the result do not.
     """
 
     id: str
@@ -59,9 +63,9 @@ class EngineStats:
 
     steps: int = 0
     step_seconds: float = 0.0  # within `step`
-    step_cpu_seconds: float = 0.0  # of them, what the thread that calls it computed; helper threads are not counted
+    step_cpu_seconds: float = 0.0  # CPU time of the calling thread within `step`, without helper threads
     row_layers: int = 0
-    row_layers_saved: int = 0  # of the canvases in the passes that ran, what these left out
+    row_layers_saved: int = 0  # of the canvases in the passes that ran, those that the passes left out
     prefix_passes: int = 0
     prefix_row_layers: int = 0
     refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
@@ -71,7 +75,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class _Batch:
-    jobs: list[Job] = field(default_factory=list)
+    requests: list[RunningRequest] = field(default_factory=list)
     passes: list[PrefixPass] = field(default_factory=list)
 
 
@@ -90,26 +94,28 @@ class Engine:
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
-        self.runner = Runner(model, self.memory.pool)  # another one may be put here, which looks on
+        self.runner = Runner(model, self.memory.pool)  # an observer may put a runner of its own here
         self.stats = EngineStats()
-        self.meter: CacheMeter | None = None  # where one is put here, it notes every pass of every request
-        self.costs: CostMeter | None = None  # where one is put here, it notes what every pass costs
-        self.probe: Probe | None = None  # where one is put here, it is called after every pass, before tokens change
-        self._waiting: list[Job] = []  # in the order in which they begin
-        self._running: Scheduler[Job | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
+        self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass
+        self.probe: Probe | None = (
+            None  # an observer may put one here; it is called after every pass, before tokens change
+        )
+        self._waiting: list[PendingRequest] = []  # in the order in which they begin
+        self._running: Scheduler[RunningRequest | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting, running, or has an end still to be told."""
+        """Whether any request waits, runs, or has a result that is still to be reported."""
         return bool(self._waiting or len(self._running) or self._ended)
 
     @property
     def running(self) -> int:
         """Canvases in memory."""
-        return sum(len(item.branches) for item in self._running if isinstance(item, Job))
+        return sum(len(item.branches) for item in self._running_requests())
 
     @property
     def waiting(self) -> int:
@@ -131,20 +137,20 @@ class Engine:
         """The shared prefixes that it holds."""
         return self.memory.store
 
-    def check(self, request: Request) -> Job:
+    def check(self, request: Request) -> PendingRequest:
         """What `submit` takes for `request`. Queues nothing; any thread may call it.
 
         Raises `ConfigError` on a request that cannot run.
         """
         self._check_id(request.id)
-        return make_job(request, self.model.config, self.max_model_len, self.decode)
+        return check_request(request, self.model.config, self.max_model_len, self.decode, self.memory.page_keys)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, pending: PendingRequest) -> None:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
-        self._check_id(job.request.id)
-        job.arrived = time.perf_counter()
-        insort(self._waiting, job, key=lambda job: job.request.priority)
-        self._ids.add(job.request.id)
+        self._check_id(pending.request.id)
+        pending.arrived = time.perf_counter()
+        insort(self._waiting, pending, key=lambda each: each.request.priority)
+        self._ids.add(pending.request.id)
 
     def add(self, request: Request) -> None:
         """Check and queue a request. Raises `ConfigError`, and queues nothing, on a request that cannot run."""
@@ -152,9 +158,13 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
-        for job in self._jobs():
-            if job.request.id == request_id:
-                self._end(job, "cancelled")
+        for pending in self._waiting:
+            if pending.request.id == request_id:
+                self._end_waiting(pending, "cancelled")
+                return True
+        for running in self._unfinished():
+            if running.request.id == request_id:
+                self._end(running, "cancelled")
                 return True
         return False
 
@@ -167,18 +177,18 @@ class Engine:
         self._expire()
         self._admit()
         batch = self._next()
-        if batch.jobs or batch.passes:
+        if batch.requests or batch.passes:
             items = [(work.branch, work.plan) for work in batch.passes]
-            items += [item for job in batch.jobs for item in job.items()]
+            items += [item for running in batch.requests for item in running.items()]
             hidden, items = self.runner.run(items, batch.passes)
             if self.costs is not None:
                 self.costs.note([branch.passed(plan) for branch, plan in items])
             if self.probe is not None:
-                self.probe(batch.jobs, hidden)
-            scores = self.runner.read(hidden, batch.jobs)
+                self.probe(batch.requests, hidden)
+            scores = self.runner.read(hidden, batch.requests)
             ran = iter(items[len(batch.passes) :])
-            for job in batch.jobs:
-                job.ran([next(ran) for _ in job.items()])
+            for running in batch.requests:
+                running.ran([next(ran) for _ in running.items()])
             self._settle(batch, scores, sum(plan.cost for _, plan in items))
         events, self._ended = self._ended, []
         if not self.busy:
@@ -189,74 +199,92 @@ class Engine:
 
     def memory_report(self) -> MemoryReport:
         """Who holds which pages now, and how many of their slots are of use."""
-        return report(self.memory, (item for item in self._running if isinstance(item, Job)))
+        return report(self.memory, self._running_requests())
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.
 
         Called by `step` whenever the engine falls idle.
         """
-        self.memory.check(item for item in self._running if isinstance(item, Job))
+        self.memory.check(self._running_requests())
 
     def _check_id(self, name: str) -> None:
+        """Raise `ConfigError` for an id that is in use."""
         if name in self._ids:
             raise ConfigError(f"id {name!r} is in use by another request; ids must differ")
 
-    def _jobs(self) -> list[Job]:
-        """All requests whose ends are still to be told, waiting and running."""
-        running = [item for item in self._running if isinstance(item, Job) and not item.closing]
-        return [*self._waiting, *running]
+    def _running_requests(self) -> list[RunningRequest]:
+        return [item for item in self._running if isinstance(item, RunningRequest)]
+
+    def _unfinished(self) -> list[RunningRequest]:
+        """Running requests whose results are still to be reported."""
+        return [running for running in self._running_requests() if not running.closing]
 
     def _expire(self) -> None:
         """End what has run out of time."""
         now = time.perf_counter()
-        for job in self._jobs():
-            limit = job.request.deadline_s
-            if limit is not None and now - job.arrived >= limit:
-                self._end(job, "timeout")
+        for pending in list(self._waiting):
+            if _late(pending, now):
+                self._end_waiting(pending, "timeout")
+        for running in self._unfinished():
+            if _late(running.pending, now):
+                self._end(running, "timeout")
 
     def _admit(self) -> None:
         """Begin waiting requests by priority, then in order of arrival, as far as slots and pages go.
 
-        One that awaits a page which a running request computes lets others pass.
+        A request that awaits a page of a running one lets others pass.
         """
-        for job in list(self._waiting):
-            running = self.running
-            if running and running + job.branches_needed > self.config.max_num_seqs:
+        for pending in list(self._waiting):
+            canvases = self.running
+            if canvases and canvases + pending.canvases > self.config.max_num_seqs:
                 return
-            placement = self.memory.place(job)
-            if placement == "full":
+            decision = self._find_place(pending)
+            if isinstance(decision, NoRoom):
                 return
-            if placement == "awaiting":
+            if decision is None or isinstance(decision, Awaiting):
                 continue
-            self._waiting.remove(job)
-            self._running.add(job)
-            self._ended.append(Event(job.request.id, queued_s=time.perf_counter() - job.arrived))
-            if job.lease is not None and not job.lease.hit:
-                entry = job.lease.entry
+            self._waiting.remove(pending)
+            running = self.memory.place(pending, decision)
+            self._running.add(running)
+            self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
+            if running.lease is not None and not running.lease.hit:
+                entry = running.lease.entry
                 self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
+
+    def _find_place(self, pending: PendingRequest) -> Decision | None:
+        """Where a request can begin. What nobody reads gives way to it. None where its policy failed and it ended."""
+        while True:
+            try:
+                decision = self.memory.plan(pending)
+            # A policy may be anybody's code: what it raises ends its own request and no other.
+            except Exception as error:
+                self._end_waiting(pending, "error", _policy_failure(pending.request, error))
+                return None
+            if not isinstance(decision, NoRoom) or not self.memory.give_way(decision):
+                return decision
 
     def _next(self) -> _Batch:
         """The work of the next step, side by side where it reads the same leased prefix."""
         batch = _Batch()
-        for job in [item for item in self._running if isinstance(item, Job) and item.ready]:
-            self._guarded(job, job.items)
+        for running in self._running_requests():
+            if running.ready:
+                self._guarded(running, running.items)
         for item in self._running.next(_ready, _cost, self._refreshing):
             if isinstance(item, PrefixPass):
                 batch.passes.append(item)
             elif self._guarded(item, item.admit):
-                batch.jobs.append(item)
-        batch.jobs.sort(key=lambda job: job.branches[0].sharing)
+                batch.requests.append(item)
+        batch.requests.sort(key=lambda running: running.branches[0].sharing)
         return batch
 
-    def _guarded(self, job: Job, act: Callable[[], object]) -> bool:
-        """Whether `act`, which runs the job's policy, went well; else the job is ended with the defect as its error."""
+    def _guarded(self, running: RunningRequest, act: Callable[[], object]) -> bool:
+        """Whether `act`, which runs a request's policy, succeeded; otherwise the request has ended with the error."""
         try:
             act()
-        # A policy may be anybody's code: whatever it raises is the end of its own request and of no other.
+        # A policy may be anybody's code: what it raises ends its own request and no other.
         except Exception as error:
-            log.error("request %s: its cache policy failed: %s", job.request.id, error, exc_info=True)
-            self._end(job, "error", f"its cache policy failed: {error}")
+            self._end(running, "error", _policy_failure(running.request, error))
             return False
         return True
 
@@ -274,52 +302,69 @@ class Engine:
                 self._running.remove(work)
                 self.stats.prefix_passes += 1
         at = 0
-        for job in batch.jobs:
+        for running in batch.requests:
             if self.meter is not None:
-                for branch, plan in job.items():
+                for branch, plan in running.items():
                     self.meter.note(branch.ledger, plan)
-            tokens, confidence = scores[:, at : at + job.predicted]
-            at += job.predicted
-            self.stats.refreshes += job.refreshes
-            self.stats.prefix_refreshes += job.refreshes_prefix
-            self.stats.row_layers_saved += job.saved
-            self._refreshes.ran(job)
-            if job.closing:
-                job.apply(tokens.astype(np.int64), confidence)
-                self._release(job)
+            tokens, confidence = scores[:, at : at + running.predicted]
+            at += running.predicted
+            self.stats.refreshes += running.refreshes
+            self.stats.prefix_refreshes += running.refreshes_prefix
+            self.stats.row_layers_saved += running.saved
+            self._refreshes.ran(running)
+            if running.closing:
+                running.apply(tokens.astype(np.int64), confidence)
+                self._release(running)
                 continue
-            if job.request.drafts and not job.plan.fills:
-                self._ended.append(Event(job.request.id, draft=job.draft(tokens, confidence)))
-            transfer = job.apply(tokens.astype(np.int64), confidence)
-            settled = job.newly_settled()
+            name = running.request.id
+            if running.request.drafts and not running.plan.fills:
+                self._ended.append(Event(name, draft=running.draft(tokens, confidence)))
+            transfer = running.apply(tokens.astype(np.int64), confidence)
+            settled = running.newly_settled()
             if transfer is not None or settled:
-                self._ended.append(Event(job.request.id, transfer=transfer, settled=settled))
-            reason = job.ending()
+                self._ended.append(Event(name, transfer=transfer, settled=settled))
+            reason = running.ending()
             if reason is not None:
-                self._end(job, reason)
+                self._end(running, reason)
 
-    def _end(self, job: Job, reason: FinishReason, error: str | None = None) -> None:
-        """Tell the end of a request and free all that it owns, once what others may read is complete."""
-        if not job.closing:
-            self._ended.append(Event(job.request.id, result=job.result(reason, error)))
-            self._ids.discard(job.request.id)
-        if job in self._waiting:
-            self._waiting.remove(job)
-        elif reason not in ("stop", "length") or not job.close():
-            self._release(job)
+    def _end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
+        """Report the end of a request that has not begun."""
+        self._waiting.remove(pending)
+        self._report(pending.result(reason, error))
 
-    def _release(self, job: Job) -> None:
-        self._refreshes.forget(job)
-        self._running.remove(job)
-        self.memory.free(job)
+    def _end(self, running: RunningRequest, reason: FinishReason, error: str | None = None) -> None:
+        """Report the end of a running request. Free all that it owns once what others may read is complete."""
+        if not running.closing:
+            self._report(running.result(reason, error))
+        if reason not in ("stop", "length") or not running.close():
+            self._release(running)
 
-    def _refreshing(self, item: Job | PrefixPass) -> bool:
-        return isinstance(item, Job) and self._refreshes.heavy(item)
+    def _report(self, result: Result) -> None:
+        self._ended.append(Event(result.id, result=result))
+        self._ids.discard(result.id)
+
+    def _release(self, running: RunningRequest) -> None:
+        self._refreshes.forget(running)
+        self._running.remove(running)
+        self.memory.free(running)
+
+    def _refreshing(self, item: RunningRequest | PrefixPass) -> bool:
+        return isinstance(item, RunningRequest) and self._refreshes.heavy(item)
 
 
-def _ready(item: Job | PrefixPass) -> bool:
+def _late(pending: PendingRequest, now: float) -> bool:
+    limit = pending.request.deadline_s
+    return limit is not None and now - pending.arrived >= limit
+
+
+def _policy_failure(request: Request, error: Exception) -> str:
+    log.error("request %s: its cache policy failed: %s", request.id, error, exc_info=True)
+    return f"its cache policy failed: {error}"
+
+
+def _ready(item: RunningRequest | PrefixPass) -> bool:
     return isinstance(item, PrefixPass) or item.ready
 
 
-def _cost(item: Job | PrefixPass, left: int | None) -> int:
+def _cost(item: RunningRequest | PrefixPass, left: int | None) -> int:
     return item.offer(left) if isinstance(item, PrefixPass) else item.cost

@@ -1,49 +1,43 @@
 """The memory of an engine: pages, the prefix store, and the placing of requests in them."""
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.engine.canvas_state import CanvasState, leased_prefix, leased_tables, new_states, plain_table
+from remask.core.plan import PrefixHit
+from remask.core.request import Usage
+from remask.engine.canvas_state import (
+    CanvasState,
+    SlotTable,
+    leased_prefix,
+    leased_tables,
+    new_states,
+    plain_table,
+    shared_table,
+)
 from remask.engine.config import EngineConfig
-from remask.engine.job import Job
-from remask.engine.paged import Placement, place_paged
+from remask.engine.pending import PendingRequest
+from remask.engine.placement import Awaiting, Decision, LeasePlan, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
+from remask.engine.sharing import PageSharing
 from remask.engine.tracker import Tracker
 from remask.errors import ConfigError, IntegrityError
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import Traits
-from remask.store.chain import PageChain
-from remask.store.entry import Entry
+from remask.store.chain import Page, PageChain
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
 
 DEFAULT_PAGE = 16
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What a request would lease: the first `prefix` tokens in `boundary` layers, where it asked for `asked` tokens.
-
-    `entry` holds them; None where a pass of its own is to publish them. With a boundary of 0 nothing is shared.
-    """
-
-    prefix: int
-    boundary: int
-    asked: int
-    entry: Entry | None
-
-
-_NOTHING = _Share(0, 0, 0, None)
 
 
 class Memory:
@@ -82,64 +76,86 @@ class Memory:
         page = self.allocator.page_size * self.pool.bytes_per_token
         return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
 
-    def place(self, job: Job) -> Placement:
-        """Give a request its canvases, pages and lease.
+    def page_keys(self, request: Request, block: int) -> tuple[int, ...]:
+        """Identities of the exact pages that a prompt fills, in blocks of `block` tokens. Any thread may ask for them.
 
-        Nothing is leased where there is no room, or where another request is computing a page that this one awaits.
-        Idle store entries give way to it, but not the one that it would read.
+        Empty where the policy shares no pages, or where a page holds no whole number of blocks.
         """
-        if job.policy.traits.pages:
-            return place_paged(job, self.shape, self.chain)
-        shape, request = self.shape, job.request
-        canvases = [job.decoding.canvas()]
-        if job.branches_needed == 2:
-            canvases.append(_unconditional(canvases[0], shape.mask_id))
-        share = self._share(job)
-        while not (own := self._claim_all(job, [len(canvas) for canvas in canvases], share)):
-            self.free(job)
-            if not self.store.give_way(share.entry) and not self.chain.give_way():
-                return "full"
-            share = self._share(job)
-        lease = self._lease(request, share)
-        if share.boundary and lease is None:
-            self.free(job)
-            return "full"
-        if job.policy.traits.needs_outputs:
-            self.pool.keep_outputs()
-        leases = [lease, None]  # only the conditional canvas starts with the shared prefix; the other one's is masked
-        parts = zip(canvases, own, leases, strict=False)
-        job.start(tuple(self._branch(*part, job.policy.traits) for part in parts), lease)
-        self.extra_bytes += sum(branch.extra_bytes for branch in job.branches)
-        if lease is not None:
-            job.usage.prefix_depth, job.usage.prefix_note = share.boundary, None
-            job.usage.cached_tokens = share.prefix if lease.hit else 0
-        return "placed"
+        if request.policy.traits.sharing != "pages" or self.chain.page_size % block:
+            return ()
+        return tuple(self.chain.identities(_whole_blocks(request, block), _page_salt(request, block)))
 
-    def free(self, job: Job) -> None:
-        """Take back all that a request owns and leases. Freeing twice changes nothing."""
-        for extent in job.owned:
+    def plan(self, pending: PendingRequest) -> Decision:
+        """Where a request would go now, or why it has to wait. Changes nothing."""
+        if pending.request.policy.traits.sharing == "pages":
+            return self._plan_pages(pending)
+        return self._plan_lease(pending)
+
+    def give_way(self, waiting: NoRoom) -> bool:
+        """Evict one stored prefix or page that nobody reads, for a request that has no room; False where none can go.
+
+        What the request would read itself stays.
+        """
+        return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
+
+    def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
+        """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed."""
+        request, traits = pending.request, placement.policy.traits
+        owned = [extent for canvas in placement.own for extent in canvas]
+        for extent in owned:
+            self.allocator.claim(extent)
+        if placement.refused:
+            self.store.stats.refused += 1
+            log.warning("request %s runs uncached: %s", request.id, placement.note)
+        if "outputs" in traits.keeps:
+            self.pool.keep_outputs()
+        canvas = pending.decoding.canvas()
+        lease = None if placement.lease is None else self._lease(request, placement.lease)
+        pages = () if placement.pages is None else self._read(placement.pages, len(pending.page_keys))
+        first = self._state(canvas, _tables(lease, pages, placement.own[0]), traits, lease, pages)
+        states = [first]
+        if pending.canvases == 2:
+            # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
+            other = _unconditional(canvas, self.shape.mask_id)
+            states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
+        self.extra_bytes += sum(state.extra_bytes for state in states)
+        usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
+        if first.prefix is not None:
+            usage.prefix_depth = first.prefix.boundary
+            usage.cached_tokens = first.prefix.length if lease is None or lease.hit else 0
+        sharing = None
+        if placement.pages is not None and placement.pages.publishes:
+            own, block = placement.own[0][0].single(), pending.decoding.block
+            keys = list(pending.page_keys)
+            sharing = PageSharing(self.chain, canvas, block, placement.pages.salt, list(pages), own, keys)
+        owned += [page.extent for page in pages]
+        return RunningRequest(pending, placement.policy, self.shape.layers, tuple(states), owned, usage, lease, sharing)
+
+    def free(self, running: RunningRequest) -> None:
+        """Take back all that a request owns and leases. Freeing it twice changes nothing."""
+        for extent in running.owned:
             self.allocator.release(extent)
-        job.owned.clear()
-        for branch in job.branches:
+        running.owned.clear()
+        for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
             branch.states = branch.tracker = None
-        if job.lease is not None:
-            self.store.release(job.lease)
-            job.lease = None
-        if job.sharing is not None:
-            job.sharing.release()
-            job.sharing = None
+        if running.lease is not None:
+            self.store.release(running.lease)
+            running.lease = None
+        if running.sharing is not None:
+            running.sharing.release()
+            running.sharing = None
 
-    def check(self, jobs: Iterable[Job]) -> None:
-        """Raise `IntegrityError` unless every page is owned by one of `jobs` or by a store entry, exactly once each."""
+    def check(self, requests: Iterable[RunningRequest]) -> None:
+        """Raise `IntegrityError` unless `requests` and the store own the pages that are in use, each exactly once."""
         expected = np.zeros_like(self.allocator.references)
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
-        for job in jobs:
-            owned += job.owned
-            if job.lease is not None:
-                owned.append(job.lease.extent)
-                leases[id(job.lease.entry)] = leases.get(id(job.lease.entry), 0) + 1
+        for running in requests:
+            owned += running.owned
+            if running.lease is not None:
+                owned.append(running.lease.extent)
+                leases[id(running.lease.entry)] = leases.get(id(running.lease.entry), 0) + 1
         for extent in owned:
             expected[extent.layers.start : extent.layers.stop, extent.pages] += 1
         if not np.array_equal(expected, self.allocator.references):
@@ -149,82 +165,122 @@ class Memory:
             if entry.leases != leases.get(id(entry), 0):
                 raise IntegrityError(f"a prefix of {len(entry)} tokens has {entry.leases} leases that nobody holds")
 
-    def _share(self, job: Job) -> _Share:
-        """What of its shared prefix the request would lease as things stand."""
-        request, shape = job.request, self.shape
-        prompt = len(request.prompt_token_ids)
-        canvas = job.decoding.length
+    def _plan_lease(self, pending: PendingRequest) -> Decision:
+        """A place with a lease of the shared prefix, where one is asked for and the store can hold it."""
+        policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
+        lease, note = self._plan_prefix(pending)
+        entry = None if lease is None else lease.entry
+        shared, boundary = (0, 0) if lease is None else (lease.length, lease.boundary)
+        parts = [(length - shared, range(boundary)), (length, range(boundary, layers))]
+        # A lease of all layers leaves nothing for the deep part, and one of none leaves nothing for the shallow part.
+        wanted = [(tokens, part) for tokens, part in parts if len(part)]
+        others = [(length, range(layers))] * (pending.canvases - 1)
+        found = self.allocator.find([*wanted, *others])
+        if found is None:
+            return NoRoom(entry)
+        if lease is not None and entry is None:
+            tokens = pending.request.prompt_token_ids[: lease.asked]
+            if not self.store.has_room(tokens, pending.request.cache_salt, found):
+                return NoRoom(evictable=False)
+        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+        return Placement(policy if lease else policy.without_prefix, own, lease, note=note, refused=note is not None)
+
+    def _plan_prefix(self, pending: PendingRequest) -> tuple[LeasePlan | None, str | None]:
+        """What a request would lease as things stand, and why it leases nothing although it asked to."""
+        request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
         # The rows that predict the response must be live, so a prefix may not reach into them.
-        prefix = min(request.prefix_length, prompt - shape.shift)
-        boundary = job.policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
+        prefix = min(request.prefix_length, len(request.prompt_token_ids) - shape.shift)
+        boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
-            return _NOTHING
+            return None, None
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
-            # The ratio r is that of what is read, not of what was asked for.
-            depth = boundary if len(entry) == prefix else job.policy.boundary(len(entry), canvas, shape.layers)
+            # The boundary depends on the length that is read, not on the length that was asked for.
+            depth = boundary if len(entry) == prefix else policy.boundary(len(entry), canvas, shape.layers)
             if depth:
-                return _Share(len(entry), depth, prefix, entry)
+                return LeasePlan(len(entry), depth, prefix, entry), None
         if self.store.fits(prefix):
-            return _Share(prefix, boundary, prefix, None)
-        # A request that waits for pages comes here again and again; it is refused once.
-        if job.usage.prefix_note is None:
-            budget = self.store.budget_tokens
-            job.usage.prefix_note = f"prefix of {prefix} tokens exceeds the store's budget of {budget}"
-            self.store.stats.refused += 1
-            log.warning("request %s runs uncached: %s", request.id, job.usage.prefix_note)
-        return _NOTHING
+            return LeasePlan(prefix, boundary, prefix, None), None
+        return None, f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
 
-    def _lease(self, request: Request, share: _Share) -> Lease | None:
-        """The lease of `share`; None where there is nothing to share, or no room for a new entry."""
-        if not share.boundary:
-            return None
-        tokens = request.prompt_token_ids[: share.asked]
-        if share.entry is not None:
-            return self.store.lend(share.entry, share.boundary, tokens)
-        return self.store.reserve(tokens, share.boundary, request.cache_salt)
+    def _plan_pages(self, pending: PendingRequest) -> Decision:
+        """A place that begins with stored pages. A request awaits the next page that it needs, if one computes it."""
+        request, block, size = pending.request, pending.decoding.block, self.chain.page_size
+        if self.chain.awaited(pending.page_keys):
+            return Awaiting.PAGE
+        salt = _page_salt(request, block)
+        pages = tuple(self.chain.find(_whole_blocks(request, block), pending.page_keys, salt))
+        own = self.allocator.find([(pending.decoding.length - len(pages) * size, range(self.shape.layers))])
+        if own is None:
+            return NoRoom(pages=frozenset(page.key for page in pages))
+        note = None
+        if size % block:
+            note = f"pages of {size} tokens hold no whole number of blocks of {block}: none is shared"
+        publishes = note is None and self.chain.budget_tokens >= size
+        return Placement(request.policy.without_prefix, (own,), pages=PagePlan(pages, salt, publishes), note=note)
 
-    def _claim_all(self, job: Job, lengths: list[int], share: _Share) -> list[list[PageRange]]:
-        """Pages of every canvas' own; empty where there are too few. The caller frees what was claimed until then."""
-        own = []
-        for i, length in enumerate(lengths):
-            own.append(self._claim(job, length, share.prefix if i == 0 else 0, share.boundary))
-            if not own[-1]:
-                return []
-        return own
+    def _lease(self, request: Request, plan: LeasePlan) -> Lease:
+        """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
+        tokens = request.prompt_token_ids[: plan.asked]
+        if plan.entry is not None:
+            return self.store.lend(plan.entry, plan.boundary, tokens)
+        lease = self.store.reserve(tokens, plan.boundary, request.cache_salt)
+        if lease is None:
+            raise IntegrityError("the room that was planned for a new entry is gone")
+        return lease
 
-    def _claim(self, job: Job, length: int, prefix: int, boundary: int) -> list[PageRange]:
-        """Pages of a canvas' own: all of it, or what a lease leaves of it; empty where too few are free."""
-        layers = self.shape.layers
-        wanted = [(length - prefix, range(boundary)), (length, range(boundary, layers))]
-        if not prefix:
-            wanted = [(length, range(layers))]
-        own: list[PageRange] = []
-        for tokens, span in wanted:
-            if not len(span):
-                continue
-            extent = self.allocator.allocate(tokens, span)
-            if extent is None:
-                return []
-            own.append(extent)
-            job.owned.append(extent)
-        return own
+    def _read(self, plan: PagePlan, asked: int) -> tuple[Page, ...]:
+        """The stored pages that were planned, each with a reference for the request that reads them."""
+        for page in plan.found:
+            self.allocator.retain(page.extent)
+        self.chain.found(plan.found, asked)
+        return plan.found
 
-    def _branch(self, canvas: Canvas, own: list[PageRange], lease: Lease | None, traits: Traits) -> CanvasState:
+    def _state(
+        self,
+        canvas: Canvas,
+        tables: tuple[SlotTable, ...],
+        traits: Traits,
+        lease: Lease | None = None,
+        pages: Sequence[Page] = (),
+    ) -> CanvasState:
         shape, device = self.shape, self.pool.k[0].device
-        states = self.new_states(len(canvas)) if traits.watches else None
+        watched = "attention" in traits.keeps
+        states = self.new_states(len(canvas)) if watched else None
+        prefix = leased_prefix(lease)
+        if pages:
+            prefix = PrefixHit(len(pages) * self.chain.page_size, shape.layers)
         return CanvasState(
             canvas=canvas,
-            ledger=Ledger(shape.layers, len(canvas), leased_prefix(lease)),
-            tables=(plain_table(own[0]),) if lease is None else leased_tables(lease, own),
-            prefix=leased_prefix(lease),
+            ledger=Ledger(shape.layers, len(canvas), prefix),
+            tables=tables,
+            prefix=prefix,
             lease=lease,
             restored=states if lease is None else lease.entry.states,
             states=states,
             shift=shape.shift,
-            outputs=traits.needs_outputs,
-            tracker=Tracker.of(shape.layers, len(canvas), device) if traits.watches else None,
+            outputs="outputs" in traits.keeps,
+            chain=pages[-1].key if pages else 0,
+            tracker=Tracker.of(shape.layers, len(canvas), device) if watched else None,
         )
+
+
+def _tables(lease: Lease | None, pages: Sequence[Page], own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
+    """The slots of a canvas that begins with a leased prefix, with stored pages, or with neither."""
+    if lease is not None:
+        return leased_tables(lease, own)
+    return (shared_table([page.extent for page in pages], own[0]) if pages else plain_table(own[0]),)
+
+
+def _whole_blocks(request: Request, block: int) -> Sequence[int]:
+    """The leading tokens of a prompt that make whole blocks."""
+    tokens = request.prompt_token_ids
+    return tokens[: len(tokens) // block * block]
+
+
+def _page_salt(request: Request, block: int) -> str:
+    """What separates the exact pages of different block lengths and tenants."""
+    return f"{block}:{request.cache_salt}"
 
 
 def _unconditional(canvas: Canvas, mask_id: int) -> Canvas:

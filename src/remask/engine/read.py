@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.job import Job
+from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.score import RowGroup, score
 
@@ -15,16 +15,17 @@ MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are
 
 
 @torch.inference_mode()
-def read_rows(model: Transformer, hidden: Tensor, jobs: Sequence[Job]) -> NDArray[np.float32]:
-    """Token and confidence of every predicted position, float32 [2, rows], job after job; guide rows are folded in.
+def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
+    """Token and confidence of every predicted position, float32 [2, rows], in the order of `requests`.
 
-    `hidden` [M, D] holds the predicted rows of `jobs` in order. Logits exist for whole requests only, a few at a time.
+    Rows of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted
+    rows of `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
     scores = []
-    for rows, members in _chunks(jobs):
+    for rows, members in _chunks(requests):
         logits = model.head(hidden[rows])
-        for job, group in members:
-            job.keep_residual(logits, group)
+        for running, group in members:
+            running.keep_residual(logits, group)
         scores.append(score(logits, [group for _, group in members], model.config.mask_id))
     if not scores:
         return np.empty((2, 0), dtype=np.float32)
@@ -32,21 +33,21 @@ def read_rows(model: Transformer, hidden: Tensor, jobs: Sequence[Job]) -> NDArra
     return torch.cat(scores, dim=1).cpu().numpy()
 
 
-def _chunks(jobs: Sequence[Job]) -> Iterator[tuple[slice, list[tuple[Job, RowGroup]]]]:
-    """Runs of jobs with at most `MAX_LOGIT_ROWS` rows, or one job that has more, rows counted from the run's first."""
+def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
+    """Requests side by side with at most `MAX_LOGIT_ROWS` rows, or one that has more; rows count from the first."""
     start = at = 0
-    members: list[tuple[Job, RowGroup]] = []
-    for job in jobs:
-        group = job.rows(at - start)
+    members: list[tuple[RunningRequest, RowGroup]] = []
+    for running in requests:
+        group = running.rows(at - start)
         if group is None:
             continue
         rows = (group.rows.stop - group.rows.start) * (1 if group.guide is None else 2)
         if members and at + rows - start > MAX_LOGIT_ROWS:
             yield slice(start, at), members
             start, members = at, []
-            group = job.rows(0)
+            group = running.rows(0)
             assert group is not None
-        members.append((job, group))
+        members.append((running, group))
         at += rows
     if members:
         yield slice(start, at), members

@@ -1,25 +1,26 @@
-"""Telling passes whose refreshes are heavy from those that cost what their requests' others do."""
+"""Which refreshes are heavy: those that cost more than other passes of their requests."""
 
-from remask.engine.job import Job
+from remask.engine.running import RunningRequest
 
 
 class RefreshWatch:
-    """Knows no policy: a refresh is heavy if it computes more row-layers than its request's cheapest pass so far.
+    """Compares costs only, so it needs to know no policy.
 
-    So is one in a request's first pass. Where every pass refreshes, as with one step a block, none is put off for that.
+    A refresh is heavy if it computes more row-layers than the cheapest pass of its request so far, and in
+    the first pass of a request. Where every pass refreshes, as with one step a block, no refresh is put off.
     """
 
     def __init__(self) -> None:
-        self._least: dict[Job, int] = {}  # row-layers of the cheapest pass
+        self._least: dict[RunningRequest, int] = {}  # row-layers of the cheapest pass
 
-    def heavy(self, job: Job) -> bool:
-        """Whether the next pass of `job` is a heavy refresh."""
-        return job.refreshes and job.cost > self._least.get(job, 0)
+    def heavy(self, running: RunningRequest) -> bool:
+        """Whether the next pass of `running` is a heavy refresh."""
+        return running.refreshes and running.cost > self._least.get(running, 0)
 
-    def ran(self, job: Job) -> None:
-        """The next pass of `job`, whose cost is known, is run."""
-        self._least[job] = min(job.cost, self._least.get(job, job.cost))
+    def ran(self, running: RunningRequest) -> None:
+        """Note the cost of the next pass of `running`, which has run and has not been applied."""
+        self._least[running] = min(running.cost, self._least.get(running, running.cost))
 
-    def forget(self, job: Job) -> None:
-        """`job` has ended."""
-        self._least.pop(job, None)
+    def forget(self, running: RunningRequest) -> None:
+        """Drop what is known of a request that has ended."""
+        self._least.pop(running, None)

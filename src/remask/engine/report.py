@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remask.engine.job import Job
 from remask.engine.memory import Memory
+from remask.engine.running import RunningRequest
 from remask.store.pages import PageRange
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A running request, or what the store keeps. Pages are counted once a layer.
+    """A running request, or a part of the store. Pages are counted once a layer.
 
     Attributes:
         name: the request's id; "prefixes" or "pages" for the store's entries and exact pages.
         tokens: positions whose K/V it can read, a layer's worth.
         pages: page-layers that it references.
-        shared: those of them that somebody else references, too.
+        shared: those of `pages` that another holder references too.
         found: tokens that it took from the store instead of computing them.
     """
 
@@ -61,15 +61,15 @@ class MemoryReport:
         return 1 - self.wasted / self.slots if self.slots else 1.0
 
 
-def report(memory: Memory, jobs: Iterable[Job]) -> MemoryReport:
-    """The pages of `memory` as they are, with `jobs` running. Changes nothing."""
+def report(memory: Memory, requests: Iterable[RunningRequest]) -> MemoryReport:
+    """The pages of `memory` as they are, with `requests` running. Changes nothing."""
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
     holders = []
-    for job in jobs:
-        extents = list(job.owned) if job.lease is None else [*job.owned, job.lease.extent]
-        tokens = sum(len(branch.canvas) for branch in job.branches)
-        holders.append(_holder(job.request.id, tokens, extents, counts, filled, size, job.usage.cached_tokens))
+    for running in requests:
+        extents = list(running.owned) if running.lease is None else [*running.owned, running.lease.extent]
+        tokens = sum(len(branch.canvas) for branch in running.branches)
+        holders.append(_holder(running.request.id, tokens, extents, counts, filled, size, running.usage.cached_tokens))
     stored = [entry.extent for entry in memory.store.entries]
     pages = [page.extent for page in memory.chain.pages]
     if stored:
@@ -101,7 +101,7 @@ def _holder(
     size: int,
     found: int = 0,
 ) -> Holder:
-    """Counts a holder's pages, and notes in `filled` how many slots of each hold a token."""
+    """Count the pages of a holder, and note in `filled` how many slots of each page hold a token."""
     pages = shared = 0
     for extent in extents:
         layers = slice(extent.layers.start, extent.layers.stop)

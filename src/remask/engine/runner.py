@@ -10,10 +10,10 @@ from torch import Tensor
 from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import PrefixPass, keep_leaving_states
-from remask.engine.drift_watcher import DriftWatcher, look
-from remask.engine.job import Job
+from remask.engine.drift_watcher import DriftWatcher, find_drift
 from remask.engine.pack import pack
 from remask.engine.read import read_rows
+from remask.engine.running import RunningRequest
 from remask.models.pool import Pool
 from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
@@ -22,7 +22,7 @@ Items = list[tuple[CanvasState, Plan]]
 
 
 class Runner:
-    """All that an engine does on the device: passes of one model over one pool, and the reading of their logits."""
+    """Runs passes of one model over one pool on the device, and reads their logits."""
 
     def __init__(self, model: Transformer, pool: Pool) -> None:
         self.model, self.pool = model, pool
@@ -39,7 +39,7 @@ class Runner:
         if all(plan.watch is None for _, plan in items):
             return model.forward(batch, self.pool), items
         items, stages = list(items), batch.stages
-        eyes = [
+        watchers = [
             DriftWatcher(number, branch, plan.watch, model.device)
             for number, (branch, plan) in enumerate(items)
             if plan.watch is not None
@@ -52,11 +52,11 @@ class Runner:
             if not stages or not len(stages[0].layers):
                 continue
             done = stage.layers.stop
-            drifted = self.look(eyes, done - 1)
-            for eye in drifted:
-                plan = items[eye.number][1].refreshed(done)
-                eye.branch.ledger.revise(plan)
-                items[eye.number] = eye.branch, plan
+            drifted = self.find_drift(watchers, done - 1)
+            for watcher in drifted:
+                plan = items[watcher.number][1].refreshed(done)
+                watcher.branch.ledger.revise(plan)
+                items[watcher.number] = watcher.branch, plan
             if drifted:
                 batch = self.pack(items, passes, first=done)
                 stages = batch.stages
@@ -66,10 +66,10 @@ class Runner:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         return keep_leaving_states(pack(items, self.model.device, first), passes)
 
-    def look(self, eyes: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
-        """The eyes that see attention drift in `layer`, which has just run."""
-        return look(self.model, self.pool, eyes, layer)
+    def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+        """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""
+        return find_drift(self.model, self.pool, watchers, layer)
 
-    def read(self, hidden: Tensor, jobs: Sequence[Job]) -> NDArray[np.float32]:
-        """Token and confidence of every predicted position, float32 [2, rows], job after job."""
-        return read_rows(self.model, hidden, jobs)
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
+        """Token and confidence of every predicted position, float32 [2, rows], in the order of `requests`."""
+        return read_rows(self.model, hidden, requests)

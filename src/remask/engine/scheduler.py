@@ -10,11 +10,11 @@ T = TypeVar("T")
 class Scheduler(Generic[T]):
     """Round-robin over running items under a row-layer budget.
 
-    An item that does not fit waits, and its step does not move; it comes first in the next round, so nothing starves.
-    The first in line is always taken, or an item larger than the budget would never run.
+    An item that does not fit waits. It comes first in the next round, so nothing starves. The first item in line is
+    always taken, because an item larger than the budget would never run otherwise.
 
-    At most `max_refreshes` of the items of a step refresh. Those that wait run whole steps later, so their refreshes
-    fall on other steps from then on, and what they compute stays as it is.
+    At most `max_refreshes` items of a step refresh. Items that wait run whole steps later, so their later refreshes
+    fall on other steps. Waiting does not change what they compute.
     """
 
     def __init__(self, budget: int | None, max_refreshes: int | None = None) -> None:
@@ -28,11 +28,11 @@ class Scheduler(Generic[T]):
         return iter(self._line)
 
     def add(self, item: T) -> None:
-        """Last in line."""
+        """Append an item to the line."""
         self._line.append(item)
 
     def remove(self, item: T) -> None:
-        """Out of the line."""
+        """Remove an item from the line."""
         self._line.remove(item)
 
     def next(
@@ -40,7 +40,7 @@ class Scheduler(Generic[T]):
     ) -> list[T]:
         """The items of the next step, which go to the end of the line. Items that are not `ready` keep their place.
 
-        `cost` is told how many row-layers are left (None: no budget), so that an item may offer what fits.
+        `cost` gets the row-layers that are left (None: no budget), so that an item may offer a piece that fits.
         """
         taken: list[T] = []
         spent = refreshing = 0

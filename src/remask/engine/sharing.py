@@ -1,4 +1,4 @@
-"""A running request's share in the exact pages of the store: what it finds there, and what it offers."""
+"""Exact pages of a running request: those that it reads from the store, and those that it publishes."""
 
 from dataclasses import dataclass, field
 
@@ -14,8 +14,8 @@ from remask.store.pages import PageRange
 class PageSharing:
     """Publishes the pages of one canvas as they become final.
 
-    A row's K/V are final once a pass has computed it that began when its whole block had settled. The pages `found`
-    were read from the store, `own` stand after them.
+    The K/V of a row are final once a pass has computed the row that began after its whole block had settled. The pages
+    `found` were read from the store, and the pages `own` follow them.
     """
 
     chain: PageChain
@@ -28,7 +28,7 @@ class PageSharing:
     committed: int = field(init=False)  # leading positions whose K/V are final
     _offered: int = field(init=False)  # pages
     _key: int | None = field(init=False)  # identity of the last of them
-    _last: Page | None = field(init=False)  # and where it is stored, while the chain up to there is
+    _last: Page | None = field(init=False)  # the stored page of that identity
     _stored: bool = True  # whether the chain is unbroken up to the next page
     _expected: list[int] = field(init=False)
 
@@ -41,12 +41,12 @@ class PageSharing:
         self.chain.expect(self._expected)  # others may wait for them
 
     def ready(self) -> int:
-        """Leading positions whose blocks have settled, as the canvas is now."""
+        """Number of leading positions whose blocks have settled."""
         noisy = self.canvas.noisy
         return (int(noisy.argmax()) if noisy.any() else len(noisy)) // self.block * self.block
 
     def computed(self, plan: Plan, ready: int) -> None:
-        """`plan` has run, which began when `ready` leading positions had settled. Publishes what is complete by it."""
+        """Publish the pages that `plan` has completed. `ready` leading positions had settled when it began to run."""
         rows = np.flatnonzero(plan.spans[0].rows[:ready])
         if len(rows) and rows[0] <= self.committed:
             self.committed = max(self.committed, int(rows[-1]) + 1)
@@ -58,7 +58,7 @@ class PageSharing:
         return self._stored and stop // self.chain.page_size > self.committed // self.chain.page_size
 
     def release(self) -> None:
-        """Nothing more will be offered. The pages themselves are given back by whoever owns them."""
+        """Publish nothing more. The pages themselves stay with their owners."""
         self.chain.give_up(self._expected)
         self._expected = []
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Span
-from remask.engine.canvas_state import CanvasState, Table, runs
+from remask.engine.canvas_state import CanvasState, SlotTable, runs
 from remask.models.stage import Run
 
 Index = NDArray[np.int64]
@@ -20,7 +20,7 @@ class StageRows:
 
     branch: CanvasState
     span: Span
-    table: Table
+    table: SlotTable
     positions: Index
     rows: slice  # among the stage's flat rows
     sees: Index | None  # how many leading positions of the canvas each row attends to; None: all

@@ -1,4 +1,4 @@
-"""The tokens of one canvas whose attention tells how far the cache has drifted."""
+"""The tokens of a canvas whose attention shows how far its cache has drifted."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Tracker:
-    """One token in every layer but the last, and what it attended to at the end of the last pass.
+    """One token in every layer but the last, and its attention at the end of the last pass.
 
     Attributes:
         tokens: canvas positions, int64 [layers - 1]; -1 before the first pass.
@@ -24,7 +24,7 @@ class Tracker:
 
     @classmethod
     def of(cls, layers: int, length: int, device: torch.device) -> "Tracker":
-        """That of a canvas of `length` positions before its first pass."""
+        """The tracker of a canvas of `length` positions before its first pass."""
         rows = torch.empty((layers - 1, length), dtype=torch.float32, device=device)
         return cls(np.full(layers - 1, -1, dtype=np.int64), rows)
 
@@ -33,7 +33,7 @@ def attention_rows(q: Tensor, k: Tensor) -> Tensor:
     """Attention probabilities of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh], the mean over heads: float32 [N, T]."""
     rows, heads, dim = q.shape
     groups = k.shape[1]
-    # The query heads that share a key head are only more rows of it.
+    # Query heads that share a key head are treated as more rows of one head.
     q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
     attention: Tensor = (q @ k.permute(1, 2, 0)).softmax(-1, dtype=torch.float32)
     return attention.view(groups, rows, heads // groups, -1).mean((0, 2))
@@ -41,5 +41,5 @@ def attention_rows(q: Tensor, k: Tensor) -> Tensor:
 
 def drift(old: Tensor, new: Tensor) -> Tensor:
     """One minus the cosine similarity of two rows of probabilities [T]; 0 exactly where they are equal."""
-    # The difference of nearly equal cosines would be rounded away; that of the unit vectors is not.
+    # One minus a cosine near 1 loses its digits; the difference of the unit vectors keeps them.
     return (F.normalize(old, dim=0) - F.normalize(new, dim=0)).square().sum() / 2

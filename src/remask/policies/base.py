@@ -1,4 +1,4 @@
-"""What every cache policy answers."""
+"""The interface of a cache policy."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,48 +8,71 @@ from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
+Kept: TypeAlias = Literal["outputs", "attention"]
+Sharing: TypeAlias = Literal["prefix", "pages"]
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What a policy must suit, known before a request begins."""
-
-    layers: int
-    shift: int  # the family's: position p is predicted by row p - shift
-    ordered: bool  # the sampler knows a step's positions before the pass
-    canvas: int  # positions of the canvas
-    response: int  # those of them that are denoised
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """How requests under a policy are run, beside what their plans say.
+class RequestFacts:
+    """What is known about a request before it begins, for `CachePolicy.check`.
 
     Attributes:
-        idle_passes: which scheduled passes are run although they transfer nothing: none of them ("skipped"), those of
-            a block that still has noisy positions ("within_block"), or all, because later passes read what they write.
+        layers: the model's layers.
+        shift: the model family's shift. Row p - shift predicts position p.
+        ordered: the sampler knows the positions of a step before its pass.
+        canvas: positions of the canvas.
+        response: positions of the canvas that are denoised.
+    """
+
+    layers: int
+    shift: int
+    ordered: bool
+    canvas: int
+    response: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which passes of a request are run, and how they are counted.
+
+    Attributes:
+        idle_passes: which scheduled passes run although they transfer nothing. "skipped" runs none of them.
+            "within_block" runs those of a block that still has noisy positions. "all" runs all of them, because later
+            passes read what they write.
         blockwise: threshold decoding of Dream works block by block (Fast-dLLM with a cache), not on a budget.
-        needs_outputs: attention and FFN outputs are cached, beside K and V.
         own_clocks: the two canvases of a guided request count their steps and forwards apart.
-        kinds: kinds of models that the policy is defined for.
-        watches: plans may watch attention: the hidden states of all rows are kept, beside K and V. Such a policy reads
-            no shared prefix.
-        pages: what is committed is shared with other requests page by page, exactly.
     """
 
     idle_passes: IdlePasses = "all"
     blockwise: bool = False
-    needs_outputs: bool = False
     own_clocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How the engine runs requests under a policy, beside what their plans say.
+
+    A policy that only decides which rows to compute needs none of it.
+
+    Attributes:
+        kinds: kinds of models that the policy is defined for.
+        schedule: which passes are run.
+        keeps: what the device keeps beside K and V. "outputs" keeps attention and FFN outputs. "attention" lets plans
+            watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix.
+        sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
+            shares committed pages exactly.
+    """
+
     kinds: tuple[ModelKind, ...] = ("masked",)
-    watches: bool = False
-    pages: bool = False
+    schedule: Schedule = Schedule()
+    keeps: frozenset[Kept] = frozenset()
+    sharing: Sharing = "prefix"
 
 
 class CachePolicy(ABC):
-    """A frozen set of knobs and a pure function from `View` to `Plan`; it holds no tensors and no request state.
+    """A frozen set of settings and a pure function from `View` to `Plan`. It holds no tensors and no request state.
 
-    The defaults are those of a policy that caches within one request only, and fits any model and sampler.
+    The defaults suit a policy that caches within one request only and works with any model and sampler.
     """
 
     __slots__ = ()
@@ -64,7 +87,7 @@ class CachePolicy(ABC):
         """The policy for a request that leases no shared prefix."""
         return self
 
-    def check(self, circumstances: Circumstances) -> None:  # noqa: B027 - most policies fit everything
+    def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything
         """Raise `ConfigError` where the policy cannot work on this model or with this sampler."""
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
@@ -75,13 +98,13 @@ class CachePolicy(ABC):
         return 0
 
     def guides(self, step: int) -> bool:  # noqa: ARG002
-        """Whether a guided request's unconditional canvas runs in `step`; else its share of the guidance is kept."""
+        """Whether the unconditional canvas of a guided request runs in `step`. If not, the last guidance is kept."""
         return True
 
     def closing(self, view: View) -> Plan | None:  # noqa: ARG002
-        """A pass after the last step that makes the last block's K/V fit to be shared; None where there is none."""
+        """A pass after the last step, which makes the K/V of the last block fit to be shared; None without one."""
         return None
 
     @abstractmethod
     def plan(self, view: View) -> Plan:
-        """The next pass of the canvas in `view`, which is not changed."""
+        """The next pass of the canvas in `view`. Must not change the view."""

@@ -9,7 +9,7 @@ from remask.core.checks import is_whole, one_of, whole
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, Circumstances, Traits
+from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
 
 BOUNDARIES = ("stored", "recomputed")
@@ -19,9 +19,9 @@ BOUNDARIES = ("stored", "recomputed")
 class BiCache(CachePolicy):
     """BiCache (arXiv 2606.07571, section 5) over any inner policy.
 
-    Below the boundary the prefix's K/V come from the store and its rows are never computed. Above it the prefix rows
-    rejoin every `refresh_interval` steps, restarting from the stored boundary state, and stay out in between.
-    Without a shared prefix, or at depth 0, this is the inner policy.
+    Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
+    rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
+    out. Without a shared prefix, or at depth 0, this is the inner policy.
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -40,7 +40,7 @@ class BiCache(CachePolicy):
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
             raise ConfigError("bicache+bicache: both would own the shared prefix; name bicache once")
-        if self.inner.traits.watches:
+        if "attention" in self.inner.traits.keeps:
             raise ConfigError(
                 "bicache cannot stand before elastic-cache: one restarts rows from the store's hidden states, the "
                 "other from the request's own; name one of them"
@@ -53,20 +53,21 @@ class BiCache(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """The inner policy's; but a pass that transfers nothing may be a refresh."""
-        return replace(self.inner.traits, idle_passes="all", kinds=("masked",))
+        """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
+        inner = self.inner.traits
+        return replace(inner, kinds=("masked",), schedule=replace(inner.schedule, idle_passes="all"))
 
     @property
     def without_prefix(self) -> CachePolicy:
         """The inner policy."""
         return self.inner
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
-        layers = circumstances.layers
+        layers = facts.layers
         if isinstance(self.depth, int) and self.depth > layers:
             raise ConfigError(f"depth={self.depth} exceeds the model's {layers} layers; use 0 to {layers}")
-        self.inner.check(circumstances)
+        self.inner.check(facts)
 
     def guides(self, step: int) -> bool:
         """As the inner policy."""
@@ -87,7 +88,7 @@ class BiCache(CachePolicy):
         if view.prefix is None:
             return plan
         prefix = np.arange(view.length) < view.prefix.length
-        # After a fill pass that refreshed, the same step's next pass reads what that one wrote.
+        # After a fill pass that refreshed, the next pass of the step reads the K/V that it wrote.
         boundary, refresh = view.prefix.boundary, self.refreshes(view.step) and view.pass_index == 0
         recompute = refresh and self.boundary_state == "recomputed"
 

@@ -1,4 +1,4 @@
-"""`block-prefix`, `block-dual` (Fast-dLLM) and `uniform-cache`: renewed by a full pass at the start of each block."""
+"""`block-prefix`, `block-dual` (Fast-dLLM) and `uniform-cache`: a full pass renews the cache when a block starts."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, Circumstances, Traits
+from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 
 
 @dataclass(frozen=True, slots=True)
 class Blockwise(CachePolicy):
-    """Everything at a block's first step, then only the rows that `_rows` names (Fast-dLLM section 3.2).
+    """Computes all rows in the first step of a block, and then only the rows of `_rows` (Fast-dLLM section 3.2).
 
-    Where a row predicts the position after it (Dream), the row before the block is absent from cached passes; so the
-    first pass commits the block's first token, whatever its confidence, and nothing else.
+    Where a row predicts the position after it (Dream), cached passes lack the row before the block. So the first pass
+    commits the first token of the block, whatever its confidence, and nothing else.
     """
 
     @property
     def traits(self) -> Traits:
-        """A complete block pays no further pass; thresholds are compared within the block."""
-        return Traits(idle_passes="within_block", blockwise=True, kinds=self._kinds())
+        """A complete block runs no further pass, and thresholds are compared within the block."""
+        return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True))
 
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
@@ -53,9 +53,9 @@ class Blockwise(CachePolicy):
 
 @dataclass(frozen=True, slots=True)
 class BlockPrefix(Blockwise):
-    """What stands before the block is cached; the block and all after it are computed in every pass.
+    """Caches the rows before the block, and computes the block and all rows after it in every pass.
 
-    On uniform models this is exact: clean rows do not see noise, so their K/V change with a completed block only.
+    On uniform models this is exact: clean rows do not attend to noise, so their K/V change only when a block is done.
     """
 
     def _kinds(self) -> tuple[ModelKind, ...]:
@@ -67,7 +67,7 @@ class BlockPrefix(Blockwise):
 
 @dataclass(frozen=True, slots=True)
 class BlockDual(Blockwise):
-    """What stands before and after the block is cached; the block alone is computed.
+    """Caches the rows before and after the block, and computes the block alone.
 
     `fill_pass="separate"` makes the full pass write caches only, with a pass over the block following in the same step
     (the BiCache authors' engine); "transfer" lets the full pass transfer tokens (Fast-dLLM).
@@ -81,18 +81,18 @@ class BlockDual(Blockwise):
     @property
     def traits(self) -> Traits:
         """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
-        return Traits(idle_passes="all" if self.fill_pass == "separate" else "within_block", blockwise=True)
+        return Traits(schedule=Schedule("all" if self.fill_pass == "separate" else "within_block", blockwise=True))
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses a separate fill pass where the row before the block predicts its first position."""
-        if self.fill_pass == "separate" and circumstances.shift:
+        if self.fill_pass == "separate" and facts.shift:
             raise ConfigError(
-                "fill_pass='separate' leaves nobody to predict a block's first token on a model whose rows predict the "
+                "fill_pass='separate' leaves no row to predict a block's first token on a model whose rows predict the "
                 "next position (Dream); use fill_pass='transfer'"
             )
 
     def plan(self, view: View) -> Plan:
-        """As described above."""
+        """A fill pass first where it is separate; otherwise as in every block-wise policy."""
         if self.fill_pass == "transfer" or view.block_step > 0:
             return Blockwise.plan(self, view)
         if view.pass_index == 0:
@@ -106,10 +106,10 @@ class BlockDual(Blockwise):
 
 @dataclass(frozen=True, slots=True)
 class UniformCache(Blockwise):
-    """`uniform-cache`: everything at a block's first step, then the block, whose tokens may all change.
+    """`uniform-cache`: computes all rows in the first step of a block, and then the block, whose tokens may all change.
 
     Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
-    In a correction only the blocks that the last step changed are computed, and everything where it changed none.
+    A step of a correction computes the blocks that the last step changed, or all rows if it changed none.
     """
 
     refresh_next: int = 4
@@ -121,14 +121,14 @@ class UniformCache(Blockwise):
         return ("uniform",)
 
     def _rows(self, view: View) -> Mask:
-        if view.touched is not None:
-            return view.touched if view.touched.any() else view.everything
+        if view.decoding.touched is not None:
+            return view.decoding.touched if view.decoding.touched.any() else view.everything
         more = len(view.block) if self._renews(view) else 0
         return _positions(view, range(view.block.start, view.block.stop + more))
 
     def _renews(self, view: View) -> bool:
-        if view.touched is not None:
-            return not view.touched.any()
+        if view.decoding.touched is not None:
+            return not view.decoding.touched.any()
         end = view.length if view.response is None else view.response
         due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
         return due and view.block.stop < end

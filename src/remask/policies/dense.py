@@ -5,17 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.plan import Plan, Span, View
-from remask.policies.base import CachePolicy, Traits
+from remask.policies.base import CachePolicy, Schedule, Traits
 
 
 @dataclass(frozen=True, slots=True)
 class Dense(CachePolicy):
-    """Every row in every layer, every step; where attention is block-causal, every row up to the current block's."""
+    """Computes every row in every layer and step. With block-causal attention, every row up to the current block's."""
 
     @property
     def traits(self) -> Traits:
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return Traits(idle_passes="skipped", kinds=("masked", "uniform", "block_causal"))
+        return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"))
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from remask.core.checks import one_of, whole
 from remask.core.plan import Mask, Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, Circumstances
+from remask.policies.base import CachePolicy, RequestFacts
 
 SHIFTS = ("un", "un_right")
 
 
 @dataclass(frozen=True, slots=True)
 class _Delayed(CachePolicy):
-    """What the variants share. A pass that transfers nothing still caches what the step before decoded."""
+    """The base of the variants. A pass that transfers nothing still caches what the last step decoded."""
 
     def plan(self, view: View) -> Plan:
         """One span over the rows that are not cached."""
@@ -49,15 +49,15 @@ class DkvDecode(_Delayed):
         shift: object = self.shift
         if shift == "right":
             raise ConfigError(
-                "shift='right' asks for logits of rows that were left out, so the authors' code yields NaN; use 'un' "
+                "shift='right' needs logits of rows that were left out, so the authors' code yields NaN; use 'un' "
                 "or 'un_right'"
             )
         if shift is not None:
             one_of("shift", shift, SHIFTS)
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses `shift` on a model whose rows predict their own position."""
-        if self.shift is not None and not circumstances.shift:
+        if self.shift is not None and not facts.shift:
             raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
 
     def _rows(self, view: View) -> Mask:
@@ -113,25 +113,25 @@ class DkvGreedy(_Delayed):
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         whole("window", self.window, low=0)
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""
-        if not circumstances.ordered:
+        if not facts.ordered:
             raise ConfigError("dkv-greedy plans by an order drawn beforehand; use remasking 'random' or 'order'")
-        if circumstances.shift:
+        if facts.shift:
             raise ConfigError(
                 "dkv-greedy is defined for models whose rows predict their own position (LLaDA), not Dream"
             )
-        if self.window > circumstances.response:
+        if self.window > facts.response:
             raise ConfigError(
-                f"window={self.window} exceeds the response's {circumstances.response} positions; use a window from 0 "
-                f"to {circumstances.response}, or a longer response"
+                f"window={self.window} exceeds the response's {facts.response} positions; use a window from 0 "
+                f"to {facts.response}, or a longer response"
             )
 
     def plan(self, view: View) -> Plan:
         """As described above; only the positions that the step decodes are predicted."""
-        assert view.order is not None
+        assert view.decoding.order is not None
         predict = np.zeros(view.length, dtype=np.bool_)
-        predict[view.order] = True
+        predict[view.decoding.order] = True
         return Plan((Span(range(view.layers), self._rows(view)),), predict, refreshes=self._renews(view))
 
     def _renews(self, view: View) -> bool:
@@ -141,12 +141,12 @@ class DkvGreedy(_Delayed):
     def _rows(self, view: View) -> Mask:
         if self._renews(view):
             return view.everything
-        assert view.order is not None
+        assert view.decoding.order is not None
         rows = np.zeros(view.length, dtype=np.bool_)
         rows[view.settled == view.step - 1] = True
-        rows[view.order] = True
+        rows[view.decoding.order] = True
         reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
-        for position in view.order.tolist():
+        for position in view.decoding.order.tolist():
             self._add_window(rows, reachable, position)
         return rows
 

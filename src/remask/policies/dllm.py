@@ -1,4 +1,4 @@
-"""`dllm-cache`: prompt and response refreshed on clocks of their own, moved rows recomputed in between."""
+"""`dllm-cache`: refreshes prompt and response at intervals of their own, and recomputes moved rows in between."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -7,7 +7,7 @@ import numpy as np
 
 from remask.core.checks import one_of, real, whole
 from remask.core.plan import Mask, Plan, Span, TopRho, View
-from remask.policies.base import CachePolicy, Traits
+from remask.policies.base import CachePolicy, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
 SELECTS: tuple[Select, ...] = ("value", "key", "random")
@@ -22,12 +22,12 @@ class DllmCache(CachePolicy):
     over the request. In between, the share `ratio` of the response whose value vectors moved most is recomputed, layer
     by layer. The first layer is always computed, as its inputs are the tokens themselves.
 
-    `select` exchanges the rule that chooses (the paper's ablation). "key" compares keys in place of values, and renews
-    K in place of V for all that it looks at. "random" draws the rows of each layer from the request's seed and the
-    step; nothing is compared, so only what is drawn is renewed.
+    `select` names the rule that chooses rows (the paper's ablation). "key" compares keys in place of values, and renews
+    K in place of V for all rows that it compares. "random" draws the rows of each layer from the request's seed and the
+    step. It compares nothing, so it renews only the rows that it draws.
 
-    The authors also carry prompt rows through every step. Between prompt refreshes nothing reads what those rows
-    become, so they stay out here; only the row that predicts the first response position (Dream) stays live.
+    The authors also carry prompt rows through every step. Between prompt refreshes nothing reads these rows, so they
+    are left out here. Only the row that predicts the first response position (Dream) stays live.
 
     Attributes:
         prompt_interval: Kp.
@@ -54,14 +54,14 @@ class DllmCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
-        return Traits(needs_outputs=True, own_clocks=True)
+        return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}))
 
     def guides(self, step: int) -> bool:
-        """In the first steps, and every Kcfg."""
+        """In the first five steps, and every Kcfg steps."""
         return step < GUIDED_STEPS or step % self.guidance_interval == 0
 
     def plan(self, view: View) -> Plan:
-        """The first layer over all rows that are live, then the others with what the clocks leave of them."""
+        """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
         response = np.arange(view.length) >= view.prompt
         refresh_prompt = view.step % self.prompt_interval == 0
         refresh_response = view.step % self.response_interval == 0
@@ -71,7 +71,7 @@ class DllmCache(CachePolicy):
         if not refresh_response and not count:
             held = held | response
         deep = self._deep(view, rows, held, response, count) if view.layers > 1 else ()
-        # A residual of the guidance that is kept must serve positions of later blocks too.
+        # Guidance that is kept must serve the positions of later blocks too.
         predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
         return Plan((Span(range(1), rows), *deep), predict, refreshes=refresh_prompt or refresh_response)
 
@@ -81,13 +81,13 @@ class DllmCache(CachePolicy):
         if not count:
             return (Span(layers, rows, held=held if held.any() else None),)
         if self.select == "random":
-            # What is drawn is known here, so nothing is left for the device to choose.
+            # The draw is made here, so the device has nothing to choose.
             return tuple(Span(range(i, i + 1), rows, held=held | _undrawn(view, response, count, i)) for i in layers)
         return (Span(layers, rows, pick=TopRho(response, count, self.select), held=held if held.any() else None),)
 
 
 def _undrawn(view: View, response: Mask, count: int, layer: int) -> Mask:
-    """The response without the `count` rows drawn for `layer`; no other layer, step or request has a part in it."""
+    """The response without the `count` rows drawn for `layer`. The draw depends on seed, step and layer alone."""
     positions = np.flatnonzero(response)
     drawn = np.random.default_rng([view.seed, view.step, layer]).permutation(positions)[:count]
     rest = response.copy()

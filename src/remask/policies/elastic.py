@@ -7,16 +7,16 @@ import numpy as np
 from remask.core.checks import real, whole
 from remask.core.plan import Mask, Plan, Span, View, Watch
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, Circumstances, Traits
+from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticCache(CachePolicy):
-    """Elastic-Cache (arXiv 2510.14973): a step computes a window of noisy rows, and refreshes when it has to.
+    """Elastic-Cache (arXiv 2510.14973): computes a window of noisy rows, and refreshes when attention drifts.
 
-    The first pass is full. Later ones compute the first noisy positions, the tracked tokens, and what the last step
-    decoded. When what a layer's tracked token attends to has changed, everything above that layer is computed in the
-    same pass, from the hidden states that the rows had; the layers up to there keep their caches.
+    The first pass is full. Later passes compute the first noisy positions, the tracked tokens, and the rows that the
+    last step decoded. Where the attention of a layer's tracked token has drifted, the same pass computes all rows above
+    that layer, from the hidden states that they had. The layers below keep their caches.
 
     Attributes:
         window: beta, noisy positions computed in a step, from the left; only these can be transferred.
@@ -33,24 +33,24 @@ class ElasticCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """Attention is watched."""
-        return Traits(idle_passes="within_block", watches=True)
+        return Traits(schedule=Schedule("within_block"), keeps=frozenset({"attention"}))
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses a window beyond the response, and a decoding order that could leave the window."""
-        response = circumstances.response
+        response = facts.response
         if self.window > response:
             raise ConfigError(
                 f"window={self.window} exceeds the response's {response} positions; use a window from 1 to {response}, "
                 "or a longer response"
             )
-        if circumstances.ordered and self.window < response:
+        if facts.ordered and self.window < response:
             raise ConfigError(
                 f"elastic-cache transfers within a window of {self.window} positions, and an order drawn beforehand "
                 f"does not keep to it; use window={response}, or a remasking other than 'random' and 'order'"
             )
 
     def plan(self, view: View) -> Plan:
-        """The same rows in all layers, each a span of its own, as the pass may be refreshed from any of them on."""
+        """The same rows in all layers. Each layer is a span, because a refresh may begin at any of them."""
         window = np.zeros(view.length, dtype=np.bool_)
         window[np.flatnonzero(view.noisy)[: self.window]] = True
         rows = self._rows(view, window)
@@ -61,9 +61,9 @@ class ElasticCache(CachePolicy):
     def _rows(self, view: View, window: Mask) -> Mask:
         if view.step == 0:
             return view.everything
-        assert view.tracked is not None
-        # K/V of what the last step decoded are still those of a mask.
+        assert view.last_pass.tracked is not None
+        # The rows that the last step decoded still have the K/V of masks.
         rows: Mask = window | (view.settled == view.step - 1)
         rows[np.flatnonzero(window) - view.shift] = True
-        rows[view.tracked] = True
+        rows[view.last_pass.tracked] = True
         return rows

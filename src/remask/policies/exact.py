@@ -1,4 +1,4 @@
-"""`exact`: committed K/V of a block-causal model, which never change, are computed once."""
+"""`exact`: computes the committed K/V of a block-causal model once, because they never change."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from remask.policies.base import CachePolicy, Traits
 
 @dataclass(frozen=True, slots=True)
 class Exact(CachePolicy):
-    """Only the current block is computed, and once what K/V of earlier ones are still those of noisy rows.
+    """Computes the current block, and once more each block whose tokens have become final.
 
-    A block's commit pass, over its final tokens, is merged with the next block's first pass, and so is the end of the
-    prompt's prefill. The last block's is left out, unless its pages are to be shared. Pages of committed rows are
-    shared between requests without loss.
+    The second computation of a block is its commit pass. It is merged with the first pass of the next block, and so is
+    the end of the prompt's prefill. The last block has a commit pass only if its pages are to be shared. Requests share
+    the pages of committed rows without loss.
 
-    Where a row predicts the next position (Fast-dLLM v2), the pass that commits a block, or ends the prompt's prefill,
-    gives the next block its first token, and nothing is merged.
+    Where a row predicts the next position (Fast-dLLM v2), nothing is merged: the pass that commits a block, or ends the
+    prompt's prefill, gives the next block its first token.
 
     Attributes:
-        prefill_chunk: rows that a pass of a long prompt computes, rounded down to whole blocks; the rest of the prompt
-            waits for the passes after it, so that other requests do not stall.
+        prefill_chunk: rows of a long prompt that one pass computes, rounded down to whole blocks. Later passes compute
+            the rest, so that other requests do not stall.
     """
 
     prefill_chunk: int = 512
@@ -32,8 +32,8 @@ class Exact(CachePolicy):
 
     @property
     def traits(self) -> Traits:
-        """Of block-causal models alone. What is cached is final, so nothing is refreshed."""
-        return Traits(kinds=("block_causal",), pages=True)
+        """For block-causal models only. Cached K/V are final, so requests can share their pages."""
+        return Traits(kinds=("block_causal",), sharing="pages")
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""
@@ -53,7 +53,7 @@ class Exact(CachePolicy):
         return Plan((Span(layers, _rows(view, start, block.stop)),), predict=view.candidates)
 
     def _opening(self, view: View, start: int) -> Span:
-        """The rows before the block that are not committed; its last row in any case, even where all are shared."""
+        """The uncommitted rows before the block, and always the last row before it, even if all rows are shared."""
         stop = view.block.start
         rows = _rows(view, min(start, stop - len(view.block)), stop)
         leased = 0 if view.prefix is None else view.prefix.length

@@ -1,4 +1,4 @@
-"""`reuse`: what autoregressive engines do with a shared prefix. The known-bad baseline (BiCache section 3)."""
+"""`reuse`: shared prefixes as autoregressive engines reuse them. The known-bad baseline (BiCache section 3)."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,15 @@ from remask.policies.dense import Dense
 
 @dataclass(frozen=True, slots=True)
 class Reuse(CachePolicy):
-    """The shared prefix is read from the store in all layers, in every step, and never computed again.
+    """Reads the shared prefix from the store in all layers and steps, and never computes it again.
 
-    Exact for causal attention; for bidirectional attention the prefix's K/V lack the influence of all that follows.
+    This is exact for causal attention. For bidirectional attention, the K/V of the prefix lack the influence of the
+    tokens after it.
     """
 
     @property
     def without_prefix(self) -> CachePolicy:
-        """Nothing to reuse: everything is computed."""
+        """`none`, because there is nothing to reuse."""
         return Dense()
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002

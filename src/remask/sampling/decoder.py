@@ -48,7 +48,7 @@ class Decoder(Protocol):
 
     @property
     def corrections(self) -> int | None:
-        """Correction steps so far; None where none were asked for."""
+        """Correction steps so far; None where the request names no correction."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -68,12 +68,12 @@ class Decoder(Protocol):
         ...
 
     def advance(self) -> None:
-        """Go on to the next step. What this step wrote is on the canvas."""
+        """Go to the next step. The tokens of the last one are on the canvas."""
         ...
 
 
 class Uncorrected:
-    """The part of a decoder that is the same wherever a written token is final."""
+    """The answers of decoders that correct nothing."""
 
     touched: None = None
     corrections: None = None

@@ -158,7 +158,7 @@ class Intake:
                 raise ConfigError("logprobs are the logarithms of confidences, and a uniform model's sampler has none")
             rule = REMASKING[params.remasking or config.sampling.remasking]
             if config.kind == "masked":
-                rule = resolve(params, config.sampling, policy.traits.blockwise).remasking
+                rule = resolve(params, config.sampling, policy.traits.schedule.blockwise).remasking
             if rule.measure != "probability":
                 raise ConfigError(
                     f"logprobs are the logarithms of confidences, and under remasking {rule.name!r} those are no "

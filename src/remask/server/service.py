@@ -11,7 +11,7 @@ from fastapi import Request, Response
 
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
-from remask.engine.job import Job
+from remask.engine.pending import PendingRequest
 from remask.llm import LLM
 from remask.server.answer import Answer
 from remask.server.config import ServerConfig
@@ -62,17 +62,16 @@ class Service:
         name, log_fields = request.state.request_id, request.state.log_fields
         if body.user is not None:
             log_fields["user"] = body.user[:MAX_LOGGED_USER]
-        jobs = await self.off_loop(self._checked, make, body, name)
+        pending = await self.off_loop(self._checked, make, body, name)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
         )
-        ticket = self.engine.submit(jobs)
+        ticket = self.engine.submit(pending)
         token_text = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
         kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
-        answers = [
-            Answer(i, job.request, self.intake.tokenizer, stops, token_text, **kind) for i, job in enumerate(jobs)
-        ]
+        texts = self.intake.tokenizer
+        answers = [Answer(i, each.request, texts, stops, token_text, **kind) for i, each in enumerate(pending)]
         generation = Generation(ticket, answers, shape(names), body)
 
         def finish() -> None:
@@ -88,7 +87,9 @@ class Service:
         finally:
             finish()
 
-    def _checked(self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str) -> list[Job]:
+    def _checked(
+        self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str
+    ) -> list[PendingRequest]:
         """Build the requests of a body and check them. Raises `ConfigError` if the engine cannot run one of them."""
         return [self.llm.engine.check(request) for request in make(body, name)]
 

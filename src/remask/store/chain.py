@@ -1,7 +1,7 @@
-"""Exact sharing of pages: where K/V depend on nothing that follows, equal leading tokens have equal pages."""
+"""Exact sharing of pages. Where K/V do not depend on later tokens, equal leading tokens have equal pages."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,9 +85,16 @@ class PageChain:
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
-        """The longest run of leading pages that are stored, each with a reference more, which is the caller's to drop.
+        """What `find` returns, each page with one more reference, which the caller has to release."""
+        found = self.find(tokens, keys, salt)
+        for page in found:
+            self.allocator.retain(page.extent)
+        return found
 
-        Token ids and salts are compared, not hashes alone. `keys` are the identities of `tokens`.
+    def find(self, tokens: Sequence[int], keys: Sequence[int], salt: str = "") -> list[Page]:
+        """The longest run of leading pages that are stored. Changes nothing.
+
+        `keys` are the identities of `tokens`. Token ids and salts are compared too, because hashes may collide.
         """
         found: list[Page] = []
         for number, key in enumerate(keys):
@@ -96,12 +103,10 @@ class PageChain:
             if page is None or not page.holds(part, found[-1].key if found else None, salt):
                 break
             found.append(page)
-        for page in found:
-            self.allocator.retain(page.extent)
         return found
 
     def found(self, pages: Sequence[Page], asked: int) -> None:
-        """A request that asked for `asked` pages reads these: they count as used, an ancestor after its followers."""
+        """Note that a request that looked up `asked` pages reads `pages`. A page counts as used after its followers."""
         for page in reversed(pages):
             page.hits += 1
             self._pages.move_to_end(page.key)
@@ -113,12 +118,12 @@ class PageChain:
         return next((key in self._pending for key in keys if key not in self._pages), False)
 
     def expect(self, keys: Sequence[int]) -> None:
-        """A request is about to compute these pages, so that others may wait for them."""
+        """Announce pages that a request will compute, so that other requests may wait for them."""
         for key in keys:
             self._pending[key] = self._pending.get(key, 0) + 1
 
     def give_up(self, keys: Sequence[int]) -> None:
-        """What was expected has been published, or will not be. Raises `IntegrityError` where it was not expected."""
+        """Take back what `expect` announced. Raises `IntegrityError` for a page that was not announced."""
         for key in keys:
             left = self._pending.get(key, 0) - 1
             if left < 0:
@@ -131,11 +136,11 @@ class PageChain:
     def publish(
         self, tokens: Sequence[int], key: int, parent: Page | None, extent: PageRange, salt: str = ""
     ) -> Page | None:
-        """Offer one page, whose K/V are final, with its first slot in every layer; the first writer wins.
+        """Store one page whose K/V are final, unless the same page is stored already.
 
-        Returns the page that holds these tokens after `parent` from here on: the offered one, of which the store takes
-        a reference of its own, or one that was there. None, with nothing stored, where `parent` has been evicted, where
-        other tokens have the same identity, or where the budget leaves no room.
+        Returns the stored page of these tokens after `parent`: the offered page, to which the store takes a reference,
+        or an older one. Returns None, and stores nothing, where `parent` has been evicted, where other tokens have the
+        same identity, or where the budget leaves no room.
         """
         if parent is not None and self._pages.get(parent.key) is not parent:
             return None
@@ -143,7 +148,7 @@ class PageChain:
         if stored is not None:
             return stored if stored.holds(tokens, above, salt) else None
         while self.tokens + self.page_size > self.budget_tokens:
-            if not self.give_way(keep=above):
+            if not self.give_way(() if above is None else (above,)):
                 self.stats.refused += 1
                 return None
         self.allocator.retain(extent)
@@ -153,16 +158,19 @@ class PageChain:
         self.stats.published += 1
         return page
 
-    def give_way(self, keep: int | None = None) -> bool:
-        """Evict the longest unused page that no request reads and no other page follows; False where there is none."""
+    def give_way(self, keep: Collection[int] = ()) -> bool:
+        """Evict the longest unused page that no request reads and no other page follows.
+
+        Pages whose identities are in `keep` stay. Returns False where no page can go.
+        """
         for page in self._pages.values():
-            if page.children == 0 and page.key != keep and self._unread(page):
+            if page.children == 0 and page.key not in keep and self._unread(page):
                 self._evict(page)
                 return True
         return False
 
     def drop(self) -> int:
-        """Evict every page that can go; returns how many went."""
+        """Evict every page that can be evicted. Returns the number of evicted pages."""
         count = 0
         while self.give_way():
             count += 1

@@ -1,4 +1,4 @@
-"""One stored prefix, and what an operator sees of it."""
+"""A stored prefix, and its description for an operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from remask.store.pages import PageRange
 
 
 @dataclass(slots=True)
-class Entry:
+class PrefixEntry:
     """One shared prefix, identified by all of its tokens and its salt. `ready` once its prefix-only pass has run."""
 
     key: int
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """What an operator sees of an entry; neither its tokens nor its salt.
+    """An entry as an operator sees it, without its tokens and its salt.
 
     Attributes:
         id: its key in hexadecimal, as `PrefixStore.drop` takes it once read by `int(id, 16)`.

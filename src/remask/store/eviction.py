@@ -24,14 +24,14 @@ class EvictionOrder:
         return iter(self._keys)
 
     def add(self, key: int) -> None:
-        """A new key, last in line."""
+        """Append a new key."""
         self._keys[key] = None
 
     def used(self, key: int) -> None:
-        """`key` was read: under "lru" it goes to the end of the line, under "fifo" it keeps its place."""
+        """Note that `key` was read. "lru" moves it to the end, "fifo" leaves it in place."""
         if self.rule == "lru":
             self._keys.move_to_end(key)
 
     def remove(self, key: int) -> None:
-        """Forget `key`."""
+        """Remove `key`."""
         del self._keys[key]

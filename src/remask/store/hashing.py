@@ -9,8 +9,8 @@ import xxhash
 def prefix_hash(tokens: Sequence[int], salt: bytes = b"") -> int:
     """xxhash64 (seed 0) of the token ids as little-endian uint32, after `salt`.
 
-    The salt carries what else K/V depend on: model fingerprint and dtype. Without one this is the authors' key
-    (BiCache appendix C).
+    The salt names what K/V depend on beside tokens: model fingerprint and dtype. Without a salt this is the key of
+    the authors (BiCache appendix C).
     """
     return prefix_hashes(tokens, [len(tokens)], salt)[0]
 
@@ -28,6 +28,6 @@ def prefix_hashes(tokens: Sequence[int], lengths: Sequence[int], salt: bytes = b
 
 
 def salted(salt: bytes, cache_salt: str) -> bytes:
-    """`salt` with a tenant's own behind it; as it is for an empty one. No two tenants' salts give the same bytes."""
+    """`salt` followed by a tenant's salt, unless that is empty. Different tenants' salts give different bytes."""
     own = cache_salt.encode()
     return salt + len(own).to_bytes(8, "little") + own if own else salt

@@ -1,5 +1,6 @@
 """Refcounted pages of K/V slots, counted per layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,10 +38,10 @@ class PageRange:
 
 
 class PageAllocator:
-    """Reference counts of all pages in all layers. It hands out page numbers and touches no tensor.
+    """Reference counts of all pages in all layers. It hands out page numbers and holds no tensor.
 
-    Pages are counted per layer because a request that reads a shared prefix in shallow layers needs pages of its own
-    for it in the deep ones only.
+    Pages are counted per layer, because a request that reads a shared prefix in shallow layers needs its own pages for
+    that prefix in deep layers only.
     """
 
     def __init__(self, layers: int, pages: int, page_size: int) -> None:
@@ -59,16 +60,39 @@ class PageAllocator:
     def allocate(self, tokens: int, layers: range) -> PageRange | None:
         """Claim pages for `tokens` positions in each of `layers`, each with one reference; None where too few are free.
 
-        The first run of consecutive pages that is long enough is preferred, as attention reads a run in place; without
-        one, scattered pages are taken.
+        Attention reads consecutive pages in place, so the first run that is long enough is taken. Without such a run,
+        scattered pages are taken.
         """
-        need = self.pages_for(tokens)
-        free = (self.references[layers.start : layers.stop] == 0).all(axis=0)
-        if free.sum() < need:
+        found = self.find([(tokens, layers)])
+        if found is None:
             return None
-        pages = _first_run(free, need)
-        self.references[layers.start : layers.stop, pages] = 1
-        return PageRange(layers, pages, self.page_size, tokens)
+        self.claim(found[0])
+        return found[0]
+
+    def find(self, wanted: Sequence[tuple[int, range]]) -> tuple[PageRange, ...] | None:
+        """Free pages for all of `wanted`, pairs of positions and layers, as `allocate` would hand them out in order.
+
+        Claims nothing. None where too few are free.
+        """
+        free = self.references == 0
+        found = []
+        for tokens, layers in wanted:
+            need = self.pages_for(tokens)
+            rows = free[layers.start : layers.stop]
+            usable = rows.all(axis=0)
+            if usable.sum() < need:
+                return None
+            pages = _first_run(usable, need)
+            rows[:, pages] = False
+            found.append(PageRange(layers, pages, self.page_size, tokens))
+        return tuple(found)
+
+    def claim(self, extent: PageRange) -> None:
+        """Take free pages, each with one reference. Raises `IntegrityError`, and changes nothing, on a page in use."""
+        part = self.references[extent.layers.start : extent.layers.stop]
+        if (part[:, extent.pages] > 0).any():
+            raise IntegrityError(f"claimed pages that are in use: {extent.pages.tolist()} in layers {extent.layers}")
+        part[:, extent.pages] = 1
 
     def retain(self, extent: PageRange) -> None:
         """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from remask.errors import IntegrityError, UnknownNameError
-from remask.store.entry import Entry, EntryInfo
+from remask.store.entry import EntryInfo, PrefixEntry
 from remask.store.eviction import Eviction, EvictionOrder
 from remask.store.hashing import prefix_hashes
 from remask.store.pages import PageAllocator, PageRange
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A running request's right to read an entry in layers 0 .. boundary - 1; the entry cannot be evicted meanwhile."""
+    """The right of a running request to read an entry in layers 0 .. boundary - 1. It keeps the entry from eviction."""
 
-    entry: Entry
+    entry: PrefixEntry
     boundary: int
     extent: PageRange
-    hit: bool  # another request's pass is reused
+    hit: bool  # the entry was there before this request
     released: bool = False
 
 
@@ -42,12 +42,13 @@ class StoreStats:
 class PrefixStore:
     """Entries under a token budget, in pages of the pool that running requests use too.
 
-    An entry is admitted iff it is strictly smaller than what is left of the budget, as in the authors' engine; others
-    are evicted for it one at a time, never one that is leased or whose pass is still to run.
+    An entry is admitted if it is strictly smaller than the rest of the budget, as in the authors' engine. Other entries
+    are evicted for it one at a time, but never an entry that is leased or whose pass has not run.
 
-    With `prefix_match` "longest" a prefix that is not stored may be answered by a shorter entry that it begins with,
-    a level. It is where the level covers the share `prefix_cover` of it and it is asked for the first time, or where it
-    can never be stored. Else it is published by a pass of its own, as what is asked for twice is shared.
+    With `prefix_match` "longest" a request may read a shorter entry than its prefix, which the prefix begins with. Such
+    an entry is called a level. The request reads the level in two cases: if the level covers at least the share
+    `prefix_cover` of the prefix and no earlier request had the same prefix, or if the prefix can never be stored.
+    Otherwise the prefix gets a pass and an entry of its own, because a prefix that comes twice is likely to come again.
     """
 
     allocator: PageAllocator
@@ -70,7 +71,7 @@ class PrefixStore:
         self._order = EvictionOrder(self.eviction)
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[PrefixEntry, ...]:
         """All entries, the next to be evicted first."""
         return tuple(self._index.entries[key] for key in self._order)
 
@@ -89,7 +90,7 @@ class PrefixStore:
         return tokens < self.budget_tokens and self.allocator.pages_for(tokens) <= self.allocator.references.shape[1]
 
     def describe(self) -> tuple[EntryInfo, ...]:
-        """All entries as an operator sees them, the next to be evicted first."""
+        """All entries for an operator, the next to be evicted first."""
         return tuple(
             EntryInfo(
                 id=f"{entry.key:016x}",
@@ -103,11 +104,11 @@ class PrefixStore:
             for entry in self.entries
         )
 
-    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Entry | None:
+    def find(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
         """The entry that a request for these tokens reads; None where it needs a pass of its own. Changes nothing.
 
-        The entry may still be waiting for its pass (`ready` is False): whoever leases it waits for it too. Token ids
-        are compared, not hashes alone, and entries of another `cache_salt` are never found.
+        The pass of the entry may not have run yet (`ready` is False); then every request that leases it waits for that
+        pass. Token ids are compared too, because hashes may collide. Entries of another `cache_salt` are never found.
         """
         entry = next(self._index.levels(tokens, cache_salt), None)
         if entry is None or len(entry) == len(tokens):
@@ -119,7 +120,7 @@ class PrefixStore:
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
-    def lend(self, entry: Entry, boundary: int, tokens: Sequence[int]) -> Lease:
+    def lend(self, entry: PrefixEntry, boundary: int, tokens: Sequence[int]) -> Lease:
         """Lease what `find` found for a request for `tokens`."""
         self.stats.hits += 1
         if len(entry) < len(tokens):
@@ -130,21 +131,18 @@ class PrefixStore:
         return self._lease(entry, boundary, hit=True)
 
     def match(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
-        """`find` and `lend` in one, where the boundary does not depend on what is found."""
+        """`find` and `lend` in one call, for a boundary that does not depend on the entry."""
         entry = self.find(tokens, cache_salt)
         return None if entry is None else self.lend(entry, boundary, tokens)
 
     def reserve(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
-        """Make room for a new entry and lease it to whoever will run its prefix-only pass.
+        """Make room for a new entry and lease it to the request whose prefix-only pass will fill it.
 
-        None, with the store as it was, where leased entries stand in the way: ask again later. Call `fits` first; a
-        prefix that cannot fit is refused for good. Raises `IntegrityError` for a prefix that is stored already.
+        Returns None, with the store unchanged, while leased entries leave no room. Call `fits` first: a prefix that is
+        too large never gets room. Raises `IntegrityError` for a prefix that is stored already.
         """
         key = self._index.key(tokens, cache_salt)
-        colliding = self._index.entries.get(key)
-        if colliding is not None and colliding.holds(tokens, cache_salt):
-            raise IntegrityError("a stored prefix was reserved again")
-        victims = self._victims(len(tokens), colliding)
+        victims = self._room(tokens, cache_salt)
         if victims is None:
             return None
         for victim in victims:
@@ -153,13 +151,19 @@ class PrefixStore:
         if extent is None:
             raise IntegrityError("pages that were free for a new entry are gone")
         self.stats.misses += 1
-        entry = Entry(key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)), cache_salt=cache_salt)
+        entry = PrefixEntry(
+            key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)), cache_salt=cache_salt
+        )
         self._index.add(entry)
         self._order.add(key)
         return self._lease(entry, boundary, hit=False)
 
-    def publish(self, entry: Entry) -> None:
-        """The prefix-only pass of `entry` has run: its K/V and states may be read from now on."""
+    def has_room(self, tokens: Sequence[int], cache_salt: str = "", claimed: Sequence[PageRange] = ()) -> bool:
+        """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
+        return self._room(tokens, cache_salt, claimed) is not None
+
+    def publish(self, entry: PrefixEntry) -> None:
+        """Make an entry readable, once its prefix-only pass has run."""
         entry.ready = True
 
     def release(self, lease: Lease) -> None:
@@ -170,10 +174,10 @@ class PrefixStore:
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
 
-    def give_way(self, spare: Entry | None = None) -> bool:
-        """Evict the next entry that nobody leases, for pages that a request needs; False where there is none.
+    def give_way(self, spare: PrefixEntry | None = None) -> bool:
+        """Evict the next entry without a lease, for a request that needs pages. Returns False where there is none.
 
-        `spare` is what the request itself would read. It stays: without it the same pages would be needed again.
+        `spare` is the entry that the request itself would read. It stays, or the request would need its pages again.
         """
         for entry in self.entries:
             if entry is not spare and entry.leases == 0 and entry.ready:
@@ -182,7 +186,7 @@ class PrefixStore:
         return False
 
     def drop(self, key: int | None = None) -> int:
-        """Evict the entry of this hash, or all of them, except leased ones; returns how many went."""
+        """Evict the entry of this hash, or all entries, except leased ones. Returns the number of evicted entries."""
         free = [e for e in self.entries if e.leases == 0 and e.ready and key in (None, e.key)]
         for entry in free:
             self._evict(entry)
@@ -191,19 +195,32 @@ class PrefixStore:
     def _kv_bytes(self, extent: PageRange) -> int:
         return len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes
 
-    def _lease(self, entry: Entry, boundary: int, hit: bool) -> Lease:
+    def _lease(self, entry: PrefixEntry, boundary: int, hit: bool) -> Lease:
         extent = entry.extent.below(boundary)
         self.allocator.retain(extent)
         entry.leases += 1
         return Lease(entry, boundary, extent, hit)
 
-    def _victims(self, tokens: int, colliding: Entry | None) -> list[Entry] | None:
-        """The fewest entries, in eviction order, whose going makes room; None where leases prevent it."""
-        victims: list[Entry] = []
+    def _room(
+        self, tokens: Sequence[int], cache_salt: str, claimed: Sequence[PageRange] = ()
+    ) -> list[PrefixEntry] | None:
+        """The entries to evict for a new one. Raises `IntegrityError` for a prefix that is stored already."""
+        colliding = self._index.entries.get(self._index.key(tokens, cache_salt))
+        if colliding is not None and colliding.holds(tokens, cache_salt):
+            raise IntegrityError("a stored prefix was reserved again")
+        return self._victims(len(tokens), colliding, claimed)
+
+    def _victims(
+        self, tokens: int, colliding: PrefixEntry | None, claimed: Sequence[PageRange]
+    ) -> list[PrefixEntry] | None:
+        """The fewest entries, in eviction order, whose eviction makes room; None where leases prevent it."""
+        victims: list[PrefixEntry] = []
         held = self.tokens
         free = (self.allocator.references == 0).all(axis=0)
+        for extent in claimed:
+            free[extent.pages] = False
         need = self.allocator.pages_for(tokens)
-        # Two prefixes of one hash cannot both be found, so the older one goes first.
+        # Only one of two prefixes with equal hashes can be found, so the older one goes first.
         line = [colliding] if colliding is not None else []
         line += [entry for entry in self.entries if entry is not colliding]
         for entry in line:
@@ -218,7 +235,7 @@ class PrefixStore:
             free[entry.extent.pages] = True
         return victims if tokens < self.budget_tokens - held and free.sum() >= need else None
 
-    def _evict(self, entry: Entry) -> None:
+    def _evict(self, entry: PrefixEntry) -> None:
         log.debug("evicting a prefix of %d tokens", len(entry))
         self._index.remove(entry)
         self._order.remove(entry.key)

@@ -1,4 +1,4 @@
-"""Finding stored prefixes of a token sequence, at whatever lengths they are stored."""
+"""An index that finds the stored prefixes of a token sequence, of any length."""
 
 from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from remask.store.entry import Entry
+from remask.store.entry import PrefixEntry
 from remask.store.hashing import prefix_hashes, salted
 
 PrefixMatch: TypeAlias = Literal["exact", "longest"]
@@ -22,13 +22,13 @@ MAX_ASKED = 4096
 class PrefixIndex:
     """Entries by key, and the lengths that exist under each salt.
 
-    All levels of a prompt are found in one pass over its tokens: the hash is taken at every length that exists, so the
-    cost is tokens + lengths, never entries times tokens.
+    One pass over the tokens of a prompt finds all of its levels: it hashes them at every stored length. The cost is
+    tokens + lengths, not entries times tokens.
     """
 
     salt: bytes
     hashes: Hashes = prefix_hashes
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, PrefixEntry] = field(default_factory=dict)
     _counts: dict[str, Counter[int]] = field(default_factory=dict)
     _lengths: dict[str, list[int]] = field(default_factory=dict)  # ascending
     _asked: OrderedDict[int, None] = field(default_factory=OrderedDict)
@@ -37,7 +37,7 @@ class PrefixIndex:
         """The key of the entry of exactly these tokens."""
         return self.hashes(tokens, [len(tokens)], salted(self.salt, cache_salt))[0]
 
-    def levels(self, tokens: Sequence[int], cache_salt: str) -> Iterator[Entry]:
+    def levels(self, tokens: Sequence[int], cache_salt: str) -> Iterator[PrefixEntry]:
         """Entries whose tokens `tokens` begins with, the longest first. Ids are compared, not hashes alone."""
         lengths = self._lengths.get(cache_salt, [])
         lengths = lengths[: bisect_right(lengths, len(tokens))]
@@ -47,8 +47,8 @@ class PrefixIndex:
             if entry is not None and entry.holds(tokens[:length], cache_salt):
                 yield entry
 
-    def add(self, entry: Entry) -> None:
-        """Make an entry found; the place of its key must be free."""
+    def add(self, entry: PrefixEntry) -> None:
+        """Add an entry, whose key must be free."""
         self.entries[entry.key] = entry
         counts = self._counts.setdefault(entry.cache_salt, Counter())
         counts[len(entry)] += 1
@@ -56,8 +56,8 @@ class PrefixIndex:
             insort(self._lengths.setdefault(entry.cache_salt, []), len(entry))
         self._asked.pop(entry.key, None)
 
-    def remove(self, entry: Entry) -> None:
-        """Forget an entry."""
+    def remove(self, entry: PrefixEntry) -> None:
+        """Remove an entry."""
         del self.entries[entry.key]
         counts, lengths = self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
         counts[len(entry)] -= 1
@@ -65,15 +65,15 @@ class PrefixIndex:
             del counts[len(entry)]
             lengths.remove(len(entry))
         if not lengths:
-            # Salts come from requests, so nothing may be kept of those that are gone.
+            # Requests choose salts, so a salt without entries must leave nothing behind.
             del self._counts[entry.cache_salt], self._lengths[entry.cache_salt]
 
     def asked(self, tokens: Sequence[int], cache_salt: str) -> bool:
-        """Whether a request for exactly these tokens was answered by a shorter level before."""
+        """Whether an earlier request for exactly these tokens read a shorter level."""
         return self.key(tokens, cache_salt) in self._asked
 
     def ask(self, tokens: Sequence[int], cache_salt: str) -> None:
-        """Remember that a shorter level answers for these tokens; the oldest of `MAX_ASKED` is forgotten."""
+        """Remember that a request for these tokens reads a shorter level. The last `MAX_ASKED` are remembered."""
         key = self.key(tokens, cache_salt)
         self._asked[key] = None
         self._asked.move_to_end(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from remask.core.checks import whole
 from remask.core.plan import Plan, Span, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, Circumstances
+from remask.policies.base import CachePolicy, RequestFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class UndelayedDecode(CachePolicy):
     def __post_init__(self) -> None:
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
 
-    def check(self, circumstances: Circumstances) -> None:
+    def check(self, facts: RequestFacts) -> None:
         """Refuses rows that predict another position: the paper's ablation is of LLaDA."""
-        if circumstances.shift:
+        if facts.shift:
             raise ConfigError(
                 "the ablation of dkv-decode's delay is defined for models whose rows predict their own position "
                 "(LLaDA), not Dream"

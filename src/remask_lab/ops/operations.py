@@ -76,7 +76,7 @@ def profile_operations(
 
 def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
     """Write all memory that `policies` need once, so that no timed step is the first to."""
-    if any(policy.traits.needs_outputs for policy in policies):
+    if any("outputs" in policy.traits.keeps for policy in policies):
         engine.pool.keep_outputs()
     for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
         tensor.zero_()

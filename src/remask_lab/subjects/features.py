@@ -154,7 +154,7 @@ class DenseWithOutputs(Dense):
     @property
     def traits(self) -> Traits:
         """Those of `none`, and room for outputs."""
-        return replace(Dense().traits, needs_outputs=True)
+        return replace(Dense().traits, keeps=frozenset({"outputs"}))
 
 
 @dataclass(slots=True)

@@ -166,17 +166,18 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     Slots that hold no token, at the ends of pages, are not counted.
     """
     w, c, traits = config.widths(item), crowd, policy.traits
+    pages = traits.sharing == "pages"
     depth = policy.boundary(c.prefix, c.canvas, w.layers) if c.prefix else 0
     # Position-layers that the store holds for all, in which the requests have no slots of their own.
-    leased = c.prefix // page * page * w.layers if traits.pages else c.prefix * depth
-    stored = leased if traits.pages else c.prefix * w.layers * (depth > 0)
+    leased = c.prefix // page * page * w.layers if pages else c.prefix * depth
+    stored = leased if pages else c.prefix * w.layers * (depth > 0)
     canvases = c.requests * (2 if c.guided else 1)
     own = canvases * c.canvas * w.layers - c.requests * leased
     between = w.layers - 1
     return Footprint(
         kv=w.item * 2 * w.keys * own,
-        outputs=w.item * 2 * w.hidden * (own + stored) * traits.needs_outputs,
-        states=canvases * c.canvas * between * (w.item * w.hidden + TRACKED) * traits.watches,
+        outputs=w.item * 2 * w.hidden * (own + stored) * ("outputs" in traits.keeps),
+        states=canvases * c.canvas * between * (w.item * w.hidden + TRACKED) * ("attention" in traits.keeps),
         store=w.item * 2 * w.keys * stored,
         boundary=w.item * w.hidden * c.prefix * between * (depth > 0),
     )

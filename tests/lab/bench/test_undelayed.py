@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remask.core.plan import View
 from remask.errors import ConfigError
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from remask.policies.dkv import DkvDecode
 from remask_lab.bench.undelayed import UndelayedDecode
 from tests.policies.views import layer_rows, views
@@ -26,7 +26,7 @@ def test_rows_are_those_that_are_noisy(view: View, interval: int | None) -> None
 
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="not Dream"):
-        UndelayedDecode().check(Circumstances(2, 1, False, 8, 4))
-    UndelayedDecode().check(Circumstances(2, 0, False, 8, 4))
+        UndelayedDecode().check(RequestFacts(2, 1, False, 8, 4))
+    UndelayedDecode().check(RequestFacts(2, 0, False, 8, 4))
     with pytest.raises(ConfigError, match="refresh_interval"):
         UndelayedDecode(0)

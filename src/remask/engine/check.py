@@ -1,17 +1,17 @@
-"""From a request to a job: everything that can be checked before anything is computed."""
+"""From a request to a pending request: all that can be checked before anything is computed."""
 
 import secrets
-import time
+from collections.abc import Callable
 
 from remask.core.checks import is_whole
 from remask.core.fields import declared
-from remask.core.request import Usage
 from remask.core.terms import Terms
-from remask.engine.job import Decode, Job
+from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
+from remask.engine.stops import Decode, StopRule, StopTexts
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
-from remask.policies.base import Circumstances
+from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
@@ -20,13 +20,21 @@ from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 
 
-def make_job(request: Request, shape: ModelConfig, max_model_len: int, decode: Decode | None) -> Job:
-    """A job for `request`. Raises `ConfigError` on a request that cannot run."""
+def check_request(
+    request: Request,
+    shape: ModelConfig,
+    max_model_len: int,
+    decode: Decode | None,
+    page_keys: Callable[[Request, int], tuple[int, ...]],
+) -> PendingRequest:
+    """`request`, ready to begin. Raises `ConfigError` on a request that cannot run.
+
+    `page_keys` returns the identities of the exact pages that a prompt fills in blocks of a given length.
+    """
     params, policy = request.params, request.policy
     _check_terms(request)
     _check_prompt(request, shape)
-    if params.stop and decode is None:
-        raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
+    stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
     more = "" if whole else " or raise max_model_len"
@@ -46,17 +54,18 @@ def make_job(request: Request, shape: ModelConfig, max_model_len: int, decode: D
     if shape.kind not in policy.traits.kinds:
         kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    policy.check(Circumstances(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
-    return Job(
-        request=request,
-        policy=policy,
-        decoding=decoding,
-        stops=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(shape.stop_ids)),
-        layers=shape.layers,
-        arrived=time.perf_counter(),
-        decode=decode,
-        usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
-    )
+    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
+    return PendingRequest(request, decoding, stops, page_keys(request, decoding.block))
+
+
+def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
+    params = request.params
+    token_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(shape.stop_ids))
+    if not params.stop:
+        return StopRule(token_ids)
+    if decode is None:
+        raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
+    return StopRule(token_ids, StopTexts(tuple(params.stop), decode))
 
 
 def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decoding:
@@ -70,7 +79,7 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
-    blockwise = request.policy.traits.blockwise
+    blockwise = request.policy.traits.schedule.blockwise
     return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
 
 

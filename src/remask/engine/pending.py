@@ -1,0 +1,38 @@
+"""A request that has been checked and has not begun."""
+
+import time
+from dataclasses import dataclass
+
+from remask.core.request import FinishReason, Result, Usage
+from remask.engine.request import Request
+from remask.engine.stops import StopRule
+from remask.sampling.decoder import Decoding
+
+
+@dataclass(slots=True, eq=False)
+class PendingRequest:
+    """What `Engine.check` returns and `Engine.submit` takes.
+
+    Attributes:
+        request: the request as it was given.
+        decoding: how it is denoised.
+        stops: what ends its response.
+        page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
+        arrived: when it was submitted, by `time.perf_counter`.
+    """
+
+    request: Request
+    decoding: Decoding
+    stops: StopRule
+    page_keys: tuple[int, ...] = ()
+    arrived: float = 0.0
+
+    @property
+    def canvases(self) -> int:
+        """Number of canvases that will run for it: two under classifier-free guidance."""
+        return 2 if self.request.params.cfg_scale > 0 else 1
+
+    def result(self, reason: FinishReason, error: str | None = None) -> Result:
+        """The result of a request that ends before it begins."""
+        usage = Usage(prompt_tokens=len(self.request.prompt_token_ids))
+        return Result(self.request.id, (), reason, usage, (), None, time.perf_counter() - self.arrived, error)

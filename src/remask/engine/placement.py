@@ -1,0 +1,87 @@
+"""Where a request goes in memory, decided before anything is changed."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from remask.policies.base import CachePolicy
+from remask.store.chain import Page
+from remask.store.entry import PrefixEntry
+from remask.store.pages import PageRange
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """A shared prefix that a request leases.
+
+    Attributes:
+        length: number of leading tokens that it leases.
+        boundary: number of leading layers that read them.
+        asked: number of leading tokens that the request may share.
+        entry: the entry that holds the tokens. None where a prefix-only pass of its own publishes them.
+    """
+
+    length: int
+    boundary: int
+    asked: int
+    entry: PrefixEntry | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """Exact pages that a request reads, and whether it publishes those that it computes.
+
+    Attributes:
+        found: stored pages that hold the first tokens of its prompt.
+        salt: separates tenants and block lengths.
+        publishes: whether pages of this request may be stored.
+    """
+
+    found: tuple[Page, ...]
+    salt: str
+    publishes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The place of one request: valid until the memory next changes.
+
+    Attributes:
+        policy: the policy that it runs under. One without a prefix where it leases none.
+        own: free pages that become its own, for each of its canvases.
+        lease: the shared prefix that it leases, if any.
+        pages: its part in exact sharing of pages, if its policy shares them.
+        note: why it reads no shared prefix although it asked for one.
+        refused: its prefix is larger than the whole store may be.
+    """
+
+    policy: CachePolicy
+    own: tuple[tuple[PageRange, ...], ...]
+    lease: LeasePlan | None = None
+    pages: PagePlan | None = None
+    note: str | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A request waits for pages. What it would read itself must not be evicted for it.
+
+    Attributes:
+        entry: the entry that it would lease.
+        pages: identities of the exact pages that it would read.
+        evictable: whether evicting what is idle helps. It does not where leased entries fill the store.
+    """
+
+    entry: PrefixEntry | None = None
+    pages: frozenset[int] = frozenset()
+    evictable: bool = True
+
+
+class Awaiting(Enum):
+    """A request waits for a page that a running request is about to publish."""
+
+    PAGE = "page"
+
+
+Decision: TypeAlias = Placement | NoRoom | Awaiting
