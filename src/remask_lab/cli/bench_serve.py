@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Put the load on, print the summary, write the JSON. Status 1 where no request was answered."""
     check_extra("httpx")
-    from remask_lab.load.load import Load, put
-    from remask_lab.load.mix import Mix
+    from remask_lab.load.load import Load, run_load
+    from remask_lab.load.mix import PromptMix
     from remask_lab.load.result import detail, lines, summary
     from remask_lab.load.target import find_target
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--num-warmups must be at least 0, got {args.num_warmups}")
     lengths = {name: getattr(args, name) for name in ("prefix_tokens", "prompt_tokens")}
     own_lengths = {name: value for name, value in lengths.items() if value is not None}
-    mix = Mix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)
+    mix = PromptMix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)
     load = Load(args.request_rate, args.max_concurrency, args.timeout, args.seed)
     extra = object_option("--extra-body", args.extra_body)
     if args.max_tokens is not None:
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     target = find_target(args.base_url, args.model, args.api_key or os.environ.get(KEY_VARIABLE))
     if own_lengths and mix.chosen(target) != "random":
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random prompts; add --dataset random")
-    asks = mix.draw(target)
+    requests = mix.draw(target)
     if args.num_warmups:
         few = Load(max_concurrency=args.max_concurrency, timeout_s=args.timeout)
-        asyncio.run(put(target, asks[: args.num_warmups], few, extra))
-    done = asyncio.run(put(target, asks, load, extra, progress=not args.quiet))
+        asyncio.run(run_load(target, requests[: args.num_warmups], few, extra))
+    done = asyncio.run(run_load(target, requests, load, extra, progress=not args.quiet))
     result = summary(target, mix, load, done)
     if args.json:
         told = {**result, **(detail(done) if args.save_detailed else {})}

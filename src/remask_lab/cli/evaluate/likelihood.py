@@ -8,7 +8,7 @@ from typing import Any
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.errors import ConfigError
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
-from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
 from remask_lab.likelihood.masked_pass import MAX_ROWS
 from remask_lab.likelihood.pairs import Pair, encode_pair, encode_reply
 from remask_lab.records.jsonl import field_names, read_lines
@@ -38,7 +38,7 @@ def add_parser(subjects: Any) -> None:
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
     """How sets of masks are drawn."""
-    usual = Draws()
+    usual = MaskDraws()
     parser.add_argument(
         "--mc-samples", type=int, default=usual.samples, metavar="N", help="sets of masks a response (default 128)"
     )
@@ -53,9 +53,9 @@ def add_draw_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
 
 
-def draws_of(args: argparse.Namespace) -> Draws:
+def draws_of(args: argparse.Namespace) -> MaskDraws:
     """The draws as asked for. Raises `ConfigError` where they cannot be made."""
-    return Draws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
+    return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
 
 
 def run(args: argparse.Namespace) -> int:
