@@ -111,3 +111,11 @@ def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
     if args.sampling is None and args.model in BUNDLED_SAMPLING:
         return dict(BUNDLED_SAMPLING[args.model])
     return object_option("--sampling", args.sampling)
+
+
+def check_least(args: argparse.Namespace, **least: int) -> None:
+    """Raise `ConfigError` where an option is given and below its least value: `check_least(args, rounds=1)`."""
+    for name, low in least.items():
+        value = getattr(args, name)
+        if value is not None and value < low:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")

@@ -1,9 +1,9 @@
-"""`remask bench`: cache policies side by side on one workload, in one run."""
+"""`remask bench`: compares cache policies side by side on one workload, in one run."""
 
 import argparse
 from dataclasses import asdict, replace
 
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.cli.options import add_model_options, check_folder, check_least, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -67,10 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, write the JSON."""
-    for name in ("concurrency", "rounds"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    """Measure, print the table, and write the record where `--json` asks for it."""
+    check_least(args, concurrency=1, rounds=1)
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)

@@ -1,4 +1,4 @@
-"""`remask bench serve`: load on a running server."""
+"""`remask bench serve`: puts load on a running server."""
 
 import argparse
 import asyncio
@@ -6,17 +6,17 @@ import json
 import os
 from pathlib import Path
 
-from remask.cli.options import check_folder, object_option
-from remask.cli.serve import KEY_VARIABLE, check_extra
+from remask.cli.options import check_folder, check_least, object_option
+from remask.cli.serve import KEY_VARIABLE
 from remask.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Put load on a server that answers OpenAI's API, streaming, and report under vLLM's keys. It is "
-        "asked the bundled model's task where it serves that model, GSM8K questions where it has a chat template, and "
-        "random tokens else."
+        "Put load on a server with OpenAI's API, streaming, and report under vLLM's keys. The prompts are the bundled "
+        "model's task where the server has that model, GSM8K questions where it has a chat template, and else random "
+        "tokens."
     )
     parser.add_argument("--base-url", required=True, metavar="URL", help="a server's, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", metavar="KEY", help=f"also from {KEY_VARIABLE}")
@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Put the load on, print the summary, write the JSON. Status 1 where no request was answered."""
-    check_extra("httpx")
+    """Send the requests, print the summary, and write the JSON. Returns 1 where no request was answered."""
+    # Imported here, so that --help needs no extra.
     from remask_lab.load.load import Load, run_load
     from remask_lab.load.mix import PromptMix
     from remask_lab.load.result import detail, lines, summary
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--json", args.json)
     if args.save_detailed and args.json is None:
         raise ConfigError("--save-detailed writes into the file that --json names; name one")
-    if args.num_warmups < 0:
-        raise ConfigError(f"--num-warmups must be at least 0, got {args.num_warmups}")
+    check_least(args, num_warmups=0)
     lengths = {name: getattr(args, name) for name in ("prefix_tokens", "prompt_tokens")}
     own_lengths = {name: value for name, value in lengths.items() if value is not None}
     mix = PromptMix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     done = asyncio.run(run_load(target, requests, load, extra, progress=not args.quiet))
     result = summary(target, mix, load, done)
     if args.json:
-        told = {**result, **(detail(done) if args.save_detailed else {})}
-        Path(args.json).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        content = {**result, **(detail(done) if args.save_detailed else {})}
+        Path(args.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print("\n".join(lines(result)))
     return 0 if result["completed"] else 1

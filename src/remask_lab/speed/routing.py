@@ -30,8 +30,8 @@ from remask_lab.load.load import Load, run_load
 from remask_lab.load.mix import HttpRequest, PromptMix
 from remask_lab.load.target import Target, empty_store, find_target, is_healthy
 from remask_lab.records.record import Record, about, write_record
-from remask_lab.speed.command import command_parser, run_command
-from remask_lab.speed.servers import REMASK, free_port, process, serving
+from remask_lab.speed.command import REMASK, command_parser, run_command
+from remask_lab.speed.servers import free_port, process, serving
 
 ROUTER = shutil.which("vllm-router") or shutil.which("vllm-router", path=str(Path(sys.executable).parent))
 BUNDLED = Target("http://unused", "bundled", info={"model_path": "bundled"})

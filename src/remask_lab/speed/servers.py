@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,8 @@ from typing import Any
 
 from remask.engine.engine import EngineStats
 from remask_lab.load.target import Target, find_target, read_metrics
+from remask_lab.speed.command import REMASK
 
-REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.exit(main())")
 START_S, STOP_S = 300, 90
 _SAMPLE = re.compile(r"^(?:remask:)?(\w+?)(?:\{model_name=[^}]*\})? (\S+)$", re.MULTILINE)
 

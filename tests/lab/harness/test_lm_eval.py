@@ -26,7 +26,7 @@ from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, task_name
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.local import run_local
 from remask_lab.harness.through_lm_eval import EvalOptions, Harness
-from remask_lab.likelihood.likelihood import MaskDraws, LikelihoodEstimator
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
 from remask_lab.likelihood.pairs import encode_pair
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
@@ -156,7 +156,9 @@ def test_likelihoods_are_the_estimators(llm: LLM) -> None:
     lm = model(llm, samples=32)
     pairs = [("from ivy go 1 ,", " where am i ?"), ("", "ivy > holly"), ("from ivy ", "go 1")]
     found = lm.loglikelihood([instance(*pair, doc=number) for number, pair in enumerate(pairs)])
-    expected = LikelihoodEstimator(llm, MaskDraws(samples=32)).score([encode_pair(llm, *pair) for pair in pairs], [0, 1, 2])
+    expected = LikelihoodEstimator(llm, MaskDraws(samples=32)).score(
+        [encode_pair(llm, *pair) for pair in pairs], [0, 1, 2]
+    )
     assert [value for value, _ in found] == [each.log_likelihood for each in expected]
     assert lm.standard_errors == [each.standard_error for each in expected]
 

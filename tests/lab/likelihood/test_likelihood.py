@@ -12,7 +12,7 @@ import torch
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.likelihood.likelihood import MaskDraws, LikelihoodEstimator, draw_masks, every_mask
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws, draw_masks, every_mask
 from remask_lab.likelihood.masked_pass import MaskedPasses
 from remask_lab.likelihood.pairs import Pair
 from tests.engine import kinds
@@ -140,7 +140,9 @@ def test_greedy_is_what_the_engine_decodes(name: str) -> None:
 
 
 def test_long_responses_are_drawn_and_not_enumerated() -> None:
-    (found,) = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=16)).score([Pair((), tuple(range(1, 31)) * 3)])
+    (found,) = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=16)).score(
+        [Pair((), tuple(range(1, 31)) * 3)]
+    )
     assert found.draws == 16
     assert np.isfinite(found.log_likelihood)
 

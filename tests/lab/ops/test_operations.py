@@ -12,10 +12,8 @@ from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask_lab.ops.clock import OPERATIONS, Clock, time_operations
-from remask_lab.ops.operations import profile_operations
-from remask_lab.ops.peaks import measure_peaks
-from remask_lab.ops.operations import Profile, StepProfile
-from remask_lab.ops.peaks import Peaks
+from remask_lab.ops.operations import Profile, StepProfile, profile_operations
+from remask_lab.ops.peaks import Peaks, measure_peaks
 from tests.engine.support import CPU, Work, make_engine, request, run
 
 LIMITS = EngineConfig(max_num_seqs=4, max_model_len=64, store_budget_tokens=32)

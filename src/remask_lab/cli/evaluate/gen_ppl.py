@@ -1,4 +1,4 @@
-"""`remask eval gen-ppl`: how likely an external judge finds what a model generates."""
+"""`remask eval gen-ppl`: the perplexity of a model's responses under an external judge."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
+    check_least,
     engine_config,
     open_llm,
     sampling_option,
@@ -26,7 +27,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
     perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
     perplexity.add_argument("--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="default auto")
@@ -48,16 +49,16 @@ def add_parser(subjects: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate, judge, print the table, and save what was asked for."""
-    for name in ("requests", "prompt_tokens"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    """Generate, score, print the table, and write the record where `--output` asks for it."""
+    check_least(args, requests=1, prompt_tokens=1)
     if args.judge_dtype not in _DTYPES:
         raise UnknownNameError("--judge-dtype", args.judge_dtype, _DTYPES)
     check_folder("--output", args.output)
     params = SamplingParams.from_mapping(sampling_option(args))
     if params.seed is not None:
-        raise ConfigError(f"sampling: seed={params.seed} would be every request's; use --seed, from which they count")
+        raise ConfigError(
+            f"sampling: seed={params.seed} would be the same for every request; use --seed, from which the seeds count"
+        )
     policies = compared_policies(args)
     if args.quiet:
         bars: Any = transformers_logging  # it has no types
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(judge: str, rows: Sequence[Perplexity]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = [
         f"Generative perplexity under {judge}, {len(rows[0].scores)} responses",
         "",

@@ -1,12 +1,11 @@
-"""`remask eval likelihood`: how likely a masked model finds responses, and which of several choices it prefers."""
+"""`remask eval likelihood`: log-likelihoods of given responses under a masked model, and multiple choice."""
 
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.options import add_model_options, check_folder, open_llm
-from remask.errors import ConfigError
+from remask.cli.options import add_model_options, check_folder, check_least, open_llm
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
 from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
 from remask_lab.likelihood.masked_pass import MAX_ROWS
@@ -18,7 +17,7 @@ FIELDS = ("prompt", "response", "choices", "answer")
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     parser = subjects.add_parser("likelihood", help="log-likelihoods of responses, and multiple choice by them")
     parser.add_argument(
         "--prompts",
@@ -37,7 +36,7 @@ def add_parser(subjects: Any) -> None:
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
-    """How sets of masks are drawn."""
+    """Add the options of how sets of masks are drawn."""
     usual = MaskDraws()
     parser.add_argument(
         "--mc-samples", type=int, default=usual.samples, metavar="N", help="sets of masks a response (default 128)"
@@ -54,15 +53,13 @@ def add_draw_options(parser: argparse.ArgumentParser) -> None:
 
 
 def draws_of(args: argparse.Namespace) -> MaskDraws:
-    """The draws as asked for. Raises `ConfigError` where they cannot be made."""
+    """The options of `add_draw_options`. Raises `ConfigError` on values that cannot be used."""
     return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print, and save what was asked for."""
-    for name in ("limit", "max_rows"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    """Score, print, and write the record where `--output` asks for it."""
+    check_least(args, limit=1, max_rows=1)
     check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
@@ -88,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     if "questions" in data:
         shown = [f"Multiple choice by likelihood, {len(data['questions'])} questions", ""]
         for name, title in (("accuracy", "as it is"), ("accuracy_norm", "a character")):

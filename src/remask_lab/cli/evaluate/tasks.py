@@ -1,4 +1,4 @@
-"""`remask eval tasks`: benchmarks under a shared system prompt, and lm-eval's tasks, under several cache policies."""
+"""`remask eval tasks`: our own benchmarks and lm-eval's tasks under several cache policies."""
 
 import argparse
 import importlib.util
@@ -14,6 +14,7 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
+    check_least,
     engine_config,
     open_llm,
     sampling_option,
@@ -36,7 +37,7 @@ Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     parser = subjects.add_parser(
         "tasks",
         help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
@@ -66,7 +67,7 @@ def add_parser(subjects: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print the table, keep the rows."""
+    """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
             rows.append({**point, "result": result})
             if "seconds" not in result:
-                notes.append(f"{task} scores log-likelihoods, in which no cache has a part: it is measured once.")
+                notes.append(f"{task} scores log-likelihoods, which use no cache, so it is measured once.")
                 break
     print("\n\n".join([table(rows), *notes, _summary(llm, args, sweep)]))
     return 0
@@ -107,8 +108,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
-    if args.limit is not None and args.limit < 1:
-        raise ConfigError(f"--limit must be at least 1, got {args.limit}")
+    check_least(args, limit=1)
     for task in [task for task in tasks if is_own(task)]:
         if benchmark(task).scoring == "code" and not args.allow_code_execution:
             raise ConfigError(
@@ -140,7 +140,7 @@ def _harness(
         )
     # Importing it takes seconds, and it is an extra.
     from remask_lab.harness.lm import RemaskLM
-    from remask_lab.harness.through_lm_eval import Asked, Harness
+    from remask_lab.harness.through_lm_eval import EvalOptions, Harness
 
     folders = [] if args.include_path is None else [args.include_path]
     harness = Harness(own_only=all(is_own(task) for task in tasks), folders=folders)
@@ -155,8 +155,8 @@ def _harness(
 
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
             given = role if is_own(task) or args.system_prompt is not None else None
-            asked = Asked(given, chat, args.limit, args.allow_code_execution, args.seed)
-            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, asked)
+            options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed)
+            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, options)
 
         return measure
 
@@ -164,7 +164,7 @@ def _harness(
 
 
 class _List(argparse.Action):
-    """Prints our own tasks and ends, whatever else is given or missing."""
+    """Prints our own tasks and exits, whatever other options are given or missing."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(_listed())
