@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask.llm import LLM  # noqa: E402
-from remask_lab.bench.workload import UNIFORM_SAMPLING, timetable_workload  # noqa: E402
+from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload  # noqa: E402
 from remask_lab.records.interval import wilson  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.uniform_data import TimetableSource  # noqa: E402
@@ -80,7 +80,7 @@ class Trainer:
 def measure(folder: Path, questions: int, seed: int, cache: str = "none", **settings: object) -> str:
     """Asks the exported model for `questions` held-out timetables; returns the share that is right in full."""
     llm = LLM(str(folder), dtype="float32")
-    workload = timetable_workload(llm, questions, seed, SamplingParams.from_mapping(UNIFORM_SAMPLING))
+    workload = timetable_workload(llm, questions, seed, SamplingParams.from_mapping(TIMETABLE_SAMPLING))
     policy = llm.policy(cache, settings)
     outputs = {output.id: output for output in llm.run([task.request.with_policy(policy) for task in workload.tasks])}
     right = sum(bool(task.correct(outputs[task.request.id].text)) for task in workload.tasks)

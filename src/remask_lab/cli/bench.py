@@ -45,24 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline-steps",
         metavar="N,...",
-        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute what each cache computes",
+        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache",
     )
     parser.add_argument(
         "--detail",
         action="store_true",
         help="also one request at a time, forwards, row-layers, cache ratio, staleness and extra memory",
     )
-    parser.add_argument("--without-prefix", action="store_true", help="also 'none' with the shared prefix taken away")
+    parser.add_argument("--without-prefix", action="store_true", help="also 'none' without the shared prefix")
     parser.add_argument(
         "--prefix-match",
         default="exact",
         choices=PREFIX_MATCHES,
-        help="longest: ask for turns of conversations, and compare the longest stored prefix with exact ones",
+        help="longest: run turns of conversations, and compare reading the longest stored prefix with exact matches",
     )
-    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
+    parser.add_argument(
+        "--concurrency", type=int, default=8, metavar="C", help="requests that run at a time (default 8)"
+    )
     add_workload_options(parser, requests=200)
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
-    parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
     add_model_options(parser)
 
 

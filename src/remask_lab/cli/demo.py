@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
         "caching, block-prefix and uniform-cache on a model of uniform diffusion."
     )
-    parser.add_argument("--uniform", action="store_true", help="the bundled uniform model and its caches")
+    parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     parser.add_argument("--requests", type=int, default=96, metavar="N")
-    parser.add_argument("--picture", metavar="FILE", help=f"where the picture of b(r) goes (default {PICTURE})")
-    parser.add_argument("--seed", type=int, default=7, help="of the questions")
+    parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None)
 
 

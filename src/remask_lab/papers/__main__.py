@@ -49,17 +49,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="result file of a single table")
     parser.add_argument("--out", metavar="FOLDER", help="folder of result files, one a table and model")
     parser.add_argument(
-        "--requests", type=int, metavar="N", help="in place of the table's; rows with a number of their own keep it"
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests, in place of the table's; rows with their own number keep it",
     )
     parser.add_argument("--rounds", type=int, metavar="K", help="turns of each contender, in place of the table's")
-    parser.add_argument("--seed", type=int, default=31337, help="of the workload")
-    parser.add_argument("--workload", choices=WORKLOADS, help="in place of the table's: random measures speed alone")
-    parser.add_argument("--prompts", metavar="FILE", help="texts, for the workload 'texts'")
+    parser.add_argument("--seed", type=int, default=31337, help="seed of the workload")
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, help="workload, in place of the table's; random measures speed only"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="file of texts, for the workload 'texts'")
     parser.add_argument("--judge", metavar="MODEL", help="causal language model that scores texts, for perplexities")
     parser.add_argument("--ar-model", metavar="MODEL", help="autoregressive model (default: random weights, our shape)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     group = parser.add_argument_group("model")
-    group.add_argument("--model", help="folder, hub id or preset, in place of the table's")
+    group.add_argument("--model", help="folder, hub id or preset, in place of the table's model")
     group.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights of a preset's shape")
     group.add_argument("--dtype", help="auto, float32, bfloat16 or float16, in place of the table's")
     group.add_argument("--device", default="auto")

@@ -30,19 +30,21 @@ def add_parser(subjects: Any) -> None:
     """Add the subject and its options."""
     perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
     perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
-    perplexity.add_argument("--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="default auto")
     perplexity.add_argument(
-        "--prompts", required=True, metavar="FILE", help="a text a line, or JSONL of text or prompt"
+        "--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="dtype of the judge (default auto)"
     )
-    perplexity.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="cut to N tokens (default 128)")
-    perplexity.add_argument("--requests", type=int, default=64, metavar="N", help="prompts to take (default 64)")
+    perplexity.add_argument(
+        "--prompts", required=True, metavar="FILE", help="one text a line, or JSONL of text or prompt"
+    )
+    perplexity.add_argument(
+        "--prompt-tokens", type=int, default=128, metavar="N", help="cut prompts to N tokens (default 128)"
+    )
+    perplexity.add_argument("--requests", type=int, default=64, metavar="N", help="number of prompts (default 64)")
     perplexity.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     perplexity.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    perplexity.add_argument(
-        "--sampling", metavar="JSON", help="sampling parameters; each request has a seed of its own"
-    )
-    perplexity.add_argument("--seed", type=int, default=0, help="of the first request, and of the intervals")
-    perplexity.add_argument("--output", metavar="FILE", help="write every response and its score here, as JSON")
+    perplexity.add_argument("--sampling", metavar="JSON", help="sampling parameters; each request has its own seed")
+    perplexity.add_argument("--seed", type=int, default=0, help="seed of the first request and of the intervals")
+    perplexity.add_argument("--output", metavar="FILE", help="write every response and its score to FILE, as JSON")
     add_model_options(perplexity)
     add_engine_options(perplexity)
     perplexity.set_defaults(run=run)

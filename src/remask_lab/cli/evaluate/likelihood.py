@@ -25,12 +25,14 @@ def add_parser(subjects: Any) -> None:
         metavar="FILE",
         help="JSONL of prompt and response, or of prompt, choices and answer for multiple choice",
     )
-    parser.add_argument("--fields", metavar="FIELD=NAME,...", help=f"what FILE calls {', '.join(FIELDS)}")
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help=f"names in FILE of {', '.join(FIELDS)}")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N lines only")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn, the response its answer")
     add_draw_options(parser)
-    parser.add_argument("--max-rows", type=int, default=MAX_ROWS, metavar="N", help="rows of a pass (default 4096)")
-    parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood here, as JSON")
+    parser.add_argument(
+        "--max-rows", type=int, default=MAX_ROWS, metavar="N", help="most rows of a pass (default 4096)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood to FILE, as JSON")
     add_model_options(parser)
     parser.set_defaults(run=run)
 
@@ -39,17 +41,23 @@ def add_draw_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of how sets of masks are drawn."""
     usual = MaskDraws()
     parser.add_argument(
-        "--mc-samples", type=int, default=usual.samples, metavar="N", help="sets of masks a response (default 128)"
+        "--mc-samples",
+        type=int,
+        default=usual.samples,
+        metavar="N",
+        help="sets of masks for each response (default 128)",
     )
     parser.add_argument(
         "--mc-strata",
         type=int,
         default=usual.strata,
         metavar="N",
-        help="spread the numbers of masks evenly, N draws at a time (default 8); 1: each apart",
+        help="spread the numbers of masks of N draws evenly (default 8); 1: independent draws",
     )
-    parser.add_argument("--mc-no-exact", action="store_true", help="draw even where all sets could be computed")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument(
+        "--mc-no-exact", action="store_true", help="draw sets of masks even where all of them could be computed"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
 
 
 def draws_of(args: argparse.Namespace) -> MaskDraws:

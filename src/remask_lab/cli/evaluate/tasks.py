@@ -41,25 +41,28 @@ def add_parser(subjects: Any) -> None:
     parser = subjects.add_parser(
         "tasks",
         help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
-        description="Our own tasks begin with 'remask_': they share a system prompt and are matched strictly. Any "
-        "other name is a task of lm-eval. Without --data, data sets come from the hub, through lm-eval.",
+        description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and answers "
+        "are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the hub, "
+        "through lm-eval.",
     )
-    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="what to evaluate; --list names our own")
+    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="tasks to evaluate; --list names our own")
     parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
     parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
     parser.add_argument("--include-path", metavar="FOLDER", help="further task configs for lm-eval")
     parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
-    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="what FILE calls the task's fields")
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="names in FILE of the task's fields")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, over those of a task")
-    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules, in place of the shipped ones")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, which override those of a task")
+    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules that replace the shipped ones")
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
         help="run what the model writes (HumanEval, MBPP); limits are set, but they are no security boundary",
     )
-    parser.add_argument("--output", metavar="FILE", help="keep every row here, as JSON; run again, it goes on from it")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write every row to FILE, as JSON; the same command resumes from it"
+    )
     add_draw_options(parser)
     add_model_options(parser)
     add_engine_options(parser)
