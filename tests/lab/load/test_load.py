@@ -58,7 +58,7 @@ def test_random_tokens_where_there_is_no_chat_template() -> None:
     assert all(ask.body["prefix_length"] == 12 for ask in asks)
     assert not any({3} & set(ask.body["prompt"]) for ask in asks), "no mask tokens"
     assert len({tuple(ask.body["prompt"][:12]) for ask in PromptMix(num_prompts=6, prefix_share=0).draw(BARE)}) == 6
-    with pytest.raises(ConfigError, match="does not tell its vocabulary"):
+    with pytest.raises(ConfigError, match="reports no vocabulary"):
         PromptMix("random").draw(FOREIGN)
 
 

@@ -81,7 +81,7 @@ def test_an_interruption_says_how_to_go_on(
 
     monkeypatch.setattr(Measurer, "measure", stop)
     assert command.main(["small-1", "--out", str(small), *SIZE]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,9 +41,9 @@ def add_parser(subjects: Any) -> None:
     parser = subjects.add_parser(
         "tasks",
         help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
-        description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and answers "
-        "are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the hub, "
-        "through lm-eval.",
+        description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and their "
+        "answers are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the "
+        "hub, through lm-eval.",
     )
     parser.add_argument("--tasks", required=True, metavar="NAME,...", help="tasks to evaluate; --list names our own")
     parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
