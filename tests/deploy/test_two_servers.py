@@ -10,7 +10,7 @@ import httpx
 
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
-from remask_lab.load.client import Outcome, send
+from remask_lab.load.client import RequestOutcome, send
 from tests.deploy.fleets import ASKS, BUDGET
 from tests.server.serving import Running, make_llm, serving
 
@@ -26,13 +26,13 @@ def fleet() -> Iterator[dict[str, Running]]:
 
 async def ask_all(
     servers: Mapping[str, Running], choose: Choose, at_a_time: int
-) -> tuple[list[Outcome], dict[str, int]]:
+) -> tuple[list[RequestOutcome], dict[str, int]]:
     """Outcomes of all requests, and the most that each server had open."""
     turns = asyncio.Semaphore(at_a_time)
     loads = dict.fromkeys(servers, 0)
     peaks = dict(loads)
 
-    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> Outcome:
+    async def one(client: Mapping[str, httpx.AsyncClient], number: int) -> RequestOutcome:
         async with turns:
             name = choose(ASKS[number].body, loads)
             loads[name] += 1
@@ -52,7 +52,7 @@ async def ask_all(
     return outcomes, peaks
 
 
-def hit_ratio(outcomes: list[Outcome]) -> float:
+def hit_ratio(outcomes: list[RequestOutcome]) -> float:
     return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
 
 

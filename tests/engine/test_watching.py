@@ -240,7 +240,7 @@ class Watching(CachePolicy):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Watching("no room", roomy=False), "no room for what it was before"),
+        (Watching("no room", roomy=False), "a canvas that keeps no attention of the last pass"),
         (Watching("no window"), "watched of no row"),
         (Watching("nothing to track"), "or to no position"),
         (Watching("another canvas"), "for a canvas of 16 positions"),

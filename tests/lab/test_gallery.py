@@ -9,7 +9,7 @@ from PIL import Image
 from remask.cli.main import parse
 from remask.errors import ConfigError
 from remask_lab.pages import gallery
-from remask_lab.pages.gallery import Entry, page, read_entries
+from remask_lab.pages.gallery import Picture, page, read_entries
 
 FOLDER = gallery.ROOT / "docs" / "gallery"
 ENTRIES = read_entries(FOLDER / "entries.toml")
@@ -32,7 +32,7 @@ def test_the_committed_page_is_made_from_the_entries() -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.picture)
-def test_a_picture_and_its_command(entry: Entry) -> None:
+def test_a_picture_and_its_command(entry: Picture) -> None:
     picture = FOLDER / entry.picture
     assert picture.stat().st_size < gallery.LARGEST
     with Image.open(picture) as image:

@@ -1,6 +1,7 @@
-"""The commands in `benchmarks/` run, at sizes that say nothing about speed."""
+"""The commands of `remask_lab.speed` run, at sizes that say nothing about speed."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,8 +22,56 @@ from remask_lab.speed import (
     selection,
     serving,
     sharing,
+    startup,
     uniform,
 )
+from remask_lab.speed.command import run_command
+
+
+def test_startup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "startup.json"
+    monkeypatch.setattr(startup, "COMMANDS", {**startup.COMMANDS, startup.TORCH: (sys.executable, "-c", "import json")})
+    monkeypatch.setattr(sys, "argv", ["startup", "--rounds", "2", "--json", str(target)])
+    startup.main()
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report == json.loads(capsys.readouterr().out)
+    assert report["rounds"] == 2
+    assert {"cpu", "cores", "system", "python"} == set(report["machine"])
+    assert set(report["results"]) == set(startup.COMMANDS) >= {"remask --version", "remask --help"}
+    for figures in report["results"].values():
+        for name in ("cpu_s", "above_python_s", "ratio_to_torch"):
+            low, high = figures[f"{name}_range"]
+            assert low <= figures[name] <= high
+    assert report["results"][startup.PYTHON]["above_python_s"] == 0
+    assert report["results"][startup.TORCH]["ratio_to_torch"] == 1
+    monkeypatch.setattr(sys, "argv", ["startup", "--rounds", "0"])
+    with pytest.raises(ConfigError, match="--rounds"):
+        startup.main()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import remask",
+        "from remask.cli import main; main(['--version'])",
+        "from remask.cli import main; main(['--help'])",
+        "import remask_lab.speed.startup",
+    ],
+)
+def test_starting_imports_no_torch(code: str) -> None:
+    program = (
+        "import atexit, os, sys\n"
+        "atexit.register(lambda: os._exit(3) if {'torch', 'numpy', 'transformers'} & set(sys.modules) else None)\n"
+        + code
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_users_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["overhead", "--model", "llada-1t"])
+    assert run_command(overhead.main) == 2
+    assert capsys.readouterr().err.startswith("error: Unknown preset 'llada-1t'.")
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,10 +98,10 @@ def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     serving.main()
     report = read_record(target, "benchmarks serving").data
     assert report["served_gain_over_none"] > 0
-    for told in report["server_overhead"].values():
-        assert told["range"][0] <= told["total"] <= told["range"][1] < 1
-        parts = told["computing_slower"] + told["waiting_in_steps"] + told["between_steps"]
-        assert parts == pytest.approx(told["total"]), "one round, so no medians of different rounds are added"
+    for shares in report["server_overhead"].values():
+        assert shares["range"][0] <= shares["total"] <= shares["range"][1] < 1
+        parts = shares["computing_slower"] + shares["waiting_in_steps"] + shares["between_steps"]
+        assert parts == pytest.approx(shares["total"]), "one round, so no medians of different rounds are added"
     alone, at_once = (report["per_request"][name] for name in ("engine_alone", "all_at_once"))
     assert alone["engine_ms"] <= alone["in_steps_ms"] <= alone["wall_ms"]
     assert alone["server_ms"] == 0 < at_once["server_ms"]
@@ -70,9 +119,9 @@ def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
     monkeypatch.setattr(routing, "ROUTER", None)
     monkeypatch.setattr(sys, "argv", ["routing", *size, "--fronts", "client,vllm-router", "--json", str(target)])
     routing.main()
-    told = read_record(target, "benchmarks routing").data
-    assert told["vllm-router"] == "not installed"
-    assert told["client"]["by_prefix"] > told["client"]["round_robin"]
+    ratios = read_record(target, "benchmarks routing").data
+    assert ratios["vllm-router"] == "not installed"
+    assert ratios["client"]["by_prefix"] > ratios["client"]["round_robin"]
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["routing", "--fronts", "nginx"])
     with pytest.raises(SystemExit):

@@ -18,8 +18,8 @@ import httpx
 import numpy as np
 import pytest
 
-from remask_lab.load.load import Load, put
-from remask_lab.load.mix import Mix
+from remask_lab.load.load import Load, run_load
+from remask_lab.load.mix import PromptMix
 from remask_lab.load.target import find_target
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
 
@@ -191,11 +191,11 @@ def test_accepted_requests_end_in_bounded_time_at_four_times_the_capacity() -> N
     """Arrivals at four times the rate that full slots and a full queue keep up with, both measured here."""
     with serving(make_llm(max_num_seqs=2), max_queue=2) as running:
         target = find_target(running.base)
-        asks = Mix(num_prompts=240, prefixes=4).draw(target)
-        full = asyncio.run(put(target, asks[:80], Load(max_concurrency=4)))
+        asks = PromptMix(num_prompts=240, prefixes=4).draw(target)
+        full = asyncio.run(run_load(target, asks[:80], Load(max_concurrency=4)))
         assert all(outcome.error is None for outcome in full.outcomes), "so many are always accepted"
         rate = len(full.outcomes) / full.seconds
-        over = asyncio.run(put(target, asks, Load(request_rate=4 * rate)))
+        over = asyncio.run(run_load(target, asks, Load(request_rate=4 * rate)))
         assert {outcome.error for outcome in over.outcomes} == {None, "429"}
         accepted = [outcome.elapsed_s for outcome in over.outcomes if outcome.error is None]
         usual, slow = (np.percentile(times, 99) for times in ([each.elapsed_s for each in full.outcomes], accepted))

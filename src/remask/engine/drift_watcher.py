@@ -69,7 +69,10 @@ def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], lay
 def _attention(
     model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int, positions: list[Index]
 ) -> list[Tensor]:
-    """Attention probabilities of each watcher's `positions` over its canvas, float32 [N, T]; queries are projected once."""
+    """Attention probabilities of each watcher's `positions` over its canvas, float32 [N, T].
+
+    Queries are projected once for all watchers.
+    """
     h = torch.cat([watcher.inputs(model, layer, places) for watcher, places in zip(watchers, positions, strict=True)])
     queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
     parts = torch.split(queries, [len(places) for places in positions])

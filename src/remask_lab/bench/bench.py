@@ -1,4 +1,4 @@
-"""Side-by-side measurement of cache policies on one workload, interleaved in one run."""
+"""Compares cache policies on one workload. Their turns are interleaved in one run."""
 
 import time
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from remask_lab.records.record import Record, about
 
 
 @dataclass(slots=True)
-class Round:
-    """One pass of one contender over the workload."""
+class BenchRound:
+    """One run of one contender over its tasks."""
 
     seconds: float
     outputs: list[Output]
@@ -42,16 +42,19 @@ class Round:
 
 
 @dataclass(slots=True)
-class Row:
-    """A contender's rounds over the tasks that it was given; `alone` with one request at a time.
+class BenchRow:
+    """One contender, its tasks, and its rounds over them.
 
-    `meter` and `executed` tell of the warm-up turn, where details are wanted.
+    Attributes:
+        rounds: rounds with full batches.
+        alone: rounds with one request at a time.
+        meter, executed: cache use and FLOPs of the warm-up turn, where details are wanted.
     """
 
     contender: Contender
     tasks: tuple[Task, ...]
-    rounds: list[Round] = field(default_factory=list)
-    alone: list[Round] = field(default_factory=list)
+    rounds: list[BenchRound] = field(default_factory=list)
+    alone: list[BenchRound] = field(default_factory=list)
     meter: CacheMeter = field(default_factory=CacheMeter)
     executed: Executed | None = None
 
@@ -67,14 +70,18 @@ def run_bench(
     detail: bool = False,
     alone: bool = True,
 ) -> Record:
-    """Run every contender over the workload `rounds` times, taking turns, and report medians against its baseline.
+    """Run every contender over the workload `rounds` times, and return the record that `remask bench` writes.
 
-    Each turn has an engine and a store of its own, so that every first request of a prefix is a miss. Baselines must be
-    among the contenders. `detail` gives all requests to the warm-up turn, which then meters their K/V and FLOPs, and to
-    each round a turn of one request at a time, over as many requests as make the passes of full batches, unless `alone`
-    is false. Returns the record that `remask bench` writes; its settings are the workload's shape.
+    The contenders take turns. Each turn has its own engine and store, so that the first request of every prefix is a
+    miss. The record holds medians against each contender's baseline, which must be among the contenders. Its settings
+    are the workload's shape.
+
+    Args:
+        detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
+            of one request at a time. That turn runs as many requests as make the passes of full batches.
+        alone: whether a detailed bench has these further turns.
     """
-    rows = [Row(contender, (contender.workload or workload).tasks) for contender in contenders]
+    rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
     singly = detail and alone and engine.max_num_seqs > 1
@@ -96,7 +103,7 @@ def run_bench(
     return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
 
 
-def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> Round:
+def _turn(llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> BenchRound:
     engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
     if metered:
         engine.meter, row.executed = row.meter, Executed(engine)
@@ -104,7 +111,7 @@ def _turn(llm: LLM, row: Row, tasks: Sequence[Task], config: EngineConfig, *, me
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
     seconds = time.perf_counter() - start
-    return Round(
+    return BenchRound(
         seconds,
         [outputs[task.request.id] for task in tasks],
         engine.store.stats.hits,
@@ -132,13 +139,13 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
 
 
 def _steps(params: SamplingParams) -> int:
-    """Steps of a whole response, as asked for."""
+    """The number of steps of a whole response that the parameters ask for."""
     block = params.block_length or params.max_tokens
     per_block = params.steps_per_block or max(1, block // (params.tokens_per_step or 1))
     return params.steps or per_block * -(-params.max_tokens // block)
 
 
-def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
+def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
     last, reference = row.rounds[-1], baseline.rounds[-1]
     verdicts = [task.correct(output.text) for task, output in zip(row.tasks, last.outputs, strict=True)]
     right = [verdict for verdict in verdicts if verdict is not None]
@@ -175,15 +182,15 @@ def _result(row: Row, baseline: Row, detail: bool) -> dict[str, Any]:
 
 
 def _parts(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:
-    """Share of the responses that answer yes to each of the tasks' further questions."""
+    """For each of the tasks' `parts`, the share of responses that pass it."""
     pairs = list(zip(tasks, outputs, strict=True))
     return {
         name: float(np.mean([task.parts[name](output.text or "") for task, output in pairs])) for name in tasks[0].parts
     }
 
 
-def _flops(row: Row, baseline: Row, speed: float) -> dict[str, Any]:
-    """FLOPs and bytes of all passes. Speed is what they save, times the FLOPs a second that are kept in doing less."""
+def _flops(row: BenchRow, baseline: BenchRow, speed: float) -> dict[str, Any]:
+    """FLOPs and bytes of all passes. `speed` = `flops_saved` x `efficiency_kept`, the ratio of FLOPs a second."""
     assert row.executed is not None
     assert baseline.executed is not None
     cost, reference = row.executed.meter.total, baseline.executed.meter.total
@@ -198,8 +205,8 @@ def _flops(row: Row, baseline: Row, speed: float) -> dict[str, Any]:
     }
 
 
-def _compared(rounds: Sequence[Round], baseline: Sequence[Round]) -> dict[str, Any]:
-    """Time and work of the same requests against the baseline's. `slower` although less is computed: a warning."""
+def _compared(rounds: Sequence[BenchRound], baseline: Sequence[BenchRound]) -> dict[str, Any]:
+    """Time and work against the baseline's. `slower_with_less_work` marks a policy that computes less and is slower."""
     ratios = [theirs.seconds / ours.seconds for ours, theirs in zip(rounds, baseline, strict=True)]
     work = baseline[-1].row_layers / rounds[-1].row_layers
     speed = float(np.median(ratios))

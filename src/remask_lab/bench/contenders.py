@@ -1,4 +1,4 @@
-"""Who takes part in a bench: every policy that can, and what cannot be and why."""
+"""The contenders of a bench: the policies that can run on a workload, and the reasons why others cannot."""
 
 import logging
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ DRAWN = "none, random order"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One row of the table: a policy under a name, on the workload or on a variant of it.
+    """One row of the table: a policy, on the bench's workload or on a variant of it.
 
     Attributes:
-        name: unlike any other's.
-        policy: what its requests run under.
-        workload: None: the bench's own.
-        settings: what distinguishes it, for the table.
+        name: unique among the contenders.
+        policy: the cache policy of its requests.
+        workload: its own workload. None takes the bench's.
+        settings: the settings that the table shows.
         baseline: name of the contender that it is compared with.
-        prefix_match: what its requests may read whose shared prefix is not stored.
+        prefix_match: what a request may read where its shared prefix is not in the store.
     """
 
     name: str
@@ -40,14 +40,17 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that cannot be, and the reason."""
+    """A policy that cannot run, and the reason."""
 
     name: str
     reason: str
 
 
 def contender(llm: LLM, cache: str | CachePolicy, settings: Mapping[str, Any] | None, workload: Workload) -> Contender:
-    """The policy `cache`, named or an object, on the bench's `workload`. Raises `ConfigError` where it cannot run."""
+    """Returns the policy `cache`, a name or an object, as a contender.
+
+    Raises `ConfigError` where it cannot run `workload`.
+    """
     policy = llm.policy(cache, settings)
     llm.engine.check(workload.tasks[0].request.with_policy(policy))
     return Contender(cache if isinstance(cache, str) else name_of(cache), policy, settings=settings_of(policy))
@@ -56,12 +59,12 @@ def contender(llm: LLM, cache: str | CachePolicy, settings: Mapping[str, Any] | 
 def every_contender(
     llm: LLM, workload: Workload, settings: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Contender], list[LeftOut]]:
-    """`none`, then every other policy and the compositions that the papers measure, with `settings` by name.
+    """Returns `none`, then every other policy and the compositions that the papers measure, and what is left out.
 
-    A policy that cannot run with the workload's sampler but can where positions are drawn at random does so, and is
-    compared with `none` under the same. What cannot run on this model at all is left out, and what is defined for other
-    kinds of models is not named. Raises `ConfigError` on
-    settings that no request could use.
+    `settings` holds settings by the policy's name. A policy that cannot run with the workload's sampler, but can where
+    positions are drawn at random, runs so, and its baseline is `none` with the same sampler. A policy that cannot run
+    on the model at all is left out. Policies of other kinds of models are not listed. Raises `ConfigError` on settings
+    that no request could use.
     """
     rows = [contender(llm, "none", settings.get("none"), workload)]
     left_out: list[LeftOut] = []
@@ -87,7 +90,7 @@ def every_contender(
 
 
 def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
-    """Why the first request of `workload` cannot run under `policy`; None where it can."""
+    """Returns why the first request of `workload` cannot run under `policy`. None where it can."""
     try:
         llm.engine.check(workload.tasks[0].request.with_policy(policy))
     except ConfigError as error:
@@ -99,7 +102,7 @@ def _refusal(llm: LLM, policy: CachePolicy, workload: Workload) -> str | None:
 
 
 def _drawn(workload: Workload) -> Workload | None:
-    """The same requests with positions drawn at random; None where no schedule says how many a step transfers."""
+    """The same requests with positions drawn at random. None where no schedule fixes how many a step transfers."""
     params = workload.tasks[0].request.params
     if params.threshold is not None or params.factor is not None or params.slowfast is not None:
         return None
@@ -107,5 +110,5 @@ def _drawn(workload: Workload) -> Workload | None:
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Settings in one line, as a table shows them."""
+    """Settings in one line, for a table."""
     return ", ".join(f"{name}={'null' if value is None else value}" for name, value in settings.items())

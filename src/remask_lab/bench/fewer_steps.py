@@ -1,4 +1,4 @@
-"""Baselines that take fewer steps: `none` with a reduced schedule, which caches must beat (dKV-Cache, table 1)."""
+"""Baselines with fewer steps: `none` under a shorter schedule, which caches must beat (dKV-Cache, table 1)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,11 +18,12 @@ KINDS = "half, few, or a number of steps"
 def step_baselines(
     llm: LLM, text: str, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
 ) -> tuple[list[Contender], list[LeftOut]]:
-    """Rows of `none` in fewer steps, as `text` asks: "half", "few" and numbers, separated by commas.
+    """Returns contenders of `none` in fewer steps, and those that no schedule allows.
 
-    "half" takes half of the workload's steps; "few" as many as compute the row-layers of a cache, for each of `rows`
-    that computes fewer than its own baseline. Raises `ConfigError` on other words, on numbers that the schedule cannot
-    have, and where the sampler has no schedule.
+    `text` holds "half", "few" and numbers of steps, separated by commas. "half" takes half of the workload's steps.
+    "few" takes as many steps as compute the row-layers of a cache, for each of `rows` that computes fewer row-layers
+    than its baseline. Raises `ConfigError` on other words, on numbers that the schedule cannot have, and where the
+    sampler has no schedule.
     """
     _check_scheduled(workload.tasks[0].request.params)
     found: dict[str, Contender] = {}
@@ -46,23 +47,24 @@ def step_baselines(
 
 
 def with_steps(params: SamplingParams, target: float) -> SamplingParams:
-    """`params` with the number of steps nearest to `target` that its blocks can share evenly, the fewer of two.
+    """Returns `params` with the number of steps nearest to `target` that its blocks can share evenly.
 
-    Where `target` is below one step a block, blocks are joined until one step each is not too many.
+    Of two equally near numbers it takes the smaller one. Where `target` is below one step a block, it joins blocks
+    until one step a block is not too many.
     """
     whole = block = even_blocks(params).length
     while params.max_tokens // block > max(1.0, target):
         block = next(size for size in range(block + 1, params.max_tokens + 1) if _joins(params, whole, size))
     blocks = params.max_tokens // block
     share = target / blocks
-    # Joined blocks never take more steps than asked for, or they might take as many as before.
+    # Joined blocks never take more steps than `target`, or they might take as many as the full schedule.
     steps = max(1, math.ceil(share - 0.5) if block == whole else int(share)) * blocks
     length = params.block_length if block == whole else block
     return replace(params, steps=steps, steps_per_block=None, block_length=length)
 
 
 def _joins(params: SamplingParams, block: int, size: int) -> bool:
-    """Whether blocks of `size` are whole blocks of `block`, joined."""
+    """Whether joining whole blocks of `block` tokens makes blocks of `size` tokens that divide the response."""
     return size % block == 0 and params.max_tokens % size == 0
 
 
@@ -102,9 +104,9 @@ def _check_scheduled(params: SamplingParams) -> None:
 def _few(
     llm: LLM, workload: Workload, rows: Sequence[Contender], engine: EngineConfig
 ) -> Iterator[tuple[float, Contender]]:
-    """For each row that computes fewer row-layers than its baseline: the steps that would compute as many.
+    """Yields, for each row that computes fewer row-layers than its baseline, the steps that would compute as many.
 
-    Measured on one batch; prefix-only passes, which are paid once for many requests, are left out.
+    Row-layers are measured on one batch. Prefix-only passes do not count, since many requests share them.
     """
     work = {row.name: _row_layers(llm, row, workload, engine) for row in rows}
     for row in rows:
@@ -122,7 +124,7 @@ def _row_layers(llm: LLM, row: Contender, workload: Workload, engine: EngineConf
 
 
 def _baseline(llm: LLM, workload: Workload, params: SamplingParams, row: Contender | None) -> Contender:
-    """`none` on `workload` under `params`, compared with what `row` is compared with."""
+    """Returns `none` on `workload` under `params`. Its baseline is `row`'s."""
     own = {"steps": params.steps}
     if params.block_length != workload.tasks[0].request.params.block_length:
         own["block_length"] = params.block_length

@@ -1,9 +1,12 @@
 """A bench result as a Markdown table."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from remask_lab.bench.contenders import described
+from remask_lab.records.interval import percent_text
+from remask_lab.records.machine import processor_text
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record
 
 Result: TypeAlias = Mapping[str, Any]
@@ -13,29 +16,21 @@ WARNING = "⚠"
 
 
 def table(record: Record, *, detail: bool = False) -> str:
-    """The results of a bench's `record`, one row a policy, and lines that say on what they were measured.
+    """Returns the results of a bench's `record`, one row a policy, and notes on the conditions of the measurement.
 
-    "speed" and "work saved" are ratios to the baseline: time, and row-layers computed (prefix-only passes included).
-    `detail` shows what a detailed bench measures beside them. A policy that computes less than its baseline and is
-    slower is marked.
+    "speed" and "work saved" are ratios to the baseline: of time, and of row-layers computed, prefix-only passes
+    included. `detail` adds what a detailed bench measures. A warning sign marks a policy that computes less than its
+    baseline and is slower.
     """
     columns = DETAILED if detail else SHORT
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
-    return "\n\n".join([markdown([name for name, _ in columns], rows), *_notes(record, detail)])
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its columns aligned."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([_line(header, widths), rule, *(_line(row, widths) for row in rows)])
+    return "\n\n".join([markdown_table([name for name, _ in columns], rows, aligned=True), *_notes(record, detail)])
 
 
 def _accuracy(result: Result) -> str:
     if result["accuracy"] is None:
         return "-"
-    low, high = result["accuracy_interval"]
-    return f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return percent_text(result["accuracy"], result["accuracy_interval"])
 
 
 def _agreement(result: Result) -> str:
@@ -78,17 +73,13 @@ DETAILED: tuple[Column, ...] = (
 )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-
 def _canvas(work: Mapping[str, Any]) -> str:
-    """A uniform model's canvas: the noise after the response is computed by policies that do not cache it."""
+    """The canvas length of a uniform model, whose noise after the response costs time too. Else nothing."""
     return "" if work["canvas_length"] is None else f" on canvases of {work['canvas_length']}"
 
 
 def _shared(work: Mapping[str, Any]) -> str:
-    """What the requests share, if anything."""
+    """The number of shared prefixes and their ratio, where requests share any."""
     count = work["prefixes"]
     return f" over {count} shared prefixes, prefix ratio {work['prefix_ratio']}" if count else ""
 
@@ -100,7 +91,7 @@ def _notes(record: Record, detail: bool) -> list[str]:
         f"{work['requests']} requests{_shared(work)}, "
         f"{work['concurrency']} at a time, {work['max_tokens']} tokens in {work['steps']} steps, blocks of "
         f"{work['block_length']}{_canvas(work)}, seed {about['seed']}, medians of {work['rounds']} rounds; "
-        f"{about['model']}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), "
+        f"{about['model']}, {machine['dtype']} on {processor_text(machine)}, "
         f"commit {about['commit'] or 'unknown'}."
     ]
     if detail:

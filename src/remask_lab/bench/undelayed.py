@@ -1,4 +1,4 @@
-"""What dKV-Cache would be without its delay: measured to show what the delay is worth, and served to nobody."""
+"""dKV-Cache without its delay: an ablation that shows what the delay is worth. No command serves it."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from remask.policies.base import CachePolicy, RequestFacts
 
 @dataclass(frozen=True, slots=True)
 class UndelayedDecode(CachePolicy):
-    """Noisy rows alone; everything at a block's first step and every `refresh_interval` steps of it.
+    """Computes the noisy rows only, and all rows at a block's first step and every `refresh_interval` steps after it.
 
-    A token's K/V stay what they were when its position was still noisy, until the next refresh: the ablation of
-    dKV-Cache (arXiv 2505.15781, section 3 and figure 3), with M_t in place of M_(t-1). `dkv-decode` computes a decoded
-    token once more before its K/V are kept.
+    This is the ablation of dKV-Cache (arXiv 2505.15781, section 3 and figure 3) with M_t in place of M_(t-1). The K/V
+    of a decoded token are those of its noisy position until the next refresh. `dkv-decode` computes a decoded token
+    once more before it keeps the K/V.
     """
 
     refresh_interval: int | None = 8

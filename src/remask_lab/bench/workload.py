@@ -1,4 +1,4 @@
-"""Workloads: what a benchmark asks of a model."""
+"""Workloads: the requests of a benchmark, and their right answers."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's settin
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
 PREFIXES = 4  # different shared prefixes of a workload
-PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # of random ones: a shared prefix, and what follows it
+PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 MAX_GSM8K_PREFIXES = 12
 Parts: TypeAlias = Mapping[str, Callable[[str], bool]]
 MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
@@ -31,8 +31,9 @@ MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three 
 class Task:
     """One request of a workload, and its only right answer where the workload has answers.
 
-    `check` tells whether a text gives an answer: by default, whether it stands after the last `##`. `parts` are further
-    questions to a text, such as whether it follows one part of the system prompt.
+    Attributes:
+        check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
+        parts: further checks of a text by name, such as whether it follows one part of the system prompt.
     """
 
     request: Request
@@ -41,13 +42,13 @@ class Task:
     parts: Parts = field(default_factory=dict)
 
     def correct(self, text: str | None) -> bool | None:
-        """Whether `text` gives the answer; None where there is none to give."""
+        """Whether `text` gives the right answer. None where the task has no answer."""
         return None if self.answer is None or text is None else self.check(text, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests over a few shared prefixes. `name` and `seed` say how to draw the same again."""
+    """Requests over `prefixes` different shared prefixes. `name` and `seed` identify the draw."""
 
     name: str
     seed: int
@@ -55,13 +56,13 @@ class Workload:
     prefixes: int
 
     def under(self, params: SamplingParams) -> "Workload":
-        """The same requests, denoised as `params` say."""
+        """The same requests with other sampling parameters."""
         tasks = tuple(replace(task, request=replace(task.request, params=params)) for task in self.tasks)
         return replace(self, tasks=tasks)
 
     @property
     def seeded(self) -> "Workload":
-        """The same requests, each with a seed of its own where it has none: every run of them draws the same."""
+        """The same requests. One without a seed gets the workload's seed plus its index, so every run is the same."""
         tasks = tuple(
             replace(task, request=seeded(task.request, self.seed + index)) for index, task in enumerate(self.tasks)
         )
@@ -93,9 +94,9 @@ def usual_workload(
     prefix_tokens: int | None = None,
     prompt_tokens: int | None = None,
 ) -> Workload:
-    """What a model is measured on: its own task, GSM8K where it reads chats, else random tokens.
+    """The workload that suits a model: a bundled model's task, GSM8K where it reads chats, else random tokens.
 
-    `sampling` comes on top of what the workload is usually sampled with. Lengths ask for random tokens of any model.
+    `sampling` overrides the workload's usual sampling parameters. Lengths ask for random tokens on any model.
     Raises `ConfigError` where the workload cannot be drawn.
     """
     if prefix_tokens is None and prompt_tokens is None:
@@ -118,7 +119,7 @@ def usual_workload(
 def bundled_workload(
     llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, *, with_prefix: bool = True
 ) -> Workload:
-    """Held-out questions of the bundled model's task; without the prefix, the questions alone."""
+    """Held-out questions of the bundled model's task. Without the prefix, the questions stand alone."""
     if llm.tokenizer is None:
         raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
     tasks = []
@@ -136,8 +137,8 @@ def bundled_workload(
 def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
     """Questions of the bundled model's task as turns of conversations, so that shared prefixes nest.
 
-    A request's shared prefix is the system prompt, or that and one or two earlier turns, answered rightly. Turns of one
-    conversation follow one another; many conversations share a system prompt.
+    A request's shared prefix is the system prompt, alone or with one or two earlier turns and their right answers.
+    Turns of one conversation follow one another. Many conversations share a system prompt.
     """
     if llm.tokenizer is None:
         raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
@@ -160,14 +161,14 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
 
 
 def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingParams) -> Workload:
-    """Held-out timetables of the bundled uniform model's task. Nothing is shared between them."""
+    """Held-out timetables of the bundled uniform model's task. They share no prefix."""
     if llm.tokenizer is None:
         raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
     tasks = []
     for index, item in enumerate(timetable.make_timetables(requests, seed)):
         request = Request(str(index), llm.tokenizer.encode(item.text), sampling)
         tasks.append(Task(request, item.response(sampling.max_tokens), timetable.is_correct))
-    # Initial noise is drawn from the request's seed: with one of its own, the same canvas meets every policy.
+    # The seed of a request decides its initial noise, so every policy begins with the same canvas.
     return Workload("timetable", seed, tuple(tasks), 0).seeded
 
 
@@ -192,7 +193,7 @@ def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: 
 def random_workload(
     llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, prefix_tokens: int, prompt_tokens: int
 ) -> Workload:
-    """Random token ids: `prefix_tokens` shared by many requests, then `prompt_tokens` of each one's own. No answers."""
+    """Random token ids without answers: `prefix_tokens` that requests share, then `prompt_tokens` of their own."""
     rng = np.random.default_rng(seed)
     vocabulary = llm.loaded.config.vocab
     prefixes = min(prefixes, requests)
@@ -220,6 +221,6 @@ def is_bundled_uniform(llm: LLM) -> bool:
 
 
 def token_agreement(these: Sequence[int], those: Sequence[int]) -> float:
-    """Share of positions at which two responses hold the same token; a missing position differs."""
+    """Share of positions at which two responses hold the same token. A missing position counts as different."""
     length = max(len(these), len(those))
     return sum(a == b for a, b in zip(these, those, strict=False)) / length if length else 1.0

@@ -1,16 +1,15 @@
-"""`remask bench`: cache policies side by side on one workload, in one run."""
+"""`remask bench`: compares cache policies side by side on one workload, in one run."""
 
 import argparse
 from dataclasses import asdict, replace
 
 from remask.cli.options import add_model_options, check_folder, object_option, open_llm
-from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
-from remask_lab.arguments.common import COMPARED_CACHES
+from remask_lab.arguments.common import COMPARED_CACHES, check_least
 from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
@@ -46,31 +45,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline-steps",
         metavar="N,...",
-        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute what each cache computes",
+        help="also 'none' in fewer steps: a number, 'half' of them, or as 'few' as compute the work of each cache",
     )
     parser.add_argument(
         "--detail",
         action="store_true",
         help="also one request at a time, forwards, row-layers, cache ratio, staleness and extra memory",
     )
-    parser.add_argument("--without-prefix", action="store_true", help="also 'none' with the shared prefix taken away")
+    parser.add_argument("--without-prefix", action="store_true", help="also 'none' without the shared prefix")
     parser.add_argument(
         "--prefix-match",
         default="exact",
         choices=PREFIX_MATCHES,
-        help="longest: ask for turns of conversations, and compare the longest stored prefix with exact ones",
+        help="longest: run turns of conversations, and compare reading the longest stored prefix with exact matches",
     )
-    parser.add_argument("--concurrency", type=int, default=8, metavar="C", help="requests run at a time")
+    parser.add_argument(
+        "--concurrency", type=int, default=8, metavar="C", help="requests that run at a time (default 8)"
+    )
     add_workload_options(parser, requests=200)
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
-    parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
     add_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, write the JSON."""
-    for name in ("concurrency", "rounds"):
-        whole(f"--{name}", getattr(args, name), low=1)
+    """Measure, print the table, and write the record where `--json` asks for it."""
+    check_least(args, concurrency=1, rounds=1)
     check_folder("--json", args.json)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = _workload(llm, args)

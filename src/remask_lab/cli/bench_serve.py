@@ -1,4 +1,4 @@
-"""`remask bench serve`: load on a running server."""
+"""`remask bench serve`: puts load on a running server."""
 
 import argparse
 import asyncio
@@ -7,58 +7,70 @@ import os
 from pathlib import Path
 
 from remask.cli.options import check_folder, object_option
-from remask.cli.serve import KEY_VARIABLE, check_extra
-from remask.core.checks import whole
+from remask.cli.serve import KEY_VARIABLE
 from remask.errors import ConfigError
+from remask_lab.arguments.common import check_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Put load on a server that answers OpenAI's API, streaming, and report under vLLM's keys. It is "
-        "asked the bundled model's task where it serves that model, GSM8K questions where it has a chat template, and "
-        "random tokens else."
+        "Put load on a server with OpenAI's API, streaming, and report under vLLM's keys. The prompts are the bundled "
+        "model's task where the server has that model, GSM8K questions where it has a chat template, and else random "
+        "tokens."
     )
-    parser.add_argument("--base-url", required=True, metavar="URL", help="a server's, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help=f"also from {KEY_VARIABLE}")
-    parser.add_argument("--model", metavar="NAME", help="a served name (default: the first that the server lists)")
+    parser.add_argument(
+        "--base-url", required=True, metavar="URL", help="URL of the server, such as http://127.0.0.1:8000"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help=f"API key (default: the value of {KEY_VARIABLE})")
+    parser.add_argument("--model", metavar="NAME", help="name of the model (default: the first that the server lists)")
     load = parser.add_argument_group("load")
-    load.add_argument("--request-rate", type=float, default="inf", metavar="R", help="a second, Poisson (default inf)")
-    load.add_argument("--max-concurrency", type=int, metavar="C", help="requests open at a time")
+    load.add_argument(
+        "--request-rate", type=float, default="inf", metavar="R", help="arrivals a second, Poisson (default inf)"
+    )
+    load.add_argument("--max-concurrency", type=int, metavar="C", help="largest number of open requests")
     load.add_argument("--num-prompts", type=int, default=200, metavar="N", help="requests (default 200)")
-    load.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests sent before and not counted")
-    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="without a byte (default 600)")
-    load.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-    asked = parser.add_argument_group("prompts")
-    asked.add_argument(
+    load.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests sent first, which do not count")
+    load.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds without a byte until a request fails (default 600)",
+    )
+    load.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals")
+    prompts = parser.add_argument_group("prompts")
+    prompts.add_argument(
         "--dataset", default="auto", metavar="NAME", help="auto, transit, gsm8k or random (default auto)"
     )
-    asked.add_argument("--prefixes", type=int, default=4, metavar="N", help="different shared prefixes (default 4)")
-    asked.add_argument("--prefix-share", type=float, default=1.0, metavar="S", help="of requests that have one of them")
-    asked.add_argument("--prefix-tokens", type=int, metavar="P", help="length of a random prefix (default 230)")
-    asked.add_argument("--prompt-tokens", type=int, metavar="Q", help="random tokens after it (default 10)")
-    asked.add_argument("--max-tokens", type=int, metavar="G", help="response length (default: the server's)")
-    asked.add_argument("--ignore-eos", action="store_true", help="answer in full length")
-    asked.add_argument("--extra-body", metavar="JSON", help='further fields of every body, such as {"cache": "none"}')
-    parser.add_argument("--json", metavar="FILE", help="write the full result here")
-    parser.add_argument("--save-detailed", action="store_true", help="in it, also what each request did")
+    prompts.add_argument("--prefixes", type=int, default=4, metavar="N", help="different shared prefixes (default 4)")
+    prompts.add_argument(
+        "--prefix-share", type=float, default=1.0, metavar="S", help="share of requests with a shared prefix"
+    )
+    prompts.add_argument("--prefix-tokens", type=int, metavar="P", help="length of a random prefix (default 230)")
+    prompts.add_argument("--prompt-tokens", type=int, metavar="Q", help="random tokens after it (default 10)")
+    prompts.add_argument("--max-tokens", type=int, metavar="G", help="response length (default: the server's)")
+    prompts.add_argument("--ignore-eos", action="store_true", help="do not end responses at end tokens")
+    prompts.add_argument("--extra-body", metavar="JSON", help='further fields of every body, such as {"cache": "none"}')
+    parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
+    parser.add_argument("--save-detailed", action="store_true", help="write the figures of every request too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Put the load on, print the summary, write the JSON. Status 1 where no request was answered."""
-    check_extra("httpx")
-    from remask_lab.load.load import Load, put
-    from remask_lab.load.mix import Mix
+    """Send the requests, print the summary, and write the JSON. Returns 1 where no request was answered."""
+    # Imported here, so that --help needs no extra.
+    from remask_lab.load.load import Load, run_load
+    from remask_lab.load.mix import PromptMix
     from remask_lab.load.result import detail, lines, summary
     from remask_lab.load.target import find_target
 
     check_folder("--json", args.json)
     if args.save_detailed and args.json is None:
         raise ConfigError("--save-detailed writes into the file that --json names; name one")
-    whole("--num-warmups", args.num_warmups, low=0)
+    check_least(args, num_warmups=0)
     lengths = {name: getattr(args, name) for name in ("prefix_tokens", "prompt_tokens")}
     own_lengths = {name: value for name, value in lengths.items() if value is not None}
-    mix = Mix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)
+    mix = PromptMix(args.dataset, args.num_prompts, args.prefixes, args.prefix_share, seed=args.seed, **own_lengths)
     load = Load(args.request_rate, args.max_concurrency, args.timeout, args.seed)
     extra = object_option("--extra-body", args.extra_body)
     if args.max_tokens is not None:
@@ -68,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     target = find_target(args.base_url, args.model, args.api_key or os.environ.get(KEY_VARIABLE))
     if own_lengths and mix.chosen(target) != "random":
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random prompts; add --dataset random")
-    asks = mix.draw(target)
+    requests = mix.draw(target)
     if args.num_warmups:
         few = Load(max_concurrency=args.max_concurrency, timeout_s=args.timeout)
-        asyncio.run(put(target, asks[: args.num_warmups], few, extra))
-    done = asyncio.run(put(target, asks, load, extra, progress=not args.quiet))
+        asyncio.run(run_load(target, requests[: args.num_warmups], few, extra))
+    done = asyncio.run(run_load(target, requests, load, extra, progress=not args.quiet))
     result = summary(target, mix, load, done)
     if args.json:
-        told = {**result, **(detail(done) if args.save_detailed else {})}
-        Path(args.json).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        content = {**result, **(detail(done) if args.save_detailed else {})}
+        Path(args.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print("\n".join(lines(result)))
     return 0 if result["completed"] else 1

@@ -1,4 +1,4 @@
-"""`remask demo`: a bundled model answers the questions of its task under several cache policies, side by side."""
+"""`remask demo`: a bundled model answers the questions of its task under several cache policies."""
 
 import argparse
 from pathlib import Path
@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "No caching, all-layer reuse and BiCache on requests that share a system prompt; with --uniform no "
         "caching, block-prefix and uniform-cache on a model of uniform diffusion."
     )
-    parser.add_argument("--uniform", action="store_true", help="the bundled uniform model and its caches")
+    parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     parser.add_argument("--requests", type=int, default=96, metavar="N")
-    parser.add_argument("--picture", metavar="FILE", help=f"where the picture of b(r) goes (default {PICTURE})")
-    parser.add_argument("--seed", type=int, default=7, help="of the questions")
+    parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show one answer, the table, and for the masked model where the picture is."""
+    """Show one answer and the table, and draw the picture for the masked model."""
     if args.uniform and args.picture is not None:
         raise ConfigError("--picture shows depths of shared prefixes, which uniform models do not have; leave it out")
     if not args.uniform:
@@ -69,7 +69,7 @@ def _compare(llm: LLM, workload: Workload, args: argparse.Namespace) -> None:
 
 
 def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
-    """The prompt of the first request, what all requests share left out, and what `cache` answers."""
+    """Returns the prompt of the first request without its shared prefix, and the answer under `cache`."""
     request = workload.tasks[0].request
     (output,) = llm.run([request.with_policy(llm.policy(cache))], progress=False)
     assert llm.tokenizer is not None

@@ -1,1 +1,1 @@
-"""Benchmarks under a shared system prompt: their configs, local data, scoring, and the way through lm-eval."""
+"""Benchmarks with answers: configs, data formats, the shared system prompt, scoring, and lm-eval's tasks."""

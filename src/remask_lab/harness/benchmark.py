@@ -1,4 +1,4 @@
-"""Benchmarks by name, read from the same config files as lm-eval reads them."""
+"""Our own benchmarks by name, read from the config files that lm-eval reads too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import yaml
 
 from remask.errors import ConfigError, UnknownNameError
 from remask.prompts import Message
-from remask_lab.harness.docs import FORMATS, Doc, Format
+from remask_lab.harness.formats import FORMATS, Doc, Format
 from remask_lab.harness.score import Scoring
 from remask_lab.records.jsonl import read_lines
 
 FOLDER = Path(__file__).parent / "tasks"
-PREFIX = "remask_"  # of our own tasks' names; all others are lm-eval's
+PREFIX = "remask_"  # the names of our own tasks begin with it; all others are lm-eval's
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Benchmark:
 
     Attributes:
         task: its name.
-        rules: the second part of the system prompt, which says how to write the answer.
+        rules: the second part of the system prompt, which defines the form of the answer.
         max_tokens: response positions.
-        scoring: how responses are judged.
-        format: how records are read.
-        data: where lm-eval takes the data set from.
+        scoring: how responses are scored.
+        format: how the data set's records are read.
+        data: the name of the data set on the hub.
     """
 
     task: str
@@ -39,23 +39,23 @@ class Benchmark:
     data: str
 
     def messages(self, role: str, doc: Doc) -> list[Message]:
-        """The conversation of one question: both parts of the system prompt, which all share, and the user's turn."""
+        """The conversation of one question: both parts of the shared system prompt, then the user's turn."""
         return [{"role": "system", "content": f"{role}\n\n{self.rules}"}, {"role": "user", "content": doc.asked}]
 
 
 def task_names() -> tuple[str, ...]:
-    """All of our own tasks."""
+    """The names of all of our own tasks."""
     return tuple(f"{PREFIX}{name}" for name in FORMATS)
 
 
 def is_own(task: str) -> bool:
-    """Whether a name can only be one of our own tasks'."""
+    """Whether a name is reserved for our own tasks."""
     return task.startswith(PREFIX)
 
 
 @cache
 def benchmark(task: str) -> Benchmark:
-    """The task of that name. Raises `UnknownNameError` where there is none."""
+    """Returns our own task of that name. Raises `UnknownNameError` where there is none."""
     if task not in task_names():
         raise UnknownNameError("task", task, task_names())
     config = _read(FOLDER / f"{task}.yaml")
@@ -73,12 +73,12 @@ def benchmark(task: str) -> Benchmark:
 
 @cache
 def usual_role() -> str:
-    """The first part of the system prompt, role and rules, unless another one is given."""
+    """The default first part of the system prompt: role and rules."""
     return (Path(__file__).parent / "system.txt").read_text(encoding="utf-8").strip()
 
 
 def read_role(path: str | None) -> str:
-    """The first part of the system prompt, from a file if one is given; `ConfigError` where it cannot be read."""
+    """The first part of the system prompt, from a file if `path` is given. Raises `ConfigError` on an unusable file."""
     if path is None:
         return usual_role()
     try:
@@ -93,22 +93,22 @@ def read_role(path: str | None) -> str:
 def read_docs(
     own: Benchmark, path: str, names: Mapping[str, str] | None = None, limit: int | None = None
 ) -> Sequence[Doc]:
-    """The questions of a local JSONL file in the data set's shape, whose fields `names` may rename.
+    """Read the questions of a local JSONL file in the data set's shape. `names` maps its field names.
 
-    Raises `ConfigError` naming the first bad line and its field.
+    Raises `ConfigError`, which names the first bad line and its field.
     """
     return [own.format.read(line) for line in read_lines(path, names, limit)]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads lm-eval's `!function` as the function's name."""
+    """A YAML loader that reads lm-eval's `!function` as the function's name."""
 
 
 _Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A config over the one that it includes."""
+    """Read a config. Its fields override those of the config that it includes."""
     config: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     base = config.pop("include", None)
     return config if base is None else {**_read(path.parent / base), **config}

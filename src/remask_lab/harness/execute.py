@@ -1,8 +1,8 @@
-"""Runs code that a model wrote, in a process of its own, with limits.
+"""Runs code that a model wrote, in a separate process with limits.
 
-This is no security boundary. The process has the user's rights on files; it is limited in time, memory, size of files
-and, where the kernel lets an ordinary user make a network namespace, it has no network. Run evaluations of code in a
-container or on a machine that may be lost.
+This is no security boundary. The process has the user's rights on files. Its time, memory and size of files are
+limited, and it has no network where the kernel lets an ordinary user make a network namespace. Run evaluations of code
+in a container or on a machine that may be lost.
 """
 
 import json
@@ -18,8 +18,8 @@ from typing import Final
 SECONDS: Final = 10.0
 MEGABYTES: Final = 1024
 
-# Runs in the child before anything of the model's. What the program prints is dropped; only the word that is written
-# after the last test reaches the parent, so a program that ends early has not passed.
+# The child runs this. It drops what the program prints. Only the word that it writes after the last test reaches the
+# parent, so a program that ends early does not pass.
 _CHILD: Final = """
 import ctypes, json, os, resource, sys
 given = json.load(sys.stdin)
@@ -33,24 +33,24 @@ out = os.dup(1)
 null = os.open(os.devnull, os.O_RDWR)
 for stream in (0, 1, 2):
     os.dup2(null, stream)
-def told(text):
+def report(text):
     os.write(out, text.encode("utf-8", "replace")[:2000])
 space = {"__name__": "solution"}
 try:
     for part in (given["code"], given["tests"]):
         exec(compile(part, "<generated>", "exec"), space)
 except BaseException as error:
-    told(f"{type(error).__name__}: {error}")
+    report(f"{type(error).__name__}: {error}")
     os._exit(1)
-told(given["word"])
+report(given["word"])
 os._exit(0)
 """
 
 
 def run_tests(code: str, tests: str, seconds: float = SECONDS, megabytes: int = MEGABYTES) -> str | None:
-    """Run `code` and then `tests`. None where all went through, else why not, in one line.
+    """Run `code` and then `tests`. Returns None where all tests pass, else the reason in one line.
 
-    `seconds` bound the whole run by the clock. Nothing of this process is changed; its environment is not passed on.
+    `seconds` limits the whole run. The child gets an empty environment and an empty folder.
     """
     word = secrets.token_hex(16)
     given = json.dumps({"code": code, "tests": tests, "word": word, "seconds": seconds, "megabytes": megabytes})
@@ -65,19 +65,19 @@ def run_tests(code: str, tests: str, seconds: float = SECONDS, megabytes: int = 
             start_new_session=True,
         )
         try:
-            told, _ = child.communicate(given.encode(), timeout=seconds)
+            output, _ = child.communicate(given.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
             return f"it ran longer than {seconds:g} seconds"
         finally:
             _end(child)
-    text = told.decode("utf-8", "replace")
+    text = output.decode("utf-8", "replace")
     if text == word:
         return None
     return " ".join(text.split()) or f"it ended early, with status {child.returncode}"
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and whatever it started in its session."""
+    """End the child and all processes of its session."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

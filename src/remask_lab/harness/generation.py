@@ -1,4 +1,4 @@
-"""Answers of a model to many conversations under one cache policy, and what they cost."""
+"""Generation for a benchmark: responses of a model to many requests under one cache policy, and their cost."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,16 @@ from remask.policies import CachePolicy
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A prompt as token ids, how many leading ones others share, and how it is answered."""
-
-    tokens: Sequence[int]
-    shared: int
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
-    """Answers in the order of their asks, and what they took together."""
+    """Responses in the order of their requests, and what all of them cost together.
+
+    Attributes:
+        prefix_ratio: mean share of the canvas that the shared prefix takes.
+        row_layers: rows computed times layers, prefix-only passes included.
+    """
 
     outputs: Sequence[Output]
-    prefix_ratio: float  # mean share of the canvas that the shared prefix takes
+    prefix_ratio: float
     seconds: float
     row_layers: int
     prefix_hits: int
@@ -39,7 +35,7 @@ class Generation:
         return sum(output.usage.completion_tokens for output in self.outputs)
 
     def costs(self) -> dict[str, Any]:
-        """The numbers that a row of results holds."""
+        """The costs as a row of results holds them."""
         return {
             "seconds": self.seconds,
             "completion_tokens": self.completion_tokens,
@@ -51,18 +47,22 @@ class Generation:
         }
 
 
-def generate(llm: LLM, asks: Sequence[Ask], policy: CachePolicy, seed: int, progress: bool = False) -> Generation:
-    """Answer all of `asks` on an engine and a store of their own, so that every prefix is computed once.
+def generate(
+    llm: LLM, requests: Sequence[Request], policy: CachePolicy, seed: int, progress: bool = False
+) -> Generation:
+    """Run all `requests` under `policy`, on an engine and a store of their own, so that every prefix is computed once.
 
-    Request i has the seed `seed` + i where its parameters say none. Raises `ConfigError`, before anything runs, on one
-    that cannot run, and where one fails.
+    Request i gets the id i, and the seed `seed` + i where its parameters have none. Raises `ConfigError`, before
+    anything runs, on a request that cannot run, and where one fails.
     """
     work = []
-    for number, ask in enumerate(asks):
-        params = ask.params if ask.params.seed is not None else replace(ask.params, seed=seed + number)
-        work.append(Request(str(number), ask.tokens, params, ask.shared, policy))
+    for number, request in enumerate(requests):
+        params = request.params
+        if params.seed is None:
+            params = replace(params, seed=seed + number)
+        work.append(replace(request, id=str(number), params=params, policy=policy))
         llm.engine.check(work[-1])
-    # What a first pass takes longer is nobody's throughput.
+    # The first pass of a process is slower. That time belongs to no policy.
     for _ in llm.run(work[:1], progress=False):
         pass
     engine = llm.new_engine()
@@ -72,7 +72,7 @@ def generate(llm: LLM, asks: Sequence[Ask], policy: CachePolicy, seed: int, prog
     for output in outputs.values():
         if output.error is not None:
             raise ConfigError(f"question {output.id} failed: {output.error}")
-    ratios = [ask.shared / (len(ask.tokens) + ask.params.max_tokens) for ask in asks]
+    ratios = [item.prefix_length / (len(item.prompt_token_ids) + item.params.max_tokens) for item in work]
     ordered = [outputs[item.id] for item in work]
     return Generation(
         outputs=ordered,
@@ -83,6 +83,6 @@ def generate(llm: LLM, asks: Sequence[Ask], policy: CachePolicy, seed: int, prog
     )
 
 
-def params_for(sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
-    """`sampling` over what a task asks for. Raises `ConfigError` on parameters that cannot be used."""
+def sampling_of(sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
+    """Returns a task's sampling parameters, which `sampling` overrides. Raises `ConfigError` on invalid ones."""
     return SamplingParams.from_mapping({"max_tokens": max_tokens, "stop": tuple(stop), **sampling})

@@ -1,33 +1,34 @@
-"""The engine as a model of lm-eval, in its own process."""
+"""The engine as a model of lm-eval, in the same process."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.model import LM
 
+from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.harness.generation import Ask, Generation, generate, params_for
+from remask_lab.harness.generation import Generation, generate, sampling_of
 from remask_lab.likelihood.likelihood import LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair, encode_pair
 
-_MAX_TOKENS = 256  # of tasks that do not say
+_MAX_TOKENS = 256  # where a task gives no length
 _GENERATION = ("until", "max_gen_toks", "max_tokens", "do_sample", "temperature", "top_p", "top_k")
 
 
 class RemaskLM(LM):
     """Answers lm-eval's requests with one model.
 
-    `generate_until` runs all requests batched, under one cache policy; the part before the last user turn of a chat is
-    their shared prefix. `loglikelihood` is the Monte-Carlo estimate of masked models, on which no cache has any part.
+    `generate_until` runs all requests batched, under one cache policy. The part of a chat before its last user turn is
+    the shared prefix. `loglikelihood` returns the Monte-Carlo estimate of masked models, which uses no cache.
 
     Args:
         llm: the model.
-        policy: what generation runs under.
-        sampling: sampling parameters, over those of a task.
-        seed: request i of a task has this and i, unless `sampling` has one.
-        estimator: of likelihoods; None refuses tasks that ask for them.
+        policy: the cache policy of generation.
+        sampling: sampling parameters, which override those of a task.
+        seed: request i of a task has the seed `seed` + i, unless `sampling` has one.
+        estimator: estimates likelihoods. None refuses tasks that need them.
     """
 
     def __init__(
@@ -43,17 +44,17 @@ class RemaskLM(LM):
             raise ConfigError("this model folder has no tokenizer, and lm-eval's tasks are text; give a model with one")
         self._llm, self._policy, self._sampling, self._seed = llm, policy, sampling, seed
         self._tokenizer, self._estimator = llm.tokenizer, estimator
-        self._shared: dict[str, int] = {}  # leading shared tokens of every chat that was rendered
-        self.generation: Generation | None = None  # what the last `generate_until` took
+        self._shared: dict[str, int] = {}  # shared tokens of every rendered chat
+        self.generation: Generation | None = None  # of the last `generate_until`
         self.standard_errors: list[float] = []  # of the last log-likelihoods, in nats
 
     @property
     def tokenizer_name(self) -> str:
-        """The model's name, which stands for its tokenizer and chat template in lm-eval's request cache."""
+        """The model's name, which identifies its tokenizer and chat template in lm-eval's request cache."""
         return self._llm.loaded.name.replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The chat as text, by the model's own template. Without a generation prompt its last message is continued."""
+        """Render the chat by the model's template. Without a generation prompt its last message is continued."""
         if add_generation_prompt:
             text = self._tokenizer.render_chat(chat_history)
         else:
@@ -62,15 +63,15 @@ class RemaskLM(LM):
         return text
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """One response a request, up to the first of its stop texts."""
-        asks = [self._ask(*request.args) for request in requests]
-        self.generation = generate(self._llm, asks, self._policy, self._seed, self._llm.progress)
+        """Returns one response a request, up to the first of its stop texts."""
+        work = [self._request(str(number), *request.args) for number, request in enumerate(requests)]
+        self.generation = generate(self._llm, work, self._policy, self._seed, self._llm.progress)
         return [output.text or "" for output in self.generation.outputs]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Estimated log-likelihood of each continuation, and whether greedy decoding would give it.
+        """Returns the estimated log-likelihood of each continuation, and whether greedy decoding would give it.
 
-        Continuations of one document get the same draws.
+        Continuations of one document get the same masks.
         """
         estimator = self._likelihoods()
         pairs = [self._pair(*request.args) for request in requests]
@@ -78,12 +79,13 @@ class RemaskLM(LM):
         found = estimator.score(pairs, groups, self._llm.progress)
         self.standard_errors = [each.standard_error for each in found]
         greedy = estimator.are_greedy(pairs)
-        return [(each.log_likelihood, told) for each, told in zip(found, greedy, strict=True)]
+        return [(each.log_likelihood, same) for each, same in zip(found, greedy, strict=True)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-        """Estimated log-likelihood of whole texts.
+        """Returns the estimated log-likelihood of whole texts.
 
-        One that is longer than the model reads is cut into parts of half that length, each after the one before it.
+        A text that is longer than the model's limit is cut into parts of half the limit. Each is scored after the part
+        before it.
         """
         estimator, half = self._likelihoods(), self._llm.model.config.max_length // 2
         pairs, owner = [], []
@@ -99,7 +101,7 @@ class RemaskLM(LM):
             sums[number] += found.log_likelihood
         return sums
 
-    def _ask(self, context: str, asked: Mapping[str, Any]) -> Ask:
+    def _request(self, identity: str, context: str, asked: Mapping[str, Any]) -> Request:
         for name in asked:
             if name not in _GENERATION:
                 raise UnknownNameError("generation parameter", name, _GENERATION)
@@ -109,11 +111,11 @@ class RemaskLM(LM):
         if asked.get("do_sample") or asked.get("temperature"):
             own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
         length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
-        params = params_for({**own, **self._sampling}, length, stop)
-        # A chat's template has written out the special tokens itself.
+        params = sampling_of({**own, **self._sampling}, length, stop)
+        # A chat template writes the special tokens itself.
         shared = self._shared.get(context)
         tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)
-        return Ask(tokens, shared or 0, params)
+        return Request(identity, tokens, params, shared or 0)
 
     def _pair(self, context: str, continuation: str) -> Pair:
         if context in self._shared:
@@ -124,7 +126,7 @@ class RemaskLM(LM):
     def _likelihoods(self) -> LikelihoodEstimator:
         if self._estimator is None:
             raise ConfigError(
-                f"the task asks for log-likelihoods, which are estimated for masked models; {self._llm.loaded.name!r} "
+                f"the task needs log-likelihoods, which are estimated for masked models; {self._llm.loaded.name!r} "
                 f"is a {self._llm.loaded.config.kind} one"
             )
         return self._estimator

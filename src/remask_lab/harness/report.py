@@ -1,29 +1,30 @@
-"""Rows of tasks and cache policies as a Markdown table."""
+"""The results of tasks under cache policies as a Markdown table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from remask_lab.bench.report import markdown
 from remask_lab.bench.workload import token_agreement
 from remask_lab.harness.score import METRICS
+from remask_lab.records.interval import percent_text
+from remask_lab.records.markdown import markdown_table
 
-Row = Mapping[str, Any]
-"""`task`, `cache`, `settings` and `result`, which is what a sweep keeps."""
+EvalRow = Mapping[str, Any]
+"""Holds `task`, `cache`, `settings`, and `result` as the sweep keeps it."""
 
 HEADER = ("task", "cache", "score (95 % interval)", "up to notation", "agreement", "tok/s", "prefix ratio", "hits")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line a row. Agreement: mean share of positions that hold the same token as under the task's first cache."""
-    first: dict[str, Row] = {}
+def table(rows: Sequence[EvalRow]) -> str:
+    """Returns one line a row. Agreement is the mean share of positions with the same token as under the first cache."""
+    first: dict[str, EvalRow] = {}
     for row in rows:
         first.setdefault(row["task"], row)
-    return markdown(HEADER, [_cells(row, first[row["task"]]) for row in rows])
+    return markdown_table(HEADER, [_cells(row, first[row["task"]]) for row in rows], aligned=True)
 
 
-def _cells(row: Row, baseline: Row) -> list[str]:
+def _cells(row: EvalRow, baseline: EvalRow) -> list[str]:
     result = row["result"]
     cells = [row["task"], row["cache"], _score(result["metrics"]), _share(result["metrics"].get("same_answer"))]
     if "seconds" not in result:
@@ -49,8 +50,7 @@ def _share(metric: Mapping[str, Any] | None) -> str:
         return "-"
     if metric["interval"] is None:
         return f"{metric['value']:.4g}"
-    low, high = metric["interval"]
-    return f"{100 * metric['value']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return percent_text(metric["value"], metric["interval"])
 
 
 def _agreement(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:

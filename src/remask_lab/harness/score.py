@@ -1,24 +1,30 @@
-"""Verdicts on responses, for local data and for lm-eval alike."""
+"""Scores of responses, the same on local data and through lm-eval."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from remask_lab.bench.matching import judge
 from remask_lab.harness.execute import run_tests
+from remask_lab.harness.matching import judge
 from remask_lab.records.interval import wilson
 
 Scoring = Literal["strict", "code"]
 
-METRICS = ("strict_match", "pass_at_1", "same_answer")  # each 0 or 1; the first that a task has is its score
+METRICS = ("strict_match", "pass_at_1", "same_answer")  # each 0 or 1; a task's score is the first one that it has
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a response is worth: `metrics` of 0 or 1, the answer that it gives (None: none), and why code fails."""
+    """The score of one response.
+
+    Attributes:
+        metrics: 0 or 1 by name.
+        answer: the final answer, or the code. None without one.
+        failure: why the code fails its tests.
+    """
 
     metrics: dict[str, float]
     answer: str | None
@@ -26,7 +32,7 @@ class Score:
 
 
 def score(scoring: Scoring, response: str, right: str, before: str = "") -> Score:
-    """The verdict on a response. With "code" what it holds is run between `before` and the tests `right`."""
+    """Scores a response. With "code" its code runs after `before` and before the tests `right`."""
     if scoring == "strict":
         verdict = judge(response, right)
         return Score({"strict_match": float(verdict.strict), "same_answer": float(verdict.same)}, verdict.answer)
@@ -38,7 +44,7 @@ def score(scoring: Scoring, response: str, right: str, before: str = "") -> Scor
 
 
 def shares(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The share of 1 of every metric among `samples`, with Wilson's 95 % interval."""
+    """The mean of every metric over `samples`, with Wilson's 95 % interval."""
     found = {}
     for name in METRICS:
         values = [sample[name] for sample in samples if name in sample]
@@ -49,6 +55,6 @@ def shares(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def code_of(response: str) -> str | None:
-    """The first fenced block of Python, up to its end or the response's; None without one."""
+    """The first fenced block of Python, up to its end or the response's end. None without one."""
     found = _BLOCK.search(response)
     return None if found is None else found[1]

@@ -1,4 +1,4 @@
-"""A task of lm-eval, or one of ours on its published data, as one row of results."""
+"""Runs tasks of lm-eval, and our own tasks on their published data, one row of results a task."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from remask_lab.records.interval import wilson
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How lm-eval is asked.
+class EvalOptions:
+    """Options of a run of lm-eval.
 
     Attributes:
-        role: the first part of the system prompt; None: a task's own alone.
-        chat: whether prompts are rendered by the chat template.
-        limit: documents of a task; None: all.
+        role: the first part of the system prompt. None leaves the task's own prompt alone.
+        chat: whether the chat template renders the prompts.
+        limit: documents of a task. None takes all.
         run_code: whether tasks that execute generated code may run.
         seed: of few-shot examples.
     """
@@ -35,14 +35,14 @@ class Asked:
 
 
 class Harness:
-    """lm-eval with our own tasks beside its own, whose index is read once."""
+    """lm-eval with our own tasks beside its own. The index of its tasks is read once."""
 
     def __init__(self, *, own_only: bool, folders: Sequence[str] = ()) -> None:
-        """`folders` hold further configs; with `own_only` lm-eval's own are left out."""
+        """`folders` hold further configs. `own_only` leaves out lm-eval's own tasks."""
         self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
 
     def check(self, tasks: Sequence[str]) -> None:
-        """Raise `ConfigError` on what lm-eval does not know, and on a tag."""
+        """Raise `ConfigError` on a task that lm-eval does not know, and on a tag."""
         known = self._manager.all_tasks
         for task in tasks:
             if task not in known:
@@ -50,26 +50,26 @@ class Harness:
             if task in self._manager.all_tags:
                 raise ConfigError(f"{task!r} is a tag of several tasks, which have no common score; name them instead")
 
-    def run(self, lm: RemaskLM, task: str | Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-        """One row: metrics, samples, and what generation cost. `task` is a name, or a config over one.
+    def run(self, lm: RemaskLM, task: str | Mapping[str, Any], options: EvalOptions) -> dict[str, Any]:
+        """Return one row: metrics, samples, and the costs of generation. `task` is a name, or a config that has one.
 
-        Raises `ConfigError` where lm-eval cannot run it: its data are not at hand, or it runs code and may not.
+        Raises `ConfigError` where lm-eval cannot run the task: its data are missing, or it would run code and may not.
         """
         logging.getLogger("lm_eval").setLevel(logging.WARNING)
         try:
             found = simple_evaluate(
                 model=lm,
                 tasks=[task if isinstance(task, str) else dict(task)],
-                limit=asked.limit,
+                limit=options.limit,
                 bootstrap_iters=0,
-                system_instruction=asked.role,
-                apply_chat_template=asked.chat,
+                system_instruction=options.role,
+                apply_chat_template=options.chat,
                 task_manager=self._manager,
-                confirm_run_unsafe_code=asked.run_code,
-                random_seed=asked.seed,
-                numpy_random_seed=asked.seed,
-                torch_random_seed=asked.seed,
-                fewshot_random_seed=asked.seed,
+                confirm_run_unsafe_code=options.run_code,
+                random_seed=options.seed,
+                numpy_random_seed=options.seed,
+                torch_random_seed=options.seed,
+                fewshot_random_seed=options.seed,
             )
         except (OSError, ValueError, ImportError) as error:
             if isinstance(error, ConfigError):
@@ -98,7 +98,7 @@ def _own_samples(samples: Sequence[Mapping[str, Any]], lm: RemaskLM) -> list[dic
 
 
 def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Metrics by document; of what several numbers make up, such as perplexities, nothing."""
+    """Metrics by document. Metrics that are no single number, such as perplexities, are left out."""
     return [
         {
             "task": task,
@@ -112,7 +112,7 @@ def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[st
 
 
 def _metrics(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """lm-eval's numbers ("metric,filter"), with Wilson's interval where one is the share of right documents."""
+    """lm-eval's numbers ("metric,filter"), with Wilson's interval where a number is the share of right documents."""
     found = {}
     for key, value in results.items():
         metric, separator, chosen = key.partition(",")

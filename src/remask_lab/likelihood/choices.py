@@ -1,4 +1,4 @@
-"""Multiple choice by likelihood: the choice that the model finds most likely, as lm-eval counts it."""
+"""Scores of responses by likelihood, and multiple choice: the most likely choice, as lm-eval defines it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from remask_lab.records.jsonl import Line
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Encode = Callable[[str, str], Pair]
-"""Makes a pair of a prompt and a response, and raises `ConfigError` on one that cannot be scored."""
+"""Encodes a prompt and a response as a pair. Raises `ConfigError` on one that cannot be scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt with each of the `choices` that may follow it, as `pairs`; `answer` is the number of the right one."""
+    """A prompt and its `choices`, each encoded in `pairs`. `answer` is the index of the right choice."""
 
     prompt: str
     choices: Sequence[str]
@@ -29,18 +29,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A text and the pair of its prompt and it."""
+    """The text of a response, and its pair with the prompt."""
 
     text: str
     pair: Pair
 
 
 def read_items(lines: Sequence[Line], encode: Encode) -> list[Question] | list[Response]:
-    """The lines of a file: questions where the first has `choices`, else prompts with a `response`.
+    """Read the lines of a file: questions where the first line has `choices`, else prompts with a `response`.
 
-    `choices` are texts, or an object of `text` and `label` as ARC has it; `answer` is a choice's number from 0 (MMLU),
-    its label or letter, or its text. Raises `ConfigError` naming the line, and the field where one is at fault; where
-    both kinds are mixed; and what `encode` raises.
+    `choices` is a list of texts, or an object of `text` and `label` as in ARC. `answer` is the index of a choice from 0
+    (MMLU), its label or letter, or its text. Raises `ConfigError`, which names the line and the field, on an invalid
+    line, on a mix of both kinds, and where `encode` raises it.
     """
     several = lines[0].has("choices")
     for line in lines:
@@ -86,7 +86,7 @@ def _pair(line: Line, text: str, encode: Encode) -> Pair:
 def score_responses(
     estimator: LikelihoodEstimator, items: Sequence[Response], progress: bool = False
 ) -> dict[str, Any]:
-    """Log-likelihoods of all responses, and their sum: in nats a token, with its standard error."""
+    """Returns the log-likelihood of every response, and that of all together in nats a token, with its error."""
     found = estimator.score([item.pair for item in items], range(len(items)), progress)
     tokens = sum(each.tokens for each in found)
     error = sum(each.standard_error**2 for each in found) ** 0.5
@@ -101,10 +101,10 @@ def score_responses(
 def score_questions(
     estimator: LikelihoodEstimator, items: Sequence[Question], progress: bool = False
 ) -> dict[str, Any]:
-    """Which choice of every question is most likely, and the share of right ones with Wilson's 95 % interval.
+    """Returns the most likely choice of every question, and the share of right ones with Wilson's 95 % interval.
 
-    `accuracy` compares log-likelihoods as they are, `accuracy_norm` a character of the choice. The choices of a
-    question are scored under the same draws.
+    `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice. All choices of a
+    question are scored with the same masks where they are equally long.
     """
     pairs = [pair for item in items for pair in item.pairs]
     groups = [number for number, item in enumerate(items) for _ in item.choices]

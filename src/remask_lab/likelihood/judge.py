@@ -1,5 +1,7 @@
-"""An external causal language model that scores texts."""
+"""An external causal language model that scores texts, and the loading of such models through `transformers`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,11 +15,11 @@ ROWS = 256  # rows of logits in float32 at a time
 
 
 class Judge:
-    """A causal language model that `transformers` loads, with its own tokenizer; code in its folder is never run.
+    """A causal language model that `transformers` loads, with its own tokenizer. Code in its folder never runs.
 
     Args:
         name: hub id or local folder.
-        dtype: `auto` takes the checkpoint's; or `float32`, `bfloat16`, `float16`.
+        dtype: `auto` for the checkpoint's own, or `float32`, `bfloat16`, `float16`.
         device: where it runs.
 
     Raises `CheckpointError` where it cannot be loaded.
@@ -26,29 +28,23 @@ class Judge:
     def __init__(self, name: str, dtype: str = "auto", device: torch.device | str = "cpu") -> None:
         self.name = name
         kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
-        try:
+        with _loading("The judge", name):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kind, trust_remote_code=False)
-        # A missing name, a missing file and a foreign architecture surface as OSError, ValueError, KeyError and others.
-        except Exception as error:
-            raise CheckpointError(
-                f"The judge {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal language "
-                "model that transformers knows, with its tokenizer."
-            ) from error
+        model = load_causal_model("The judge", name, kind)
         self._model = model.to(device).eval()
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
 
     @property
     def dtype(self) -> str:
-        """The weights' type."""
+        """The dtype of the weights."""
         return str(self._model.dtype).removeprefix("torch.")
 
     @torch.inference_mode()
     def score(self, prompt: str, response: str) -> tuple[float, int]:
-        """Summed negative log-likelihood in nats of `response` after `prompt`, and the number of its tokens scored.
+        """Returns the negative log-likelihood of `response` after `prompt` in nats, and the number of scored tokens.
 
-        Prompt and response are encoded apart, so that no token spans the two; the judge's begin token stands first,
-        where it has one. A response's first token counts only where something stands before it.
+        Prompt and response are encoded apart, so that no token spans both. The judge's begin token stands first, where
+        it has one. The first token of a response is scored only where a token stands before it.
 
         Raises `ConfigError` where both together exceed the judge's positions.
         """
@@ -75,3 +71,25 @@ class Judge:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
+
+
+def load_causal_model(what: str, name: str, dtype: torch.dtype | str) -> Any:
+    """Load a causal language model from a folder or the hub. `what` names it in errors. Code in its folder never runs.
+
+    Raises `CheckpointError` where it cannot be loaded.
+    """
+    with _loading(what, name):
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    return model
+
+
+@contextmanager
+def _loading(what: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    # A missing name, a missing file and a foreign architecture surface as OSError, ValueError, KeyError and others.
+    except Exception as error:
+        raise CheckpointError(
+            f"{what} {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal language model that "
+            "transformers knows, with its tokenizer."
+        ) from error

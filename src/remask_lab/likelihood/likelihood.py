@@ -1,8 +1,8 @@
 """Likelihoods under a masked diffusion model, by the Monte-Carlo estimator of LLaDA (arXiv 2502.09992).
 
-Of a response of L tokens, l of them are masked, l drawn evenly from 1 to L and the positions without replacement. The
-mean over draws of L / l times the summed log-probability of the masked tokens, given all others, estimates a lower
-bound of the log-likelihood: the mean log-likelihood over all orders in which the tokens could be decoded.
+A draw masks l of a response's L tokens. l is uniform from 1 to L, and the positions are drawn without replacement. Each
+draw gives L / l times the summed log-probability of the masked tokens, given all others. The mean over draws estimates
+a lower bound of the log-likelihood: the mean log-likelihood over all orders in which the tokens could be decoded.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from remask.core.checks import whole
 from remask.core.plan import Mask
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.likelihood.masked_pass import MAX_ROWS, Job, MaskedPasses
+from remask_lab.likelihood.masked_pass import MAX_ROWS, MaskedPair, MaskedPasses
 from remask_lab.likelihood.pairs import Pair
 
-TOGETHER = 64  # pairs whose masked canvases are at hand at a time
+TOGETHER = 64  # pairs whose masks are in memory at a time
 
 Floats = NDArray[np.float64]
 
@@ -30,10 +30,10 @@ class Likelihood:
     """The estimate for one response.
 
     Attributes:
-        log_likelihood: in nats, summed over the response's tokens; a lower bound in expectation.
-        standard_error: of the estimate, over its draws; 0 where every set of masks was computed.
+        log_likelihood: in nats, summed over the response's tokens. Its expectation is a lower bound.
+        standard_error: of the estimate, over its draws. 0 where every set of masks was computed.
         tokens: of the response.
-        draws: sets of masks that were drawn; 0 where all were computed.
+        draws: sets of masks drawn. 0 where all sets were computed.
     """
 
     log_likelihood: float
@@ -43,14 +43,14 @@ class Likelihood:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class MaskDraws:
     """How sets of masks are drawn.
 
     Attributes:
-        samples: sets drawn for a response; a whole number of strata, two at least.
-        strata: so many numbers of masks at a time are spread evenly over 1 to L, each by itself still drawn evenly.
-            1 draws each apart.
-        seed: of the draws. They depend on it, on the response's length and on the pair's group, and on nothing else.
+        samples: sets drawn for a response: a multiple of `strata`, and at least twice as many.
+        strata: draws whose numbers of masks are spread evenly over 1 to L. Each number by itself is still uniform.
+            1 makes all draws independent.
+        seed: the draws depend on it, on the response's length and on the pair's group, and on nothing else.
         exact: compute all sets of masks where that takes no more passes than `samples`.
     """
 
@@ -71,10 +71,10 @@ class Draws:
 
 
 class LikelihoodEstimator:
-    """Estimates log-likelihoods of responses under a masked model. Raises `ConfigError` on a model of another kind."""
+    """Estimates log-likelihoods of responses under a masked model. Raises `ConfigError` on other kinds of models."""
 
-    def __init__(self, llm: LLM, draws: Draws | None = None, max_rows: int = MAX_ROWS) -> None:
-        self.draws = draws or Draws()
+    def __init__(self, llm: LLM, draws: MaskDraws | None = None, max_rows: int = MAX_ROWS) -> None:
+        self.draws = draws or MaskDraws()
         self._passes = MaskedPasses(llm, max_rows)
 
     def check(self, pair: Pair) -> None:
@@ -84,13 +84,13 @@ class LikelihoodEstimator:
     def score(
         self, pairs: Sequence[Pair], groups: Sequence[int] | None = None, progress: bool = False
     ) -> list[Likelihood]:
-        """The log-likelihood of every response after its prompt.
+        """Return the log-likelihood of every response after its prompt.
 
-        Pairs of one of `groups` (default: all of one) get the same draws where their responses are equally long, which
-        takes noise out of their comparison: the choices of a question are a group. What else is scored has no part
-        in a result.
+        Pairs of one group get the same masks where their responses are equally long, which takes noise out of their
+        comparison: the choices of a question form a group. By default all pairs are in one group. A result does not
+        depend on the other pairs.
 
-        Raises `ConfigError`, before anything runs, on a pair that cannot be run.
+        Raises `ConfigError`, before anything runs, on a pair that cannot run.
         """
         for pair in pairs:
             self.check(pair)
@@ -99,16 +99,16 @@ class LikelihoodEstimator:
         with tqdm(total=len(pairs), desc="likelihood", unit="resp", disable=not progress) as bar:
             for at in range(0, len(pairs), TOGETHER):
                 drawn = [self._draw(*item) for item in zip(pairs[at : at + TOGETHER], each[at:], strict=False)]
-                found = self._passes.log_probabilities([job for own in drawn for job in own.jobs])
-                parts = np.split(found, np.cumsum([len(own.jobs) for own in drawn])[:-1])
+                found = self._passes.log_probabilities([masked for own in drawn for masked in own.masked])
+                parts = np.split(found, np.cumsum([len(own.masked) for own in drawn])[:-1])
                 scored += [own.estimate(part, self.draws) for own, part in zip(drawn, parts, strict=True)]
                 bar.update(len(drawn))
         return scored
 
     def are_greedy(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Whether decoding greedily, the most confident token a step, would give each response.
+        """Return whether greedy decoding, the most confident token a step, would give each response.
 
-        A pair is done at the first token that differs: it takes from one pass to as many as it has tokens.
+        A pair ends at the first token that differs, so it takes from one pass to as many as it has tokens.
         """
         for pair in pairs:
             self.check(pair)
@@ -124,7 +124,7 @@ class LikelihoodEstimator:
 
     def _draw(self, pair: Pair, group: int) -> "_Drawn":
         draws, length = self.draws, len(pair.response)
-        # 2 ** length grows out of bounds long before it is needed.
+        # The first comparison keeps 2 ** length small.
         if draws.exact and length < 63 and 2**length - 1 <= draws.samples:
             masks, weights = every_mask(length)
             return _Drawn([(pair, mask) for mask in masks], weights, None)
@@ -136,15 +136,21 @@ class LikelihoodEstimator:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The masked canvases of one pair, what each counts, and which of them each draw is; None: all there are."""
+    """The different sets of masks of one pair.
 
-    jobs: list[Job]
+    Attributes:
+        masked: the pair with each set.
+        weights: the factor of each set's log-probability.
+        which: the set of each draw. None where all sets are computed.
+    """
+
+    masked: list[MaskedPair]
     weights: Floats
     which: NDArray[np.intp] | None
 
-    def estimate(self, found: Floats, draws: Draws) -> Likelihood:
-        """From the summed log-probabilities of the jobs."""
-        length, weighted = len(self.jobs[0][0].response), found * self.weights
+    def estimate(self, found: Floats, draws: MaskDraws) -> Likelihood:
+        """Returns the estimate from the summed log-probability of each set."""
+        length, weighted = len(self.masked[0][0].response), found * self.weights
         if self.which is None:
             return Likelihood(float(weighted.sum()), 0.0, length, 0)
         estimates = weighted[self.which].reshape(-1, draws.strata).mean(axis=1)
@@ -152,11 +158,11 @@ class _Drawn:
         return Likelihood(float(estimates.mean()), error, length, draws.samples)
 
 
-def draw_masks(length: int, draws: Draws, group: int = 0) -> Mask:
-    """Sets of masks, bool [samples, length], stratum by stratum."""
+def draw_masks(length: int, draws: MaskDraws, group: int = 0) -> Mask:
+    """Draw sets of masks, bool [samples, length], stratum by stratum."""
     rng = np.random.default_rng([draws.seed, group, length])
     masks = np.zeros((draws.samples, length), dtype=np.bool_)
-    # One uniform number shifts the evenly spaced points of a stratum round the circle: each is uniform by itself.
+    # One uniform number shifts the evenly spaced points of a stratum round the circle, so each point is uniform.
     starts = rng.random(draws.samples // draws.strata).repeat(draws.strata)
     points = (starts + np.tile(np.arange(draws.strata) / draws.strata, draws.samples // draws.strata)) % 1.0
     counts = np.minimum((points * length).astype(np.int64), length - 1) + 1
@@ -166,9 +172,10 @@ def draw_masks(length: int, draws: Draws, group: int = 0) -> Mask:
 
 
 def every_mask(length: int) -> tuple[Mask, Floats]:
-    """All sets of masks but the empty one, bool [2 ** length - 1, length], and what each counts in the expectation."""
+    """All sets of masks but the empty one, bool [2 ** length - 1, length], and their factors in the expectation."""
     numbers = np.arange(1, 2**length)
     masks = (numbers[:, None] >> np.arange(length)) % 2 == 1
-    # Probability 1 / length of the number of masks, 1 / comb of the set among those of that size; times length / masks.
+    # The probability of the number of masks is 1 / length, that of the set among those of its size 1 / comb. The
+    # product of both with length / masks is the factor.
     weights = np.array([1 / (count * comb(length, count)) for count in masks.sum(axis=1).tolist()])
     return masks, weights

@@ -1,4 +1,4 @@
-"""Passes over canvases of which some response positions are masked: what the model says there."""
+"""Passes over canvases with masked response positions, and the model's predictions there."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,15 +20,15 @@ HEAD_ROWS = 256  # rows of logits held at a time
 MAX_ROWS = 4096  # rows of a pass, where a canvas has fewer
 
 
-Job = tuple[Pair, Mask]
-"""A pair, and which positions of its response are masked: bool [response], at least one."""
+MaskedPair = tuple[Pair, Mask]
+"""A pair, and the mask of its response: bool [response], at least one position."""
 
 
 class MaskedPasses:
-    """Runs canvases of a masked model once each, all rows in all layers, as many at a time as `max_rows` allow.
+    """Runs canvases of a masked model once each, all rows in all layers, as many at a time as `max_rows` allows.
 
-    It owns K/V memory for one layer of such a pass, apart from any engine's. Raises `ConfigError` on a model of another
-    kind.
+    It owns K/V memory for one layer of such a pass, separate from any engine's. Raises `ConfigError` on other kinds of
+    models.
     """
 
     def __init__(self, llm: LLM, max_rows: int = MAX_ROWS) -> None:
@@ -42,7 +42,7 @@ class MaskedPasses:
         self._pool: Pool | None = None
 
     def check(self, pair: Pair) -> None:
-        """Raise `ConfigError` on a pair that cannot be run."""
+        """Raise `ConfigError` on a pair that cannot run."""
         if not len(pair.response):
             raise ConfigError("the response has no tokens, so there is nothing to score")
         if len(pair) > self.config.max_length:
@@ -55,13 +55,13 @@ class MaskedPasses:
                 f"token ids go from 0 to {self.config.vocab - 1}, and the prompt or response holds others"
             )
 
-    def log_probabilities(self, jobs: Sequence[Job]) -> NDArray[np.float64]:
-        """Of each job's masked tokens, given all others: summed in nats, [jobs].
+    def log_probabilities(self, masked: Sequence[MaskedPair]) -> NDArray[np.float64]:
+        """Return the summed log-probability of each pair's masked tokens, given all others: nats, [pairs].
 
         Probabilities are over the whole vocabulary, the mask token included, as confidences are.
         """
         sums = [np.empty(0)]
-        for chunk, hidden in self._run(jobs):
+        for chunk, hidden in self._run(masked):
             targets = np.concatenate([np.asarray(pair.response)[mask] for pair, mask in chunk])
             owner = np.repeat(np.arange(len(chunk)), [int(mask.sum()) for _, mask in chunk])
             wanted, to = self._send(targets), self._send(owner)
@@ -73,10 +73,10 @@ class MaskedPasses:
         return np.concatenate(sums)
 
     @torch.inference_mode()
-    def most_confident(self, jobs: Sequence[Job]) -> list[tuple[int, int]]:
-        """Of each job, the masked position of the response that a greedy step transfers, and the token it gets."""
+    def most_confident(self, masked: Sequence[MaskedPair]) -> list[tuple[int, int]]:
+        """Return, for each pair, the masked position that a greedy step transfers, and the token that it writes."""
         found = []
-        for chunk, hidden in self._run(jobs):
+        for chunk, hidden in self._run(masked):
             tokens, confidence = [], []
             for _, logits in self._logits(hidden):
                 total = logits.logsumexp(dim=-1)
@@ -91,31 +91,31 @@ class MaskedPasses:
                 found.append((int(np.flatnonzero(mask)[place]), int(own[place])))
         return found
 
-    def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[Sequence[Job], Tensor]]:
-        """Parts of `jobs`, and the final hidden states of their masked positions, [M, D]."""
+    def _run(self, masked: Sequence[MaskedPair]) -> Iterator[tuple[Sequence[MaskedPair], Tensor]]:
+        """Yield chunks of `masked`, and the final hidden states of their masked positions, [M, D]."""
         at = 0
-        while at < len(jobs):
-            rows, stop = len(jobs[at][0]), at + 1
-            while stop < len(jobs) and rows + len(jobs[stop][0]) <= self._max_rows:
-                rows += len(jobs[stop][0])
+        while at < len(masked):
+            rows, stop = len(masked[at][0]), at + 1
+            while stop < len(masked) and rows + len(masked[stop][0]) <= self._max_rows:
+                rows += len(masked[stop][0])
                 stop += 1
-            yield jobs[at:stop], self._forward(jobs[at:stop], rows)
+            yield masked[at:stop], self._forward(masked[at:stop], rows)
             at = stop
 
     @torch.inference_mode()
-    def _forward(self, jobs: Sequence[Job], rows: int) -> Tensor:
+    def _forward(self, masked: Sequence[MaskedPair], rows: int) -> Tensor:
         if self._pool is None or self._pool.pages < rows:
             slots = max(rows, self._max_rows)
             pool = Pool(replace(self.config, layers=1), slots, 1, self._model.dtype, self._model.device)
-            # Nothing reads a layer's K/V once the pass has left it, so that all layers may use the same slots.
+            # Nothing reads a layer's K/V after the pass has left the layer, so all layers use the same slots.
             pool.k, pool.v = pool.k * self.config.layers, pool.v * self.config.layers
             self._pool = pool
-        canvases = [self._masked(pair, mask) for pair, mask in jobs]
-        predict = [np.concatenate([np.zeros(len(pair.prompt), dtype=np.bool_), mask]) for pair, mask in jobs]
+        canvases = [self._masked(pair, mask) for pair, mask in masked]
+        predict = [np.concatenate([np.zeros(len(pair.prompt), dtype=np.bool_), mask]) for pair, mask in masked]
         return self._model.forward(pack_uncached(self._model, canvases, predict), self._pool)
 
     def _masked(self, pair: Pair, mask: Mask) -> Canvas:
-        """The canvas of `pair` with the response's `mask` masked."""
+        """The canvas of `pair`, with `mask` applied to its response."""
         canvas = Canvas(pair.prompt, pair.response, len(pair.response))
         canvas.tokens[len(pair.prompt) :][mask] = self.config.mask_id
         return canvas

@@ -9,25 +9,32 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from remask.core.checks import json_object
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy, name_of, settings_of
 from remask_lab.likelihood.judge import Judge
+from remask_lab.likelihood.pairs import encode_open
+from remask_lab.records.jsonl import Line, read_lines
 
 RESAMPLES = 10_000
 FIELDS = ("text", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """One response as judged: `nll` in nats summed over its `tokens`, which are the judge's."""
+class JudgedResponse:
+    """One response and its score.
+
+    Attributes:
+        nll: negative log-likelihood in nats, summed over its tokens.
+        tokens: the judge's tokens.
+        dropped: generated tokens that are no text, such as PAD and other special tokens.
+    """
 
     nll: float
     tokens: int
     text: str
-    dropped: int  # generated tokens that are no text: PAD, and other special tokens
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,8 @@ class Perplexity:
     high: float
     mean_nll: float
     tokens: int
-    empty: int  # responses without any text; they count for nothing
-    scores: tuple[Score, ...]
+    empty: int  # responses without any text, which are not scored
+    scores: tuple[JudgedResponse, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,42 +61,33 @@ class Policy:
 
 
 def read_texts(path: str | Path) -> Iterator[str]:
-    """The texts of a file: the lines that are not blank, or of a `.jsonl` file each object's `text` or `prompt`.
+    """Yields the texts of a file: the lines that are not blank, or each object's `text` or `prompt` in a JSONL file.
 
     Raises `ConfigError` where the file or a line of it cannot be read.
     """
+    if ".jsonl" in Path(path).suffixes:
+        yield from map(_text, read_lines(path))
+        return
     try:
         content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompts {str(path)!r} cannot be read: {error}") from error
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        if Path(path).suffix != ".jsonl":
-            yield line
-            continue
-        try:
-            yield _text(json_object("a line", line))
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
+    yield from (line for line in content.splitlines() if line.strip())
 
 
 def cut_prompts(llm: LLM, texts: Iterator[str], tokens: int, count: int) -> list[list[int]]:
-    """The first `tokens` token ids of the first `count` texts that have so many, an end token at the end aside.
+    """Returns the first `tokens` token ids of the first `count` texts that have as many, without a final end token.
 
     Raises `ConfigError` without a tokenizer, and where there are fewer such texts.
     """
     if llm.tokenizer is None:
         raise ConfigError("this model folder has no tokenizer, and a judge reads text; give a model with one")
-    stops = llm.loaded.config.stop_ids
     prompts: list[list[int]] = []
     longest = 0
     for text in texts:
         if len(prompts) == count:
             break
-        ids = llm.tokenizer.encode(text)
-        if ids and ids[-1] in stops:
-            ids = ids[:-1]
+        ids = encode_open(llm, llm.tokenizer, text)
         longest = max(longest, len(ids))
         if len(ids) >= tokens:
             prompts.append(ids[:tokens])
@@ -110,13 +108,13 @@ def measure(
     seed: int = 0,
     progress: bool = False,
 ) -> list[Perplexity]:
-    """Generate from all prompts under every policy, named or an object, and let the judge score the responses.
+    """Generate from all prompts under every policy, a name or an object, and have the judge score the responses.
 
-    Request i has the seed `seed` + i under every policy, so that all begin with the same noise and draws. The intervals
-    are bootstrapped over responses with the same `seed`. Special tokens of the model, PAD among them, are dropped from
-    what is scored.
+    Request i has the seed `seed` + i under every policy, so that all policies begin with the same noise. The intervals
+    are bootstrapped over responses, with the same `seed`. The judge reads the responses without the model's special
+    tokens, such as PAD.
 
-    Raises `ConfigError` before anything runs where a policy or a parameter cannot be used, and where no response has
+    Raises `ConfigError`, before anything runs, where a policy or a parameter cannot be used, and where no response has
     any text.
     """
     each = [replace(params, seed=seed + number) for number in range(len(prompts))]
@@ -140,7 +138,7 @@ def measure(
 def bootstrap(
     nll: Sequence[float], tokens: Sequence[int], seed: int, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """95 % interval of exp(sum of `nll` / sum of `tokens`) by the percentiles of resampled responses."""
+    """95 % interval of exp(sum of `nll` / sum of `tokens`): percentiles over resampled responses."""
     rng = np.random.default_rng(seed)
     sums, counts = np.asarray(nll, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
     means = []
@@ -151,25 +149,26 @@ def bootstrap(
     return low, high
 
 
-def _text(line: Mapping[str, Any]) -> str:
-    given = [name for name in FIELDS if name in line]
-    if len(given) != 1 or not isinstance(line[given[0]], str):
-        raise ConfigError(f"a line needs one text as {' or '.join(map(repr, FIELDS))}, and has {', '.join(line)}")
-    text: str = line[given[0]]
+def _text(line: Line) -> str:
+    given = [name for name in FIELDS if line.has(name)]
+    text = line.get(given[0]) if len(given) == 1 else None
+    if not isinstance(text, str):
+        held = ", ".join(line.record) or "none"
+        raise line.error(f"a line needs one text as {' or '.join(map(repr, FIELDS))}; its fields: {held}")
     return text
 
 
-def _score(llm: LLM, judge: Judge, prompt: Sequence[int], output: Output) -> Score:
+def _score(llm: LLM, judge: Judge, prompt: Sequence[int], output: Output) -> JudgedResponse:
     assert llm.tokenizer is not None
     if output.error is not None:
         raise ConfigError(f"request {output.id} failed: {output.error}")
     kept = [token for token in output.token_ids if token not in llm.tokenizer.special_ids]
     text = llm.tokenizer.decode(kept)
     nll, tokens = judge.score(llm.tokenizer.decode(prompt), text)
-    return Score(nll, tokens, text, len(output.token_ids) - len(kept))
+    return JudgedResponse(nll, tokens, text, len(output.token_ids) - len(kept))
 
 
-def _summary(policy: Policy, scores: tuple[Score, ...], seed: int) -> Perplexity:
+def _summary(policy: Policy, scores: tuple[JudgedResponse, ...], seed: int) -> Perplexity:
     full = [score for score in scores if score.tokens]
     if not full:
         raise ConfigError(f"no response under {policy.name!r} has any text to judge")

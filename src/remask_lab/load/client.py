@@ -1,4 +1,4 @@
-"""One streamed request: when its text came, and what it cost."""
+"""One streamed request: the times of its text, and its cost."""
 
 import json
 import time
@@ -9,23 +9,24 @@ from typing import Any
 import httpx
 
 from remask.tasks.transit import is_correct
-from remask_lab.load.mix import Ask
+from remask_lab.load.mix import HttpRequest
 
 CONNECTION, TIMEOUT, STREAM = "connection", "timeout", "stream"
 _DATA, _DONE = "data: ", "[DONE]"
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How one request went. Times are in seconds, and `started_s` counts from the start of the load.
+class RequestOutcome:
+    """The outcome of one request. Times are in seconds, and `started_s` counts from the start of the load.
 
     Attributes:
-        status: the HTTP status; None where there was none.
-        error: None for an answer; else the status, `connection`, `timeout`, or `stream` for one that broke off.
+        status: the HTTP status. None where no response came.
+        error: None for an answer; else the status, `connection`, `timeout`, or `stream` for an incomplete stream.
         ttft_s: from sending to the first text.
-        gaps_s: between one chunk of text and the next; a chunk may hold many tokens.
+        gaps_s: between one chunk of text and the next. A chunk may hold many tokens.
         elapsed_s: from sending to the end of the stream.
-        forwards: forward passes that it took part in; None where the server does not tell.
+        forwards: forward passes that the request took part in. None where the server does not report them.
+        correct: whether the answer is right. None where no right answer is known.
     """
 
     started_s: float
@@ -44,19 +45,21 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first text; None below two tokens."""
+        """Time per output token after the first text. None below two tokens."""
         if self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.elapsed_s - self.ttft_s) / (self.output_tokens - 1)
 
 
-async def send(client: httpx.AsyncClient, ask: Ask, extra: Mapping[str, Any], origin: float) -> Outcome:
-    """Send a request and read its stream to the end. Never raises: what goes wrong is in the outcome."""
-    body = {**ask.body, **extra, "stream": True, "stream_options": {"include_usage": True}}
+async def send(
+    client: httpx.AsyncClient, request: HttpRequest, extra: Mapping[str, Any], origin: float
+) -> RequestOutcome:
+    """Send a request and read its stream to the end. Errors are reported in the outcome and never raised."""
+    body = {**request.body, **extra, "stream": True, "stream_options": {"include_usage": True}}
     start = time.perf_counter()
-    outcome = Outcome(start - origin)
+    outcome = RequestOutcome(start - origin)
     try:
-        async with client.stream("POST", ask.path, json=body, headers=dict(ask.headers)) as response:
+        async with client.stream("POST", request.path, json=body, headers=dict(request.headers)) as response:
             outcome.status = response.status_code
             if response.status_code == 200:
                 await _read(response, outcome, start)
@@ -68,12 +71,18 @@ async def send(client: httpx.AsyncClient, ask: Ask, extra: Mapping[str, Any], or
     except httpx.HTTPError as error:
         outcome.error, outcome.message = CONNECTION, repr(error)
     outcome.elapsed_s = time.perf_counter() - start
-    if outcome.error is None and ask.answer is not None:
-        outcome.correct = is_correct(outcome.text, ask.answer)
+    if outcome.error is None and request.answer is not None:
+        outcome.correct = is_correct(outcome.text, request.answer)
     return outcome
 
 
-async def _read(response: httpx.Response, outcome: Outcome, start: float) -> None:
+async def send_to(base_url: str, request: HttpRequest) -> RequestOutcome:
+    """Send a request to a server over a connection of its own."""
+    async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
+        return await send(client, request, {}, 0.0)
+
+
+async def _read(response: httpx.Response, outcome: RequestOutcome, start: float) -> None:
     last, ended = start, False
     async for line in response.aiter_lines():
         if not line.startswith(_DATA):
@@ -106,11 +115,11 @@ async def _read(response: httpx.Response, outcome: Outcome, start: float) -> Non
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    told = choice["delta"].get("content") if "delta" in choice else choice.get("text")
-    return told or ""
+    text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+    return text or ""
 
 
-def _count(chunk: Mapping[str, Any], outcome: Outcome) -> None:
+def _count(chunk: Mapping[str, Any], outcome: RequestOutcome) -> None:
     usage = chunk["usage"]
     outcome.input_tokens = usage.get("prompt_tokens") or 0
     outcome.output_tokens = usage.get("completion_tokens") or 0

@@ -1,4 +1,4 @@
-"""Requests at a rate, at a concurrency, or both."""
+"""Sends requests at a rate, at a concurrency, or both."""
 
 import asyncio
 import math
@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from remask.core.checks import real, whole
 from remask.errors import ConfigError
-from remask_lab.load.client import Outcome, send
-from remask_lab.load.mix import Ask
+from remask_lab.load.client import RequestOutcome, send
+from remask_lab.load.mix import HttpRequest
 from remask_lab.load.target import Target
 
 
@@ -23,9 +23,9 @@ class Load:
     """When requests are sent.
 
     Attributes:
-        request_rate: arrivals a second, a Poisson process; `inf` sends all at once.
-        max_concurrency: requests that are open at a time at most; an arrival waits for its turn. None: no limit.
-        timeout_s: seconds without a byte after which a request counts as failed.
+        request_rate: arrivals a second, a Poisson process. `inf` sends all requests at once.
+        max_concurrency: largest number of open requests; further arrivals wait. None sets no limit.
+        timeout_s: a request fails after this many seconds without a byte.
         seed: of the arrivals.
 
     Raises `ConfigError` on values out of range.
@@ -55,44 +55,49 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Outcomes in the order of the requests, and the seconds from the first one sent to the last one ended."""
+class LoadRun:
+    """Outcomes in the order of the requests, and the seconds from the first request to the end of the last one."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     seconds: float
     peak_concurrency: int
 
 
-async def put(
-    target: Target, asks: Sequence[Ask], load: Load, extra: Mapping[str, Any] | None = None, *, progress: bool = False
-) -> Run:
-    """Put `asks` on the server; `extra` fields go into every body. Raises `ConfigError` where there are none."""
-    if not asks:
+async def run_load(
+    target: Target,
+    requests: Sequence[HttpRequest],
+    load: Load,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    progress: bool = False,
+) -> LoadRun:
+    """Send `requests` to the server, with the `extra` fields in every body. Raises `ConfigError` without requests."""
+    if not requests:
         raise ConfigError("a load needs at least one request")
-    most = load.max_concurrency or len(asks)
+    most = load.max_concurrency or len(requests)
     turns = asyncio.Semaphore(most)
     fields = {"model": target.model, **(extra or {})}
     limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
     timeout = httpx.Timeout(load.timeout_s, pool=None)
     running = peak = 0
-    with tqdm(total=len(asks), desc="requests", unit="req", disable=not progress) as bar:
+    with tqdm(total=len(requests), desc="requests", unit="req", disable=not progress) as bar:
         async with httpx.AsyncClient(
             base_url=target.base_url, headers=dict(target.headers), limits=limits, timeout=timeout
         ) as client:
             origin = time.perf_counter()
 
-            async def one(ask: Ask, at: float) -> Outcome:
+            async def one(request: HttpRequest, at: float) -> RequestOutcome:
                 nonlocal running, peak
                 await asyncio.sleep(max(0.0, origin + at - time.perf_counter()))
                 async with turns:
                     running += 1
                     peak = max(peak, running)
                     try:
-                        return await send(client, ask, fields, origin)
+                        return await send(client, request, fields, origin)
                     finally:
                         running -= 1
                         bar.update()
 
-            outcomes = await asyncio.gather(*map(one, asks, load.arrivals(len(asks))))
+            outcomes = await asyncio.gather(*map(one, requests, load.arrivals(len(requests))))
             seconds = time.perf_counter() - origin
-    return Run(list(outcomes), seconds, peak)
+    return LoadRun(list(outcomes), seconds, peak)

@@ -1,4 +1,4 @@
-"""What is asked: prompts of which a given share have one of a few shared prefixes, and the others their own."""
+"""The prompts of a load: a given share of them have one of a few shared prefixes, the others have their own."""
 
 import random
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ DATASETS = ("transit", "gsm8k", "random")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request: where its body goes, the only right answer where there is one, and headers of its own."""
+class HttpRequest:
+    """One request: its path, its body, the only right answer where there is one, and its own headers."""
 
     path: str
     body: Mapping[str, Any]
@@ -29,16 +29,16 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class PromptMix:
     """How prompts are drawn.
 
     Attributes:
-        dataset: `transit` (the bundled model's task), `gsm8k`, `random` token ids, or `auto`: the first that the
-            server can take, in this order.
-        num_prompts: requests.
-        prefixes: different shared prefixes; fewer where fewer requests share.
-        prefix_share: share of the requests that have one of them; the others' prefixes are as long and never repeat.
-        prefix_tokens, prompt_tokens: lengths of random prefixes and of what follows.
+        dataset: `transit` (the bundled model's task), `gsm8k`, `random` token ids, or `auto`: the first of these that
+            the server supports.
+        num_prompts: number of requests.
+        prefixes: number of different shared prefixes; fewer where fewer requests share one.
+        prefix_share: share of the requests with a shared prefix. The others' prefixes are as long and never repeat.
+        prefix_tokens, prompt_tokens: lengths of random prefixes, and of the random tokens after them.
         seed: the same arguments and seed give the same prompts.
 
     Raises `ConfigError` on values out of range.
@@ -61,19 +61,19 @@ class Mix:
         real("prefix_share", self.prefix_share, low=0.0, high=1.0)
 
     def chosen(self, target: Target) -> str:
-        """The dataset that `auto` means for this server."""
+        """The dataset for this server: `dataset`, or the one that `auto` chooses."""
         if self.dataset != "auto":
             return self.dataset
         if target.info.get("model_path") == BUNDLED:
             return "transit"
         return "gsm8k" if target.info.get("has_chat_template", True) else "random"
 
-    def draw(self, target: Target) -> list[Ask]:
-        """The requests. Raises `ConfigError` where the server does not tell what random tokens need."""
+    def draw(self, target: Target) -> list[HttpRequest]:
+        """Draw the requests. Raises `ConfigError` where random tokens are wanted from a server without a vocabulary."""
         name = self.chosen(target)
         rng = random.Random(self.seed)
         shared = round(self.prefix_share * self.num_prompts)
-        # Which shared prefix a request has; None for one of its own.
+        # The number of each request's shared prefix. None for one of its own.
         places: list[int | None] = [number % self.prefixes for number in range(shared)]
         places += [None] * (self.num_prompts - shared)
         rng.shuffle(places)
@@ -84,43 +84,45 @@ class Mix:
         return _random(rng, places, self, target)
 
 
-def _transit(rng: random.Random, places: list[int | None], prefixes: int) -> list[Ask]:
+def _transit(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
     lines = [transit.draw_prompt(rng) for _ in range(prefixes)]
-    asks = []
+    requests = []
     for place in places:
         line = transit.draw_prompt(rng) if place is None else lines[place]
         question = transit.draw_question(rng, line)
-        asks.append(Ask(CHAT, {"messages": transit.messages(line, question)}, transit.route(line, question)[-1]))
-    return asks
+        requests.append(
+            HttpRequest(CHAT, {"messages": transit.messages(line, question)}, transit.route(line, question)[-1])
+        )
+    return requests
 
 
-def _gsm8k(places: list[int | None], prefixes: int, seed: int) -> list[Ask]:
+def _gsm8k(places: list[int | None], prefixes: int, seed: int) -> list[HttpRequest]:
     if prefixes > MAX_GSM8K_PREFIXES:
         raise ConfigError(f"--prefixes must be at most {MAX_GSM8K_PREFIXES} with GSM8K questions, got {prefixes}")
     questions = gsm8k.make_questions(prefixes * len(places), prefixes, seed)
-    asks = []
+    requests = []
     for number, place in enumerate(places):
         item = questions[number * prefixes + (place or 0)]
         system, user = item.messages
         if place is None:
             system = {**system, "content": f"Conversation {number}. {system['content']}"}
-        asks.append(Ask(CHAT, {"messages": [system, user]}, item.answer))
-    return asks
+        requests.append(HttpRequest(CHAT, {"messages": [system, user]}, item.answer))
+    return requests
 
 
-def _random(rng: random.Random, places: list[int | None], mix: Mix, target: Target) -> list[Ask]:
+def _random(rng: random.Random, places: list[int | None], mix: PromptMix, target: Target) -> list[HttpRequest]:
     vocab = target.info.get("vocab_size")
     if not isinstance(vocab, int):
         raise ConfigError(
-            "--dataset random draws token ids, and this server does not tell its vocabulary at /get_model_info; use "
+            "--dataset random draws token ids, and this server reports no vocabulary at /get_model_info; use "
             "--dataset gsm8k"
         )
     kept = {target.info.get("mask_token_id"), *target.info.get("stop_token_ids", ())}
     tokens = [token for token in range(vocab) if token not in kept]
     shared = [rng.choices(tokens, k=mix.prefix_tokens) for _ in range(mix.prefixes)]
-    asks = []
+    requests = []
     for place in places:
         prefix = rng.choices(tokens, k=mix.prefix_tokens) if place is None else shared[place]
         prompt = prefix + rng.choices(tokens, k=mix.prompt_tokens)
-        asks.append(Ask(TEXT, {"prompt": prompt, "prefix_length": mix.prefix_tokens}))
-    return asks
+        requests.append(HttpRequest(TEXT, {"prompt": prompt, "prefix_length": mix.prefix_tokens}))
+    return requests

@@ -1,4 +1,4 @@
-"""The result of a load, under the keys of vLLM's `bench serve`, and what only diffusion has."""
+"""The result of a load, under the keys of vLLM's `bench serve`, with further keys for diffusion models."""
 
 import math
 from collections import Counter
@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from remask_lab.load.client import Outcome
-from remask_lab.load.load import Load, Run
-from remask_lab.load.mix import Mix
+from remask_lab.load.client import RequestOutcome
+from remask_lab.load.load import Load, LoadRun
+from remask_lab.load.mix import PromptMix
 from remask_lab.load.target import Target
 
 TIMES = ("ttft", "tpot", "itl", "e2el")
 BACKEND = "openai"
 
 
-def summary(target: Target, mix: Mix, load: Load, run: Run) -> dict[str, Any]:
-    """One JSON object. Times are of answered requests, in milliseconds; a key without a value is null.
+def summary(target: Target, mix: PromptMix, load: Load, run: LoadRun) -> dict[str, Any]:
+    """Returns one JSON object. Times are of answered requests, in milliseconds. A key without a value is null.
 
-    `ttft` ends with the first settled text. `itl` lies between chunks of text, which may hold many tokens each; `tpot`
-    is the rest of the time after the first text, shared among the tokens after the first one.
+    `ttft` ends with the first settled text. `itl` is the time between two chunks of text, which may hold many tokens
+    each. `tpot` is the time after the first text, divided by the number of tokens after the first one.
     """
     done = [outcome for outcome in run.outcomes if outcome.error is None]
     tokens_in = sum(outcome.input_tokens for outcome in done)
@@ -56,8 +56,8 @@ def summary(target: Target, mix: Mix, load: Load, run: Run) -> dict[str, Any]:
     }
 
 
-def detail(run: Run) -> dict[str, Any]:
-    """One list entry per request, under vLLM's keys."""
+def detail(run: LoadRun) -> dict[str, Any]:
+    """Returns lists with one entry per request, under vLLM's keys."""
     return {
         "input_lens": [outcome.input_tokens for outcome in run.outcomes],
         "output_lens": [outcome.output_tokens for outcome in run.outcomes],
@@ -72,7 +72,7 @@ def detail(run: Run) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """What a person wants to see of a summary, as lines of a label and a value."""
+    """The main figures of a summary, as lines of a label and a value."""
     shown = [
         ("requests answered", result["completed"]),
         ("failed", f"{result['failed']} {result['errors_by_status'] or ''}".strip()),
@@ -97,35 +97,35 @@ def _shown(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _times(done: Sequence[Outcome]) -> dict[str, float | None]:
+def _times(done: Sequence[RequestOutcome]) -> dict[str, float | None]:
     found: dict[str, Iterable[float | None]] = {
         "ttft": [outcome.ttft_s for outcome in done],
         "tpot": [outcome.tpot_s for outcome in done],
         "itl": [gap for outcome in done for gap in outcome.gaps_s],
         "e2el": [outcome.elapsed_s for outcome in done],
     }
-    told: dict[str, float | None] = {}
+    times: dict[str, float | None] = {}
     for name in TIMES:
         values = np.array([1e3 * value for value in found[name] if value is not None])
-        told[f"mean_{name}_ms"] = float(values.mean()) if values.size else None
-        told[f"median_{name}_ms"] = float(np.median(values)) if values.size else None
-        told[f"std_{name}_ms"] = float(values.std()) if values.size else None
-        told[f"p99_{name}_ms"] = float(np.percentile(values, 99)) if values.size else None
-    return told
+        times[f"mean_{name}_ms"] = float(values.mean()) if values.size else None
+        times[f"median_{name}_ms"] = float(np.median(values)) if values.size else None
+        times[f"std_{name}_ms"] = float(values.std()) if values.size else None
+        times[f"p99_{name}_ms"] = float(np.percentile(values, 99)) if values.size else None
+    return times
 
 
-def _work(done: Sequence[Outcome], tokens_in: int) -> dict[str, Any]:
-    told = [outcome for outcome in done if outcome.forwards]
-    forwards = sum(outcome.forwards or 0 for outcome in told)
+def _work(done: Sequence[RequestOutcome], tokens_in: int) -> dict[str, Any]:
+    reporting = [outcome for outcome in done if outcome.forwards]
+    forwards = sum(outcome.forwards or 0 for outcome in reporting)
     cached = sum(outcome.cached_tokens for outcome in done)
     return {
-        "tokens_per_forward": sum(outcome.output_tokens for outcome in told) / forwards if forwards else None,
+        "tokens_per_forward": sum(outcome.output_tokens for outcome in reporting) / forwards if forwards else None,
         "cached_tokens": cached,
         "prefix_hits": sum(outcome.cached_tokens > 0 for outcome in done),
         "prefix_hit_ratio": cached / tokens_in if tokens_in else None,
     }
 
 
-def _accuracy(done: Sequence[Outcome]) -> float | None:
+def _accuracy(done: Sequence[RequestOutcome]) -> float | None:
     verdicts = [outcome.correct for outcome in done if outcome.correct is not None]
     return sum(verdicts) / len(verdicts) if verdicts else None

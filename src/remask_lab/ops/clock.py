@@ -1,4 +1,4 @@
-"""A clock for nested operations: each is given the time that passes in it, without what runs inside it for others."""
+"""Clocks: the time of nested operations, each without the operations inside it, and the time of whole calls."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,30 +8,37 @@ from typing import Any
 
 import torch
 
+from remask.engine.engine import Engine
+from remask.observe import SECTIONS, run_in_sections
+
+REST = "rest"  # planning, scheduling, embedding, residuals, and rows carried or restored between stages
+OPERATIONS = (*SECTIONS, REST)
+
 
 class Clock:
-    """Time of one stretch after another, read from `start` to `stop`; every moment belongs to one operation.
+    """Divides the time from `start` to `stop` among operations. Every moment belongs to exactly one of them.
 
-    On CUDA the marks are events of the current stream, which wait for nothing, and times are the device's own: an
-    operation is given the time until what it launched is done, and what the device idles while the host prepares it.
-    Elsewhere times are the host's.
+    On CUDA the marks are events of the current stream. They wait for nothing, and the times are the device's: an
+    operation gets the time until its kernels are done, idle time of the device included. Elsewhere the times are the
+    host's.
     """
 
     def __init__(self, device: torch.device, rest: str) -> None:
+        """`rest` is the name of the time in which no operation runs."""
         self._rest = rest
         cuda = device.type == "cuda"
         self._now: Callable[[], Any] = _event if cuda else time.perf_counter
         self._between: Callable[[Any, Any], float] = _elapsed if cuda else _difference
         self._stack: list[str] = []
-        self._marks: list[tuple[Any, str]] = []  # when, and whose time begins
+        self._marks: list[tuple[Any, str]] = []  # a time, and the operation that runs from then on
 
     def start(self) -> None:
-        """The stretch begins; time is the rest's until an operation runs."""
+        """Begin a measurement. Time belongs to the rest until an operation begins."""
         self._stack, self._marks = [], []
         self._mark(self._rest)
 
     def stop(self) -> Mapping[str, float]:
-        """The stretch ends. Seconds by operation, which add up to all of it; waits for the device."""
+        """End the measurement and return its seconds by operation. They add up to the whole. Waits for the device."""
         self._mark(self._rest)
         seconds: dict[str, float] = {}
         for (begin, name), (end, _) in pairwise(self._marks):
@@ -39,16 +46,16 @@ class Clock:
         return seconds
 
     def running(self, name: str) -> "_Running":
-        """Time is that operation's within the block, until another one runs inside."""
+        """A context in which time belongs to the operation `name`, except while another one runs inside it."""
         return _Running(self, name)
 
     def enter(self, name: str) -> None:
-        """An operation begins, inside the one that ran."""
+        """Begin an operation inside the current one."""
         self._stack.append(name)
         self._mark(name)
 
     def leave(self) -> None:
-        """It ends, and the one around it goes on."""
+        """End the current operation and continue the one around it."""
         self._stack.pop()
         self._mark(self._stack[-1] if self._stack else self._rest)
 
@@ -57,7 +64,7 @@ class Clock:
 
 
 class _Running:
-    """`Clock.running`; a class, as a generator would cost more than what it measures."""
+    """The context of `Clock.running`. It is a class because a generator would cost more than what it measures."""
 
     __slots__ = ("_clock", "_name")
 
@@ -71,6 +78,22 @@ class _Running:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._clock.leave()
+
+
+def time_operations(engine: Engine) -> Clock:
+    """Time the operations of `engine` from now on, and return its clock. Other engines run no line of this."""
+    clock = Clock(engine.model.device, REST)
+    run_in_sections(engine, clock.running)
+    return clock
+
+
+def time_call(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, the device's work included."""
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def _difference(begin: float, end: float) -> float:

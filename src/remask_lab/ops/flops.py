@@ -1,4 +1,4 @@
-"""What passes compute, as PyTorch counts it, and what attention computes beyond what plans ask for."""
+"""FLOPs of passes, as PyTorch counts them and as the plans ask for them, and the padding between the two."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class Counted:
 
 @contextmanager
 def counted_flops() -> Iterator[Counted]:
-    """Counts the FLOPs of the block; the number is there once it is left. The block runs many times slower."""
+    """Count the FLOPs of the block. The number is valid after the block, which runs many times slower."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     found = Counted()
     with FlopCounterMode(display=False, custom_mapping={fused: _fused}) as counter:
@@ -40,12 +40,12 @@ def _fused(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: A
 
 
 class PairCount:
-    """An attention that counts the pairs of a row and a key that it computes, and otherwise is the one that it wraps.
+    """Counts the pairs of a row and a key that an attention computes. The attention itself stays the same.
 
     Attributes:
-        pairs: those computed so far. Rows that see different keys may be masked together, and canvases that share a run
-            are padded to the largest, so these can be more than plans ask for.
-        rows: rows that attended, once a layer, padding among them.
+        pairs: pairs computed so far. Rows that see different keys may be masked together, and canvases that share a run
+            are padded to the largest, so there can be more pairs than the plans ask for.
+        rows: rows that attended, counted once a layer, padding included.
     """
 
     def __init__(self, inner: Attention) -> None:
@@ -68,11 +68,11 @@ class PairCount:
 
 
 class Executed:
-    """What the passes of an engine cost, and what the machine computed for them. It is watched from then on.
+    """Counts the FLOPs of an engine's passes from its construction on.
 
     Attributes:
-        meter: what plans ask for.
-        pairs: what attention computes.
+        meter: the FLOPs that the plans ask for.
+        pairs: the pairs that attention computes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -83,7 +83,7 @@ class Executed:
 
     @property
     def flops(self) -> int:
-        """FLOPs of all passes as they were run, padding and repeated projections included."""
+        """FLOPs that the machine ran in all passes, padding and repeated projections included."""
         widths, cost = self.meter.widths, self.meter.total
         attention = 2 * widths.queries * (2 * self.pairs.pairs + self.pairs.rows * widths.sink)
         return cost.total.flops - cost.operations["attention"].flops + attention + cost.repeated

@@ -1,11 +1,9 @@
-"""`profile_operations`: where the time of a policy's steps goes, beside what they compute."""
+"""`profile_operations`: the time of each operation in a policy's steps, and what each computes."""
 
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from tqdm import tqdm
 
 from remask.core.cost import OPERATIONS as COSTED
@@ -15,14 +13,95 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.ops.clock import Clock
+from remask_lab.ops.clock import OPERATIONS, Clock, time_call, time_operations
 from remask_lab.ops.flops import Executed, counted_flops
-from remask_lab.ops.report import Profile, StepProfile
-from remask_lab.ops.timed import OPERATIONS, timed
 
 
 @dataclass(frozen=True, slots=True)
-class _Costs:
+class StepProfile:
+    """One step of the engine.
+
+    Attributes:
+        row_layers: rows computed in it, times layers.
+        seconds: its time without instruments.
+        parts: seconds by operation, with instruments. They add up to the step.
+        flops, bytes: by operation, as the plans ask for them.
+        executed: FLOPs that the machine ran, padding and repeated projections included.
+    """
+
+    row_layers: int
+    seconds: float
+    parts: Mapping[str, float]
+    flops: Mapping[str, int]
+    bytes: Mapping[str, int]
+    executed: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        moved = sum(self.bytes.values())
+        return sum(self.flops.values()) / moved if moved else 0.0
+
+    @property
+    def flops_s(self) -> float:
+        """FLOPs a second, without instruments."""
+        return sum(self.flops.values()) / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class OperationProfile:
+    """One operation over all steps.
+
+    Attributes:
+        seconds: with instruments.
+        share: of all time.
+        flops, bytes: as the plans ask for them. 0 for operations that are no matrix products.
+    """
+
+    seconds: float
+    share: float
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def flops_s(self) -> float:
+        """FLOPs a second."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The time of a policy's steps.
+
+    Attributes:
+        steps: in order.
+        overhead: the time that the instruments add, as a share of the time without them.
+        counted: FLOPs of all steps as PyTorch counts them.
+    """
+
+    steps: tuple[StepProfile, ...]
+    overhead: float
+    counted: int
+
+    @property
+    def operations(self) -> dict[str, OperationProfile]:
+        """Every operation by its name, in the order of the steps' parts."""
+        spent = _sums([step.parts for step in self.steps])
+        flops, moved = _sums([step.flops for step in self.steps]), _sums([step.bytes for step in self.steps])
+        whole = sum(spent.values())
+        return {
+            name: OperationProfile(seconds, seconds / whole, int(flops.get(name, 0)), int(moved.get(name, 0)))
+            for name, seconds in spent.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _StepCost:
     """What one step computes."""
 
     row_layers: int
@@ -40,11 +119,11 @@ def profile_operations(
 ) -> Profile:
     """Run the requests of `work` together, and time the operations of the first `steps` steps (None: of all).
 
-    An engine with instruments and one without take turns, step by step, so that the report can say what instruments
-    cost. Each step's parts are those of the round whose time is the median. One turn before counts FLOPs and warms up.
-    Nothing of `llm` is changed, and its engine does not run.
+    An engine with instruments and one without take turns, step by step, so that the profile can report what the
+    instruments cost. The parts of a step are those of the round whose time is the median. An earlier run counts FLOPs
+    and warms up. `llm` stays unchanged, and its own engine does not run.
 
-    Raises `ConfigError`, before anything runs, where a request cannot run or is not enough for a step.
+    Raises `ConfigError`, before anything runs, where a request cannot run or takes no step.
     """
     costs, counted = _costs(llm, work, steps)
     if not costs:
@@ -53,14 +132,14 @@ def profile_operations(
     parts: list[list[Mapping[str, float]]] = [[] for _ in costs]
     for turn in tqdm(range(rounds), desc="rounds", unit="round", disable=not progress):
         bare, watched = _engine(llm, work), _engine(llm, work)
-        clock = timed(watched)
+        clock = time_operations(watched)
         for number in range(len(costs)):
-            # Whoever comes second finds the weights in the machine's caches; so each does every other time.
+            # The second engine finds the weights in the machine's caches, so the two take turns in being second.
             if (turn + number) % 2:
                 parts[number].append(_parts(watched, clock))
-                plain[number].append(_seconds(bare))
+                plain[number].append(time_call(bare.step, bare.model.device))
             else:
-                plain[number].append(_seconds(bare))
+                plain[number].append(time_call(bare.step, bare.model.device))
                 parts[number].append(_parts(watched, clock))
         for engine in (bare, watched):
             _end(engine, work)
@@ -75,7 +154,7 @@ def profile_operations(
 
 
 def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
-    """Write all memory that `policies` need once, so that no timed step is the first to."""
+    """Write once to all memory that `policies` need, so that no timed step pays for the first write."""
     if any("outputs" in policy.traits.keeps for policy in policies):
         engine.pool.keep_outputs()
     for tensor in (*engine.pool.k, *engine.pool.v, *(kept for pair in engine.pool.outputs for kept in pair)):
@@ -83,7 +162,7 @@ def touch_memory(engine: Engine, policies: Iterable[CachePolicy]) -> None:
 
 
 def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
-    """An engine with the requests queued."""
+    """Return a new engine with the requests queued."""
     engine = llm.new_engine()
     touch_memory(engine, [item.policy for item in work])
     for item in work:
@@ -92,34 +171,25 @@ def _engine(llm: LLM, work: Sequence[Request]) -> Engine:
 
 
 def _end(engine: Engine, work: Sequence[Request]) -> None:
-    """What still runs is cancelled, and its memory is free."""
+    """Cancel what still runs, which frees its memory."""
     for item in work:
         engine.cancel(item.id)
     while engine.busy:
         engine.step()
 
 
-def _costs(llm: LLM, work: Sequence[Request], steps: int | None) -> tuple[list[_Costs], int]:
-    """What each step computes, up to `steps` of them, and the FLOPs of all as PyTorch counts them."""
+def _costs(llm: LLM, work: Sequence[Request], steps: int | None) -> tuple[list[_StepCost], int]:
+    """The cost of each of the first `steps` steps, and the FLOPs of all of them as PyTorch counts them."""
     engine = _engine(llm, work)
-    executed, costs, before = Executed(engine), list[_Costs](), 0
+    executed, costs, before = Executed(engine), list[_StepCost](), 0
     with counted_flops() as counted:
         while engine.busy and (steps is None or len(costs) < steps):
             row_layers = engine.stats.row_layers
             engine.step()
-            costs.append(_Costs(engine.stats.row_layers - row_layers, executed.meter.last, executed.flops - before))
+            costs.append(_StepCost(engine.stats.row_layers - row_layers, executed.meter.last, executed.flops - before))
             before = executed.flops
     _end(engine, work)
     return costs, counted.flops
-
-
-def _seconds(engine: Engine) -> float:
-    """Seconds of one step, device work included."""
-    start = time.perf_counter()
-    engine.step()
-    if engine.model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _parts(engine: Engine, clock: Clock) -> Mapping[str, float]:
@@ -130,7 +200,7 @@ def _parts(engine: Engine, clock: Clock) -> Mapping[str, float]:
     return {name: spent.get(name, 0.0) for name in OPERATIONS}
 
 
-def _step(costs: _Costs, plain: Sequence[float], parts: Sequence[Mapping[str, float]]) -> StepProfile:
+def _step(costs: _StepCost, plain: Sequence[float], parts: Sequence[Mapping[str, float]]) -> StepProfile:
     by_time = sorted(parts, key=lambda each: sum(each.values()))
     operations = costs.cost.operations
     return StepProfile(
@@ -141,3 +211,8 @@ def _step(costs: _Costs, plain: Sequence[float], parts: Sequence[Mapping[str, fl
         bytes={name: operations[name].bytes for name in COSTED},
         executed=costs.executed,
     )
+
+
+def _sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}

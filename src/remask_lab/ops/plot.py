@@ -1,4 +1,4 @@
-"""A picture of a profile of operations: steps and operations under the machine's roofline, and where the time goes."""
+"""The picture of a profile: steps and operations under the machine's roofline, and the time of each operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from remask.errors import ConfigError
 from remask_lab.drawing import DPI, new_figure
-from remask_lab.ops.report import OperationProfile, Peaks, Profile, StepProfile
+from remask_lab.ops.operations import OperationProfile, Profile, StepProfile
+from remask_lab.ops.peaks import Peaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ _GIGA = 1e9
 
 
 def plot_roofline(profile: Profile, peaks: Peaks, title: str, path: str | Path) -> None:
-    """Draw `profile` into the PNG file `path`, under the roofline of the machine whose `peaks` were measured.
+    """Draw `profile` into the PNG file `path`, under the roofline of a machine with these `peaks`.
 
     Raises `ConfigError` where the file cannot be written.
     """

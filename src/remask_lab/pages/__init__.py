@@ -1,0 +1,1 @@
+"""Pages of the documentation that commands write from result files: docs/results.md and docs/gallery.md."""

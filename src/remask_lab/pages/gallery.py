@@ -1,10 +1,9 @@
-"""docs/gallery.md, made from docs/gallery/entries.toml; and the pictures, made by the commands named there.
+"""Writes docs/gallery.md from docs/gallery/entries.toml, and draws the pictures by the commands in that file.
 
     python -m remask_lab.pages.gallery                 # write the page
     python -m remask_lab.pages.gallery --draw [TEXT]   # first run the commands of pictures whose name contains TEXT
 
-An entry has a picture below docs/gallery, the command that makes it when run from the root of a checkout, and a
-reading.
+An entry has a picture below docs/gallery, the command that makes it in the root of a checkout, and a reading.
 """
 
 import argparse
@@ -17,15 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from PIL import Image
-
+from remask.cli.commands import missing
 from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask_lab.speed.command import REMASK
 
 ROOT = Path(__file__).parents[3]
 GROUPS = ("BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
 LARGEST = 100_000  # bytes of a picture
 COLORS = 192
-CLI = "import sys; from remask.cli import main; sys.exit(main())"
 HEAD = """# Gallery
 
 What the papers' figures show, drawn from the models that come with the package. These are small models of narrow
@@ -36,16 +34,16 @@ by `python -m remask_lab.pages.gallery`.
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Picture:
     """One picture.
 
     Attributes:
         picture: its path below docs/gallery.
-        group: the heading that it stands under.
-        title: what it shows.
-        source: the figures and tables that it answers.
-        command: what makes it.
-        reading: what is to be seen.
+        group: the heading of its section.
+        title: its subject.
+        source: the published figures and tables that it answers.
+        command: the command that makes it.
+        reading: what it shows.
     """
 
     picture: str
@@ -57,7 +55,7 @@ class Entry:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw what was asked for, and write the page. Returns 0, or 2 on an error."""
+    """Draw pictures where `--draw` asks for it, and write the page. Returns 0, or 2 on an error."""
     parser = argparse.ArgumentParser(
         prog="python -m remask_lab.pages.gallery",
         description=__doc__,
@@ -80,13 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """The gallery's entries, in their order. Raises `ConfigError` where the file or an entry cannot be used."""
+def read_entries(path: Path) -> list[Picture]:
+    """Read the gallery's entries in their order. Raises `ConfigError` where the file or an entry is invalid."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))["entries"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path.name} is no list of entries: {error}") from error
-    known = [field.name for field in fields(Entry)]
+    known = [field.name for field in fields(Picture)]
     entries = []
     for number, item in enumerate(raw, start=1):
         for key in item:
@@ -95,13 +93,13 @@ def read_entries(path: Path) -> list[Entry]:
         missing = [key for key in known if not item.get(key)]
         if missing:
             raise ConfigError(f"entry {number} of {path.name} has no {', '.join(missing)}")
-        entries.append(Entry(**item))
+        entries.append(Picture(**item))
     _check(entries)
     return entries
 
 
-def page(entries: Sequence[Entry]) -> str:
-    """The page, in Markdown."""
+def page(entries: Sequence[Picture]) -> str:
+    """Returns the page in Markdown."""
     parts = [HEAD.rstrip()]
     for group in GROUPS:
         own = [entry for entry in entries if entry.group == group]
@@ -116,10 +114,10 @@ def page(entries: Sequence[Entry]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(entries: Sequence[Entry], text: str, root: Path) -> None:
-    """Run each command that makes a picture whose name contains `text`, once, and keep the entries' pictures alone.
+def draw(entries: Sequence[Picture], text: str, root: Path) -> None:
+    """Run each command that makes a picture whose name contains `text` once. Other pictures that it makes are removed.
 
-    Raises `ConfigError` where a command fails, makes no such picture, or one that is too large.
+    Raises `ConfigError` where a command fails, does not make its picture, or makes one that is too large.
     """
     folder = root / "docs" / "gallery"
     commands = dict.fromkeys(entry.command for entry in entries if text in entry.picture)
@@ -130,7 +128,7 @@ def draw(entries: Sequence[Entry], text: str, root: Path) -> None:
         for picture in own:
             picture.parent.mkdir(parents=True, exist_ok=True)
         print(f"$ {command}", flush=True)
-        words = [sys.executable, "-c", CLI, "--quiet", *shlex.split(command)[1:]]
+        words = [*REMASK, "--quiet", *shlex.split(command)[1:]]
         done = subprocess.run(words, cwd=root, env=dict(os.environ), stdout=subprocess.DEVNULL)
         if done.returncode:
             raise ConfigError(f"the command failed with status {done.returncode}: {command}")
@@ -140,12 +138,16 @@ def draw(entries: Sequence[Entry], text: str, root: Path) -> None:
             _reduce(picture)
 
 
-def _pictures(entries: Sequence[Entry], folder: Path) -> set[Path]:
+def _pictures(entries: Sequence[Picture], folder: Path) -> set[Path]:
     return {folder / entry.picture for entry in entries}
 
 
 def _reduce(picture: Path) -> None:
-    """Keep a palette in place of full colour, which plots do not need."""
+    """Reduce full colour to a palette, which is enough for plots. Raises `ConfigError` where Pillow is missing."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise missing(error, "lab") from error
     if not picture.is_file():
         raise ConfigError(f"the command did not make {str(picture)!r}")
     with Image.open(picture) as image:
@@ -154,7 +156,7 @@ def _reduce(picture: Path) -> None:
         raise ConfigError(f"{str(picture)!r} has {picture.stat().st_size} bytes; a picture has less than {LARGEST}")
 
 
-def _check(entries: Sequence[Entry]) -> None:
+def _check(entries: Sequence[Picture]) -> None:
     for entry in entries:
         if entry.group not in GROUPS:
             raise UnknownNameError(f"group of {entry.picture}", entry.group, GROUPS)

@@ -1,9 +1,9 @@
-"""docs/results.md, made from the result files that are kept in benchmarks/results, and never typed.
+"""Writes docs/results.md from the result files in benchmarks/results.
 
     python -m remask_lab.pages.results [--results FOLDER] [--output FILE]
 
-Takes what `python -m remask_lab.papers` and `remask bench` write. Files of one table stand apart, each with the model
-and the machine that it was measured on.
+Reads the files that `python -m remask_lab.papers` and `remask bench` write. Each file of a table has its own section,
+with its model and machine.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
 from remask_lab.bench.report import table as bench_table
-from remask_lab.papers.definition import Table, load_table, table_names
-from remask_lab.papers.run import SUBJECT
+from remask_lab.papers.definition import PaperTable, load_table, table_names
+from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
 from remask_lab.records.record import Record, read_record
 
@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_all(folder: str | Path) -> dict[str, Record]:
-    """The records of a folder's JSON files, by file name, in order of the names.
+    """Read a folder's JSON files as records by file name, in order of the names.
 
-    Raises `ConfigError` without the folder, and `RecordError` where a file is none of ours or of a subject that the
-    page does not show.
+    Raises `ConfigError` without the folder, and `RecordError` where a file is no record, or has a subject that the page
+    does not show.
     """
     if not Path(folder).is_dir():
         raise ConfigError(f"there is no folder of results {str(folder)!r}")
@@ -67,7 +67,7 @@ def read_all(folder: str | Path) -> dict[str, Record]:
 
 
 def page(records: dict[str, Record]) -> str:
-    """The page. Raises `RecordError` where a record is of another version of its table, or not complete."""
+    """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
     parts = [HEAD.rstrip()]
     own = {name: record for name, record in records.items() if record.subject == SUBJECT}
     known = table_names()
@@ -84,7 +84,7 @@ def page(records: dict[str, Record]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _measured(table: Table, records: dict[str, Record]) -> list[str]:
+def _measured(table: PaperTable, records: dict[str, Record]) -> list[str]:
     parts = []
     for name, record in records.items():
         about = record.about
@@ -99,7 +99,7 @@ def _measured(table: Table, records: dict[str, Record]) -> list[str]:
     return parts
 
 
-def _unmeasured(table: Table) -> str:
+def _unmeasured(table: PaperTable) -> str:
     return f"{published(table)}\n\nNo results of ours are kept: `python -m remask_lab.papers {table.name}` makes them."
 
 
@@ -109,7 +109,7 @@ def _first(record: Record) -> dict[str, object]:
 
 
 def _marked(record: Record, text: str) -> str:
-    """`text`, with a line that says so where another version of the package was measured."""
+    """`text`, after a warning where the record belongs to another version of the package."""
     version = record.about["versions"]["remask"]
     if version == __version__:
         return text

@@ -1,1 +1,1 @@
-"""The papers' tables: one definition a table, measured by one runner and printed beside the published numbers."""
+"""`python -m remask_lab.papers`: the papers' tables as data, one runner for all, and our results beside theirs."""

@@ -1,11 +1,11 @@
-"""The papers' tables, ours beside the published numbers.
+"""Measures the papers' tables, and prints our results beside the published numbers.
 
     python -m remask_lab.papers bicache-1 [--json FILE]
     python -m remask_lab.papers bicache-1 --scale paper --model GSAI-ML/LLaDA-8B-Instruct
     python -m remask_lab.papers --all --out benchmarks/results
 
-The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package; "paper"
-takes the paper's lengths. An interrupted run goes on where it stopped. `--list` names the tables.
+The scale "bundled" takes about a minute a table on a laptop's CPU, with the models that come with the package. "paper"
+uses the paper's lengths. An interrupted run resumes where it stopped. `--list` names the tables.
 """
 
 import argparse
@@ -15,18 +15,17 @@ from pathlib import Path
 
 from remask import LLM, EngineConfig
 from remask.cli.options import check_folder
-from remask.core.checks import whole
 from remask.errors import ConfigError, RemaskError
+from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.judge import Judge
-from remask_lab.papers.cell import with_requests
-from remask_lab.papers.definition import SCALES, WORKLOADS, Table, load_table, table_names
-from remask_lab.papers.measure import Bench
-from remask_lab.papers.run import check_kind, run_table
+from remask_lab.papers.definition import SCALES, WORKLOADS, PaperTable, load_table, table_names
+from remask_lab.papers.measure import Measurer, check_kind, run_table
+from remask_lab.papers.resolve import override
 from remask_lab.papers.show import beside, published
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure what was asked for. Returns 0, 2 on an error, and 130 when interrupted."""
+    """Run the command. Returns 0, 2 on an error, and 130 when interrupted."""
     args = _parser().parse_args(argv)
     try:
         _run(args)
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"remask_lab.papers: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("remask_lab.papers: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("remask_lab.papers: interrupted; the same command resumes where this one stopped", file=sys.stderr)
         return 130
     return 0
 
@@ -51,17 +50,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="result file of a single table")
     parser.add_argument("--out", metavar="FOLDER", help="folder of result files, one a table and model")
     parser.add_argument(
-        "--requests", type=int, metavar="N", help="in place of the table's; rows with a number of their own keep it"
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests, in place of the table's; rows with their own number keep it",
     )
     parser.add_argument("--rounds", type=int, metavar="K", help="turns of each contender, in place of the table's")
-    parser.add_argument("--seed", type=int, default=31337, help="of the workload")
-    parser.add_argument("--workload", choices=WORKLOADS, help="in place of the table's: random measures speed alone")
-    parser.add_argument("--prompts", metavar="FILE", help="texts, for the workload 'texts'")
+    parser.add_argument("--seed", type=int, default=31337, help="seed of the workload")
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, help="workload, in place of the table's; random measures speed only"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="file of texts, for the workload 'texts'")
     parser.add_argument("--judge", metavar="MODEL", help="causal language model that scores texts, for perplexities")
     parser.add_argument("--ar-model", metavar="MODEL", help="autoregressive model (default: random weights, our shape)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     group = parser.add_argument_group("model")
-    group.add_argument("--model", help="folder, hub id or preset, in place of the table's")
+    group.add_argument("--model", help="folder, hub id or preset, in place of the table's model")
     group.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights of a preset's shape")
     group.add_argument("--dtype", help="auto, float32, bfloat16 or float16, in place of the table's")
     group.add_argument("--device", default="auto")
@@ -85,8 +89,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace, tables: int) -> None:
-    for name in ("requests", "rounds"):
-        whole(f"--{name}", getattr(args, name), low=1, optional=True)
+    check_least(args, requests=1, rounds=1)
     if args.json is not None and (tables > 1 or args.out is not None):
         raise ConfigError("--json is the result file of a single table; --out FOLDER takes those of many")
     check_folder("--json", args.json)
@@ -96,10 +99,10 @@ def _check(args: argparse.Namespace, tables: int) -> None:
         raise ConfigError("--judge scores responses to texts: give a file of them with --prompts")
 
 
-def _table(table: Table, args: argparse.Namespace) -> None:
+def _table(table: PaperTable, args: argparse.Namespace) -> None:
     own = table.scales[args.scale]
     workload = "texts" if args.prompts is not None and args.workload is None else args.workload
-    scale = with_requests(own, args.requests, args.rounds, workload)
+    scale = override(own, args.requests, args.rounds, workload)
     load_format = args.load_format or (own.load_format if args.model is None else "auto")
     llm = LLM(
         args.model or own.model,
@@ -117,14 +120,14 @@ def _table(table: Table, args: argparse.Namespace) -> None:
             print(f"left out: {error}\n")
             return
     judge = None if args.judge is None else Judge(args.judge, "auto", llm.model.device)
-    bench = Bench(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model)
+    measurer = Measurer(llm, scale.rounds, args.seed, args.prompts, judge, args.ar_model)
     path = args.json if args.out is None else Path(args.out) / f"{table.name}.{_slug(llm.loaded.name)}.json"
-    record = run_table(table, args.scale, scale, bench, path, progress=not args.quiet)
+    record = run_table(table, args.scale, scale, measurer, path, progress=not args.quiet)
     print(f"## {table.name}: {table.title}\n\n{beside(table, record)}\n", flush=True)
 
 
 def _slug(model: str) -> str:
-    """`model` as a part of a file's name."""
+    """`model` as part of a file name."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", Path(model).name if Path(model).is_dir() else model)
 
 

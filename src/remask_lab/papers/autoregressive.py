@@ -1,22 +1,22 @@
-"""The speed of an autoregressive model of the same size, through `transformers` with its KV cache."""
+"""Times an autoregressive model of the same size, through `transformers` with its KV cache."""
 
 import time
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from remask.errors import CheckpointError
 from remask.llm import LLM
 from remask_lab.bench.workload import Workload
+from remask_lab.likelihood.judge import load_causal_model
 
 
 class Autoregressive:
-    """A causal language model that generates with its KV cache. Random weights have no answers: it is timed only.
+    """A causal language model that generates with its KV cache. It is only timed; its answers are not used.
 
     Args:
-        llm: the model that it stands beside; without a `name` it gets the same shape with random weights, causal.
-        name: folder or hub id of a causal language model; code in it is never run.
+        llm: the model to compare with. Without a `name` the causal model has its shape and random weights.
+        name: folder or hub id of a causal language model. Code in it never runs.
 
     Raises `CheckpointError` where the named model cannot be loaded.
     """
@@ -26,27 +26,20 @@ class Autoregressive:
         if name is None:
             model: Any = _same_shape(llm)
         else:
-            try:
-                model = AutoModelForCausalLM.from_pretrained(name, dtype=kind, trust_remote_code=False)
-            # A missing name, a missing file and a foreign architecture surface as OSError, ValueError and others.
-            except Exception as error:
-                raise CheckpointError(
-                    f"--ar-model {name!r} cannot be loaded: {error}\nGive the folder or the hub id of a causal "
-                    "language model that transformers knows."
-                ) from error
+            model = load_causal_model("--ar-model", name, kind)
         self._model = model.to(llm.model.device, kind).eval()
         self.name = name or "random weights of our model's shape, causal"
 
     @property
     def parameters(self) -> int:
-        """Number of weights, tied ones once."""
+        """The number of weights. Tied ones count once."""
         return sum(weight.numel() for weight in self._model.parameters())
 
     @torch.inference_mode()
     def seconds(self, workload: Workload, batch: int) -> float:
-        """Time of generating as many tokens as the response has positions, for all requests, `batch` at a time.
+        """Seconds to generate as many tokens as the response has positions, for all requests, `batch` at a time.
 
-        Prompts have the workload's lengths, in a batch that of its shortest; ids are taken modulo the vocabulary.
+        All prompts of a batch are cut to its shortest. Token ids are taken modulo the vocabulary.
         """
         vocab, device = self._model.config.vocab_size, self._model.device
         prompts = [task.request.prompt_token_ids for task in workload.tasks]

@@ -1,6 +1,6 @@
-"""A published table as data: its numbers, where they stand, and what of ours each of its rows is.
+"""The definition of a table, read from a TOML file: published numbers and their source, and our policy for each row.
 
-A table of ours alone has no section [published]; its source says what it answers.
+A table without published numbers has no section [published]. Its `source` names the passage that it answers.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ WORKLOADS = ("questions", "texts", "random")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What one number of a published cell is; `show` says how it is written, by default with its unit after it."""
+    """One number of a published cell. `show` is the format of its text; by default the unit follows the number."""
 
     name: str
     unit: str
     show: str | None = None
 
     def text(self, value: float) -> str:
-        """`value` as a table shows it."""
+        """Format `value` for a table."""
         return (f"{{:,}} {self.unit}" if self.show is None else self.show).format(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a table is measured, on which model, unless the command says otherwise.
+    """The model and the settings of a measurement of a table, unless the command gives others.
 
     Attributes:
-        model: what `--model` takes; a preset with `load_format` "dummy".
-        workload: `name` is "questions" (those of a bundled model, or GSM8K), "texts" or "random"; `requests`, shared
-            `prefixes`, and the lengths in tokens of random prompts: `prefix_tokens` shared, `prompt_tokens` after them.
-            `prompt_tokens` is the length of texts, too.
+        model: a value of `--model`; a preset with `load_format` "dummy".
+        workload: `name` is "questions" (of a bundled model, or GSM8K), "texts" or "random". `requests` and `prefixes`
+            are numbers of requests and of shared prefixes. `prefix_tokens` and `prompt_tokens` are the lengths of
+            random shared prefixes and of the prompts after them; the latter is the length of texts too.
         sampling: sampling parameters.
-        concurrency: requests run at a time.
+        concurrency: requests that run at a time.
         rounds: turns of each contender.
         load_format, dtype: as on the command line.
     """
@@ -59,22 +59,22 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a published table, and our contender for it.
+class PaperRow:
+    """A row of a published table, and our measurement for it.
 
     Attributes:
-        name: as published; with what tells it from others where the published rows and columns were turned.
-        published: numbers by column, in the order of the table's metrics; None where none was published.
-        missing: why we have nothing beside it; None where we do.
+        name: as published, made unique where published rows and columns are swapped.
+        published: numbers by column, in the order of the table's metrics. None where none was published.
+        missing: why we measure nothing for it. None where we do.
         measure: "bench", "detailed" (with FLOPs), "autoregressive", or "operations" (of which `operation` is one).
         cache, settings: our policy.
-        sampling, workload: what differs from the scale's; `without` names sampling parameters to leave out.
+        sampling, workload: overrides of the scale's. `without` names sampling parameters to leave out.
         steps: share of the scale's steps.
-        concurrency: requests run at a time, in place of the scale's; the same for a row and its baseline.
-        tau: threshold at which the depth table is read; None takes the table's own.
-        baseline: name of the row that this one is compared with; None: the table's first. Operations are compared with
+        concurrency: requests that run at a time, in place of the scale's. A row and its baseline have the same.
+        tau: threshold for reading the depth table. None takes the table's own.
+        baseline: name of the row to compare with. None takes the table's first row. Operations are compared with
             those of "none".
-        at: by scale, `sampling` and `workload` that hold there alone.
+        at: further `sampling` and `workload` by scale.
     """
 
     name: str
@@ -95,20 +95,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PaperTable:
     """One published table.
 
     Attributes:
         name: of the file, and on the command line.
-        title: what it is about.
-        paper, source: where the numbers stand.
-        setting: on what they were measured, as published; None where nothing was.
-        kind: of model that it is about.
-        metrics: what the numbers of a cell are.
+        title: its subject.
+        paper, source: the paper, and the place of the numbers in it.
+        setting: the published conditions of the measurement. None without published numbers.
+        kind: the kind of model.
+        metrics: the numbers of a cell, in order.
         columns: published columns, in order.
-        rows: in order; baselines among them.
+        rows: in order, baselines included.
         scales: "bundled" and "paper".
-        notes: what a reader must know to compare.
+        notes: facts that a reader needs for the comparison.
     """
 
     name: str
@@ -119,24 +119,24 @@ class Table:
     kind: str
     metrics: tuple[Metric, ...]
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     scales: Mapping[str, Scale]
     notes: tuple[str, ...] = ()
 
-    def row(self, name: str) -> Row:
-        """The row called `name`. Raises `UnknownNameError` without one."""
+    def row(self, name: str) -> PaperRow:
+        """The row called `name`. Raises `UnknownNameError` where there is none."""
         for row in self.rows:
             if row.name == name:
                 return row
         raise UnknownNameError(f"row of {self.name}", name, [row.name for row in self.rows])
 
-    def baseline(self, row: Row) -> Row:
-        """The row that `row` is compared with; a baseline is compared with itself."""
+    def baseline(self, row: PaperRow) -> PaperRow:
+        """The row that `row` is compared with. A baseline is compared with itself."""
         return self.rows[0] if row.baseline is None else self.row(row.baseline)
 
     @property
     def identity(self) -> str:
-        """Stands for what is measured: the scales and our part of the rows, not their published numbers."""
+        """A hash of the measurement: of the scales and our part of the rows, without the published numbers."""
         ours = [{name: value for name, value in _plain(row).items() if name != "published"} for row in self.rows]
         scales = {name: _plain(scale) for name, scale in self.scales.items()}
         text = json.dumps({"rows": ours, "scales": scales}, sort_keys=True)
@@ -144,7 +144,7 @@ class Table:
 
 
 def table_names() -> list[str]:
-    """Names of all tables, sorted; numbers in them by value."""
+    """The names of all tables, sorted, with numbers in them by value."""
     return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_order)
 
 
@@ -152,19 +152,15 @@ def _order(name: str) -> list[tuple[int, str]]:
     return [(int(part) if part.isdigit() else 1000, part) for part in name.split("-")]
 
 
-def load_table(name: str) -> Table:
-    """Read a table.
-
-    Raises `UnknownNameError` where there is none of that name, and `ConfigError` where its file says something that
-    cannot be.
-    """
+def load_table(name: str) -> PaperTable:
+    """Read a table by its name. Raises `UnknownNameError` where there is none, and `ConfigError` on an invalid file."""
     if name not in table_names():
         raise UnknownNameError("table", name, table_names())
     return read_table(FOLDER / f"{name}.toml")
 
 
-def read_table(path: Path) -> Table:
-    """Read the table in a file. Raises `ConfigError` where it says something that cannot be."""
+def read_table(path: Path) -> PaperTable:
+    """Read the table in a file. Raises `ConfigError` on an invalid file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         return _table(path.stem, raw)
@@ -173,7 +169,7 @@ def read_table(path: Path) -> Table:
         raise ConfigError(f"{path.name}: {said}") from error
 
 
-def _table(name: str, raw: dict[str, Any]) -> Table:
+def _table(name: str, raw: dict[str, Any]) -> PaperTable:
     published = raw.pop("published", None)
     if published is None:
         published = {"setting": None, "metrics": (), "columns": ()}
@@ -186,12 +182,12 @@ def _table(name: str, raw: dict[str, Any]) -> Table:
     raw |= {"scales": scales, "notes": tuple(raw.get("notes", ()))}
     if published:
         raise ConfigError(f"published: unknown {', '.join(published)}")
-    table: Table = _made(Table, "table", raw)
+    table: PaperTable = _made(PaperTable, "table", raw)
     _check(table)
     return table
 
 
-def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> Row:
+def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> PaperRow:
     cells = {}
     for column, values in raw["published"].items():
         if column not in columns:
@@ -199,11 +195,11 @@ def _row(raw: dict[str, Any], columns: tuple[str, ...], metrics: int) -> Row:
         if len(values) > metrics:
             raise ConfigError(f"row {raw['name']!r}: {column} has {len(values)} numbers for {metrics} metrics")
         cells[column] = tuple(None if math.isnan(value) else value for value in values)
-    row: Row = _made(Row, f"row {raw['name']!r}", raw | {"published": cells})
+    row: PaperRow = _made(PaperRow, f"row {raw['name']!r}", raw | {"published": cells})
     return row
 
 
-def _check(table: Table) -> None:
+def _check(table: PaperTable) -> None:
     if table.kind not in KINDS:
         raise UnknownNameError("kind", table.kind, KINDS)
     if set(table.scales) != set(SCALES):
@@ -231,7 +227,7 @@ def _check(table: Table) -> None:
 
 
 def _made(kind: Any, what: str, raw: Mapping[str, Any]) -> Any:
-    """A dataclass from a table of TOML, whose unknown keys are errors."""
+    """Make a dataclass from a TOML table. Unknown keys are errors."""
     known = [field.name for field in fields(kind)]
     for key in raw:
         if key not in known:

@@ -1,9 +1,11 @@
-"""Measuring a cell: side by side with its baseline, in one run."""
+"""Measures a table: every row side by side with its baseline, into a result file that a later run resumes."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from remask.core.depth import DepthLookup
 from remask.depth.profile import depth_entries
@@ -16,10 +18,13 @@ from remask_lab.bench.workload import Workload
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.perplexity import Policy
 from remask_lab.likelihood.perplexity import measure as perplexity
+from remask_lab.ops.operations import profile_operations
 from remask_lab.papers.autoregressive import Autoregressive
-from remask_lab.papers.cell import Cell
-from remask_lab.papers.operations import operation_times
+from remask_lab.papers.definition import PaperTable, Scale
+from remask_lab.papers.resolve import ResolvedRow, resolve
 from remask_lab.papers.workload import draw
+from remask_lab.records.record import Record, about
+from remask_lab.records.sweep import Sweep
 
 KEPT = (
     "throughput_tok_s",
@@ -37,19 +42,23 @@ KEPT = (
 )
 DETAILS = ("flops", "executed_flops", "flops_saved", "efficiency_kept", "cache_ratio")
 BASELINE, OURS = "baseline", "ours"
+SUBJECT = "paper"
+# The operations that rows of tables name. All others count as the rest.
+NAMED = ("projections", "attention", "mlp", "head", "norms")
+OPERATIONS = (*NAMED, "rest", "total")
 
 
 @dataclass(slots=True)
-class Bench:
-    """Measures cells on one model.
+class Measurer:
+    """Measures rows on one model.
 
     Attributes:
         llm: the model.
         rounds: turns of each contender.
         seed: of the workload.
-        prompts: file of texts, where a cell reads texts.
-        judge: scores texts, where they are to be judged.
-        ar_model: folder or hub id of the autoregressive model; None: random weights of the same shape.
+        prompts: the file of texts, for rows that read texts.
+        judge: scores the responses, where perplexities are wanted.
+        ar_model: folder or hub id of the autoregressive model. None takes random weights of the same shape.
     """
 
     llm: LLM
@@ -59,43 +68,45 @@ class Bench:
     judge: Judge | None = None
     ar_model: str | None = None
 
-    def measure(self, cell: Cell) -> dict[str, Any]:
-        """The result of `cell`; where its policy cannot run on the model or with its sampling, "left_out" says why.
+    def measure(self, row: ResolvedRow) -> dict[str, Any]:
+        """Returns the result of `row`. "left_out" is the reason where its policy cannot run.
 
         Raises `ConfigError` where the baseline cannot run.
         """
-        baseline = self._contender(cell if cell.baseline is None else cell.baseline, BASELINE)
-        if cell.measure == "autoregressive":
+        baseline = self._contender(row if row.baseline is None else row.baseline, BASELINE)
+        if row.measure == "autoregressive":
             return self._autoregressive(baseline)
         try:
-            ours = baseline if cell.baseline is None else self._contender(cell, OURS)
+            ours = baseline if row.baseline is None else self._contender(row, OURS)
         except ConfigError as error:
             return {"left_out": str(error)}
-        if cell.measure == "operations":
+        if row.measure == "operations":
             return self._operations(baseline, ours)
-        rows = [baseline] if ours is baseline else [baseline, ours]
-        detail = cell.measure == "detailed"
-        config = replace(self.llm.engine_config, max_num_seqs=cell.concurrency)
-        record = run_bench(self.llm, _workload(baseline), rows, self.rounds, config, progress=False, detail=detail)
+        contenders = [baseline] if ours is baseline else [baseline, ours]
+        detail = row.measure == "detailed"
+        config = replace(self.llm.engine_config, max_num_seqs=row.concurrency)
+        record = run_bench(
+            self.llm, _workload(baseline), contenders, self.rounds, config, progress=False, detail=detail
+        )
         result = record.data["results"][-1]
         names = (*KEPT, *DETAILS) if detail else KEPT
         kept = {name: result[name] for name in names} | {"prefix_ratio": _workload(ours).prefix_ratio}
-        return kept | self._judged(cell, _workload(ours))
+        return kept | self._judged(row, _workload(ours))
 
-    def _contender(self, cell: Cell, name: str) -> Contender:
-        workload = draw(self.llm, cell.workload, cell.params, self.seed, self.prompts)
-        policy = self._policy(cell)
+    def _contender(self, row: ResolvedRow, name: str) -> Contender:
+        workload = draw(self.llm, row.workload, row.params, self.seed, self.prompts)
+        policy = self._policy(row)
         self.llm.engine.check(workload.tasks[0].request.with_policy(policy))
         return Contender(name, policy, workload, baseline=BASELINE)
 
-    def _policy(self, cell: Cell) -> CachePolicy:
-        if cell.tau is None:
-            return self.llm.policy(cell.cache, cell.settings)
-        tau = cell.tau
-        return self.llm.policy(cell.cache, cell.settings, lambda: self._lookup(tau))
+    def _policy(self, row: ResolvedRow) -> CachePolicy:
+        if row.tau is None:
+            return self.llm.policy(row.cache, row.settings)
+        tau = row.tau
+        return self.llm.policy(row.cache, row.settings, lambda: self._lookup(tau))
 
     def _lookup(self, tau: float) -> DepthLookup:
-        """Depths at another threshold than the table's own, from the similarities that it keeps."""
+        """Depths at another threshold than the table's own, from the similarities in the table."""
         table = self.llm.depth_table
         if not table.curves:
             raise ConfigError(
@@ -104,18 +115,19 @@ class Bench:
             )
         return DepthLookup(depth_entries(table.curves, tau))
 
-    def _judged(self, cell: Cell, workload: Workload) -> dict[str, Any]:
+    def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
         if self.judge is None:
             return {}
         prompts = [task.request.prompt_token_ids for task in workload.tasks]
-        policies = [Policy(cell.cache, cell.settings)]
-        row = perplexity(self.llm, self.judge, prompts, policies, cell.params, self.seed)[0]
-        return {"perplexity": row.perplexity, "perplexity_interval": [row.low, row.high], "judge": self.judge.name}
+        policies = [Policy(row.cache, row.settings)]
+        judged = perplexity(self.llm, self.judge, prompts, policies, row.params, self.seed)[0]
+        interval = [judged.low, judged.high]
+        return {"perplexity": judged.perplexity, "perplexity_interval": interval, "judge": self.judge.name}
 
     def _operations(self, baseline: Contender, ours: Contender) -> dict[str, Any]:
         return {
-            f"{row.name}_ms": operation_times(self.llm, _workload(row), row.policy, self.rounds)
-            for row in (baseline, ours)
+            f"{each.name}_ms": operation_times(self.llm, _workload(each), each.policy, self.rounds)
+            for each in (baseline, ours)
         }
 
     def _autoregressive(self, baseline: Contender) -> dict[str, Any]:
@@ -140,3 +152,63 @@ class Bench:
 def _workload(contender: Contender) -> Workload:
     assert contender.workload is not None
     return contender.workload
+
+
+def operation_times(llm: LLM, workload: Workload, policy: CachePolicy, rounds: int) -> dict[str, float]:
+    """Milliseconds of all steps of `workload` by operation, and in "total", measured as `remask profile-ops` does.
+
+    "overhead" is the share of time that the instruments add.
+    """
+    work = [task.request.with_policy(policy) for task in workload.tasks]
+    profile = profile_operations(llm, work, rounds=rounds)
+    spent = {name: 1e3 * operation.seconds for name, operation in profile.operations.items()}
+    times = {name: spent.pop(name) for name in NAMED}
+    times["rest"] = sum(spent.values())
+    return {**times, "total": sum(times.values()), "overhead": profile.overhead}
+
+
+def check_kind(table: PaperTable, llm: LLM) -> None:
+    """Raise `ConfigError` where `table` is for another kind of model."""
+    kind = llm.loaded.config.kind
+    if kind != table.kind:
+        usual = table.scales["bundled"].model
+        raise ConfigError(
+            f"table {table.name} is about {table.kind} models, and {llm.loaded.name!r} is {kind.replace('_', '-')}; "
+            f"give a {table.kind} one with --model, such as {usual!r}"
+        )
+
+
+def run_table(
+    table: PaperTable,
+    scale_name: str,
+    scale: Scale,
+    measurer: Measurer,
+    path: str | Path | None,
+    progress: bool = False,
+) -> Record:
+    """Measure all rows of `table`. With a `path`, each is written to that file at once, and is not measured again.
+
+    The record's data are {"rows": [{"point", "result"}]}, one row for each different measurement.
+
+    Raises `ConfigError` where the model is of another kind, or a baseline cannot run, and `RecordError` where the file
+    holds another measurement.
+    """
+    check_kind(table, measurer.llm)
+    settings = {
+        "table": table.name,
+        "identity": table.identity,
+        "scale": scale_name,
+        "workload": scale.workload,
+        "sampling": scale.sampling,
+        "concurrency": scale.concurrency,
+        "rounds": measurer.rounds,
+        "prompts": None if measurer.prompts is None else Path(measurer.prompts).name,
+        "judge": None if measurer.judge is None else measurer.judge.name,
+        "ar_model": measurer.ar_model,
+    }
+    sweep = Sweep(path, SUBJECT, about(measurer.llm, seed=measurer.seed, settings=settings))
+    rows = [row for row in table.rows if row.missing is None]
+    for row in tqdm(rows, desc=table.name, unit="row", disable=not progress):
+        resolved = resolve(table, row, scale_name, scale)
+        sweep.row(resolved.point, lambda resolved=resolved: measurer.measure(resolved))  # type: ignore[misc]
+    return sweep.record

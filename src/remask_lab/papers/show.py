@@ -1,11 +1,14 @@
-"""A table in Markdown: the published numbers, and ours beside them."""
+"""A paper's table in Markdown, with our results beside the published numbers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remask.errors import RecordError
-from remask_lab.papers.cell import cell_of
-from remask_lab.papers.definition import Metric, Row, Scale, Table
+from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale
+from remask_lab.papers.resolve import resolve
+from remask_lab.records.interval import percent_text
+from remask_lab.records.machine import processor_text
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, as_json
 
 Result: TypeAlias = Mapping[str, Any]
@@ -15,16 +18,16 @@ NONE = "-"
 ASKED = {"questions": "questions of the model's own task", "texts": "texts", "random": "random tokens"}
 
 
-def published(table: Table) -> str:
-    """The published numbers alone, and where they stand."""
-    grid = _grid(["row", *table.columns], [[row.name, *_published(table, row)] for row in table.rows])
+def published(table: PaperTable) -> str:
+    """Returns the published numbers alone, and their sources."""
+    grid = markdown_table(["row", *table.columns], [[row.name, *_published(table, row)] for row in table.rows])
     return "\n\n".join([grid, *_sources(table)])
 
 
-def beside(table: Table, record: Record) -> str:
-    """The published numbers with the `record`'s beside them, and lines that say how both were measured.
+def beside(table: PaperTable, record: Record) -> str:
+    """Returns the published numbers with the `record`'s beside them, and notes on how both were measured.
 
-    Raises `RecordError` where the record is of another version of the table, or lacks a row.
+    Raises `RecordError` where the record belongs to another version of the table, or lacks a row.
     """
     results = results_of(table, record)
     columns = [
@@ -39,13 +42,13 @@ def beside(table: Table, record: Record) -> str:
         ours = [NONE if result is None else cell(result) or NONE for _, cell in columns]
         rows.append([row.name, *_published(table, row), *ours])
     header = ["row", *table.columns, *(f"ours: {header}" for header, _ in columns)]
-    return "\n\n".join([_grid(header, rows), *_sources(table), *_conditions(table, record, results)])
+    return "\n\n".join([markdown_table(header, rows), *_sources(table), *_conditions(table, record, results)])
 
 
-def results_of(table: Table, record: Record) -> dict[str, Result]:
-    """The record's result for each row of which there is something of ours, by the row's name.
+def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
+    """Returns the record's result for each row that we measure, by the row's name.
 
-    Raises `RecordError` where the record is of another table or another version of it, or lacks a row.
+    Raises `RecordError` where the record belongs to another table or another version of it, or lacks a row.
     """
     settings = record.about["settings"]
     if settings["table"] != table.name:
@@ -60,7 +63,7 @@ def results_of(table: Table, record: Record) -> dict[str, Result]:
     for row in table.rows:
         if row.missing is not None:
             continue
-        point = as_json(cell_of(table, row, settings["scale"], known).point)
+        point = as_json(resolve(table, row, settings["scale"], known).point)
         found = [item["result"] for item in record.data["rows"] if item["point"] == point]
         if not found:
             raise RecordError(f"these results of table {table.name} lack {row.name!r}; run the same command again")
@@ -69,21 +72,21 @@ def results_of(table: Table, record: Record) -> dict[str, Result]:
 
 
 def _operation(result: Result, operation: str) -> Result:
-    """Of times by operation, those of one."""
+    """The times of one operation, from those of all."""
     if "left_out" in result:
         return result
     times = {name: spent[operation] for name, spent in result.items()}
     return times | {"overhead": [spent["overhead"] for spent in result.values()]}
 
 
-def _published(table: Table, row: Row) -> list[str]:
+def _published(table: PaperTable, row: PaperRow) -> list[str]:
     return [_cell(table.metrics, row.published.get(column, ())) for column in table.columns]
 
 
 def _cell(metrics: Sequence[Metric], values: Sequence[float | None]) -> str:
     shown = [metric.text(value) for metric, value in zip(metrics, values, strict=False) if value is not None]
     text = ", ".join(shown)
-    # What belongs to the number before it is written with its own bracket.
+    # A number in brackets belongs to the number before it.
     return text.replace(", (", " (").replace(", [", " [").replace(" to, ", " to ") or NONE
 
 
@@ -98,8 +101,7 @@ def _ratio(key: str) -> Callable[[Result], str | None]:
 def _accuracy(result: Result) -> str | None:
     if result.get("accuracy") is None:
         return None
-    low, high = result["accuracy_interval"]
-    return f"{100 * result['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return percent_text(result["accuracy"], result["accuracy_interval"])
 
 
 def _agreement(result: Result) -> str | None:
@@ -149,7 +151,7 @@ _OURS: tuple[Column, ...] = (
 )
 
 
-def _sources(table: Table) -> list[str]:
+def _sources(table: PaperTable) -> list[str]:
     if table.setting is None:
         lines = [f"Ours alone; it belongs to {table.paper}, {table.source}."]
     else:
@@ -160,7 +162,7 @@ def _sources(table: Table) -> list[str]:
     return lines
 
 
-def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> list[str]:
+def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]) -> list[str]:
     about, settings = record.about, record.about["settings"]
     work, machine = settings["workload"], about["machine"]
     sampling = ", ".join(f"{name}={value}" for name, value in settings["sampling"].items())
@@ -168,15 +170,13 @@ def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> 
     ratios = _prefixes(results)
     shared = f", prefix ratio {ratios.pop()}" if len(ratios) == 1 else ""
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
-    threads = f"{machine.get('gpu', machine['cpu'])} ({machine['threads']} threads)"
     batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
     lines = [
         f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters), {work['requests']} requests, "
-        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, "
-        f"seed {about['seed']}; {machine['dtype']} on {threads}; {made}; {versions}. Speed, work saved and "
-        "agreement are against the row's baseline, measured beside it in the same run; throughput counts tokens up to "
-        "the end token."
+        f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
+        f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
+        "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."
     ]
     for row in table.rows:
         result = results.get(row.name, {})
@@ -193,8 +193,8 @@ def _conditions(table: Table, record: Record, results: Mapping[str, Result]) -> 
     return [*lines, *_baselines(table)]
 
 
-def _baselines(table: Table) -> list[str]:
-    """Which row others are compared with, where it is not the first one for all."""
+def _baselines(table: PaperTable) -> list[str]:
+    """A note that names the baselines, where not all rows are compared with the first one."""
     compared: dict[str, list[str]] = {}
     for row in table.rows:
         baseline = table.baseline(row)
@@ -202,10 +202,5 @@ def _baselines(table: Table) -> list[str]:
             compared.setdefault(baseline.name, []).append(row.name)
     if set(compared) <= {table.rows[0].name}:
         return []
-    told = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
-    return [f"Baselines: {'; '.join(told)}."]
-
-
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    baselines = (f"{name!r} for {', '.join(map(repr, rows))}" for name, rows in compared.items())
+    return [f"Baselines: {'; '.join(baselines)}."]

@@ -1,77 +1,76 @@
-"""The speed of the uniform thesis's tables at its shapes, from one block of a response on random weights.
+"""Measures the speed of the uniform thesis's tables at its shapes, from one block of a response on random weights.
 
     python -m remask_lab.papers.uniform_shapes thesis-6-9 [--model gidd-100m] [--json FILE]
 
 Rows, lengths and batches are those of `python -m remask_lab.papers TABLE --scale paper`, which generates whole
-responses; here only the middle block of one is timed, some steps of each kind standing for all (`--full-steps`,
-`--cached-steps`), and rows take turns with their baseline step by step. So random weights tell in minutes how a table's
-times compare. With `--json` a baseline and its rows are kept as soon as they are known, and a second call goes on
-there.
+responses. This command times only the middle block of a response. Some steps of each kind stand for all
+(`--full-steps`, `--cached-steps`), and rows take turns with their baseline step by step. So random weights show in
+minutes how a table's times compare. With `--json` a baseline and its rows are written as soon as they are measured, and
+a second call resumes there.
 """
 
-import argparse
-from collections.abc import Sequence
+import sys
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from remask import LLM, EngineConfig
 from remask.errors import ConfigError
-from remask_lab.papers.cell import Cell, cell_of
-from remask_lab.papers.definition import Table, load_table
+from remask_lab.papers.definition import PaperTable, load_table
+from remask_lab.papers.resolve import ResolvedRow, resolve
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
+from remask_lab.speed.command import add_model_options, command_parser, open_random, run_command
 from remask_lab.speed.uniform_blocks import BlockShape, time_block
 
 TABLES = ("thesis-6-1", "thesis-6-9", "thesis-6-10", "thesis-6-11", "thesis-figure-6-4")
-"""Those of speed under the adaptive sampler, whose steps alone a block stands for."""
+"""The tables of speed under the adaptive sampler. Only there a block stands for a whole response."""
 
 Json = dict[str, Any]
 
 
 def main() -> None:
-    """Measure one table, print it, and keep its rows where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure one table, print it, and write its rows where `--json` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--model", default="gidd-100m", help="preset whose shape is taken")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
+    add_model_options(parser, "gidd-100m")
     parser.add_argument("--full-steps", type=int, default=3, help="steps of none and block-prefix that a block runs")
     parser.add_argument("--cached-steps", type=int, default=32, help="steps of uniform-cache, beside the first")
     parser.add_argument("--divide", type=int, default=1, help="divide the thesis's lengths, for shorter canvases")
     parser.add_argument("--json", metavar="FILE", help="keep rows here, and resume from here")
     args = parser.parse_args()
     limits = EngineConfig(max_num_seqs=1, store_budget_tokens=0)
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
+    llm = open_random(args, limits)
     if llm.loaded.config.kind != "uniform":
-        raise ConfigError(f"the tables are of uniform models, and {llm.loaded.name!r} is none")
+        raise ConfigError(f"the tables are of uniform models, and {llm.loaded.name!r} is none; name one with --model")
     given = {name: getattr(args, name) for name in ("table", "full_steps", "cached_steps", "divide")}
     sweep = Sweep(args.json, "uniform shapes", about(llm, seed=0, settings=given))
     results: dict[str, Json] = {}
-    for cells in groups(load_table(args.table)):
-        point = {name: cell.point for name, cell in cells.items()}
-        results |= sweep.row(point, partial(result, llm, cells, args.divide, args.full_steps, args.cached_steps))
+    for rows in groups(load_table(args.table)):
+        point = {name: row.point for name, row in rows.items()}
+        results |= sweep.row(point, partial(result, llm, rows, args.divide, args.full_steps, args.cached_steps))
     print(text(results))
 
 
-def groups(table: Table) -> list[dict[str, Cell]]:
-    """What is measured at the paper's scale, by the row's name: each baseline with what is compared with it."""
-    found: dict[str, dict[str, Cell]] = {}
+def groups(table: PaperTable) -> list[dict[str, ResolvedRow]]:
+    """Returns the measurements at the paper's scale by the row's name, each baseline in one group with its rows."""
+    found: dict[str, dict[str, ResolvedRow]] = {}
     for row in table.rows:
-        found.setdefault(table.baseline(row).name, {})[row.name] = cell_of(table, row, "paper", table.scales["paper"])
+        found.setdefault(table.baseline(row).name, {})[row.name] = resolve(table, row, "paper", table.scales["paper"])
     return list(found.values())
 
 
-def result(llm: LLM, cells: dict[str, Cell], divide: int, full_steps: int, cached_steps: int) -> Json:
-    """Times of every row of a group, by its name: the block stands for whole responses to all requests.
+def result(llm: LLM, rows: dict[str, ResolvedRow], divide: int, full_steps: int, cached_steps: int) -> Json:
+    """Returns the times of every row of a group, by its name. The block stands for whole responses to all requests.
 
-    It is the middle one, where `block-prefix` saves its mean; what stands before it counts as prompt.
+    It is the middle block, where `block-prefix` saves its mean. The positions before it count as prompt.
 
     Raises `ConfigError` where the model's canvas is too short.
     """
-    baseline = next(name for name, cell in cells.items() if cell.baseline is None)
-    shape, blocks, batches = shape_of(llm, cells[baseline], divide)
-    policies = {name: llm.policy(cell.cache, cell.settings) for name, cell in cells.items()}
+    baseline = next(name for name, row in rows.items() if row.baseline is None)
+    shape, blocks, batches = shape_of(llm, rows[baseline], divide)
+    policies = {name: llm.policy(row.cache, row.settings) for name, row in rows.items()}
     times = time_block(llm, shape, policies, full_steps, cached_steps)
     none = times[baseline]
     return {
@@ -86,9 +85,9 @@ def result(llm: LLM, cells: dict[str, Cell], divide: int, full_steps: int, cache
     }
 
 
-def shape_of(llm: LLM, cell: Cell, divide: int) -> tuple[BlockShape, int, int]:
-    """The middle block of a response, how many a response has, and how many batches all requests make."""
-    params, asked = cell.params, cell.workload
+def shape_of(llm: LLM, row: ResolvedRow, divide: int) -> tuple[BlockShape, int, int]:
+    """Returns the middle block of a response, the number of blocks in it, and the number of batches of all requests."""
+    params, asked = row.params, row.workload
     assert params.canvas_length is not None
     assert params.block_length is not None
     assert params.steps_per_block is not None
@@ -108,7 +107,7 @@ def shape_of(llm: LLM, cell: Cell, divide: int) -> tuple[BlockShape, int, int]:
         block=block,
         steps=steps,
         per_step=params.tokens_per_step or 1,
-        batch=min(cell.concurrency, asked["requests"]),
+        batch=min(row.concurrency, asked["requests"]),
         next_block=response > block,
     )
     return shape, -(-response // block), -(-asked["requests"] // shape.batch)
@@ -116,19 +115,19 @@ def shape_of(llm: LLM, cell: Cell, divide: int) -> tuple[BlockShape, int, int]:
 
 def text(results: dict[str, Json]) -> str:
     """The table as Markdown."""
-    lines = ["| row | batch | time, s | tok/s | gain | gain in work |", "|" + "---|" * 6]
-    for name, own in results.items():
-        cells: Sequence[str] = (
+    rows = [
+        [
             name,
             str(own["shape"]["batch"]),
             f"{own['seconds']:.1f}",
             f"{own['tokens_per_s']:.1f}",
             f"{own['gain']:.2f}x",
             f"{own['gain_in_work']:.2f}x",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ]
+        for name, own in results.items()
+    ]
+    return markdown_table(["row", "batch", "time, s", "tok/s", "gain", "gain in work"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,4 +1,4 @@
-"""What a table's contenders are asked: the model's own questions, texts of a file, or random tokens."""
+"""The requests of a table: the model's own questions, texts of a file, or random tokens."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,23 +23,18 @@ from remask_lab.likelihood.perplexity import cut_prompts, read_texts
 
 
 def draw(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
-    """The requests that `spec` (the `workload` of a scale) describes, the same for the same seed.
+    """Draw the requests that `spec` (the `workload` of a scale) describes. The same seed gives the same requests.
 
-    Every request has a seed of its own, so that the same draws and the same noise meet every policy.
+    Every request has its own seed, so that every policy begins with the same noise.
 
     Raises `ConfigError` where the model has no questions, or texts are wanted and `prompts` names no file of them.
     """
-    workload = _drawn(llm, spec, sampling, seed, prompts)
-    tasks = []
-    for number, task in enumerate(workload.tasks):
-        params = replace(task.request.params, seed=seed + number)
-        tasks.append(replace(task, request=replace(task.request, params=params)))
-    return replace(workload, tasks=tuple(tasks))
+    return _drawn(llm, spec, sampling, seed, prompts).seeded
 
 
 def _drawn(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, prompts: str | None) -> Workload:
     if spec["name"] == "random":
-        # Random tokens carry no meaning, so an end token among them must not shorten the work.
+        # Random tokens have no meaning, so an end token among them must not shorten the response.
         endless = replace(sampling, ignore_eos=True)
         return random_workload(
             llm, spec["requests"], spec["prefixes"], seed, endless, spec["prefix_tokens"], spec["prompt_tokens"]
@@ -63,7 +58,7 @@ def _questions(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed
 
 
 def _texts(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int, path: str | None) -> Workload:
-    """Texts to go on with."""
+    """Texts for the model to continue."""
     if path is None:
         raise ConfigError(
             f"this table reads texts of {spec['prompt_tokens']} tokens: give a file of them with --prompts, or "

@@ -1,4 +1,4 @@
-"""Local data: JSONL files whose lines are checked field by field."""
+"""JSONL files of local data. Each line is checked field by field."""
 
 import gzip
 from collections.abc import Collection, Iterator, Mapping
@@ -12,18 +12,24 @@ from remask.errors import ConfigError, UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One object of a data file. `names` says where it differs what the file calls a field."""
+    """One object of a data file.
+
+    Attributes:
+        where: the file and the line's number, for errors.
+        record: the object.
+        names: the file's name of each field that it calls by another name.
+    """
 
     where: str
     record: Mapping[str, Any]
     names: Mapping[str, str]
 
     def has(self, field: str) -> bool:
-        """Whether there is such a field."""
+        """Whether the object has the field."""
         return self.names.get(field, field) in self.record
 
     def get(self, field: str) -> Any:
-        """A field that must be there. Raises `ConfigError` naming the line and the field."""
+        """The field's value. Raises `ConfigError`, which names the line and the field, where it is missing."""
         name = self.names.get(field, field)
         if name not in self.record:
             held = ", ".join(self.record) or "none"
@@ -31,28 +37,28 @@ class Line:
         return self.record[name]
 
     def text(self, field: str) -> str:
-        """A field that is text and not empty. Raises as `get`."""
+        """The field's value, a text that is not empty. Raises as `get`."""
         value = self.get(field)
         if not isinstance(value, str) or not value.strip():
             raise self.error(f"field {self.names.get(field, field)!r} must be a text that is not empty, got {value!r}")
         return value
 
     def texts(self, field: str) -> list[str]:
-        """A field that is a list of texts. Raises as `get`."""
+        """The field's value, a list of texts. Raises as `get`."""
         value = self.get(field)
         if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
             raise self.error(f"field {self.names.get(field, field)!r} must be a list of texts, got {value!r}")
         return value
 
     def error(self, what: str) -> ConfigError:
-        """An error about this line."""
+        """Returns an error about this line."""
         return ConfigError(f"{self.where} {what}")
 
 
 def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: int | None = None) -> Iterator[Line]:
-    """The objects of a `.jsonl` or `.jsonl.gz` file, at most `limit`; blank lines are passed over.
+    """Yields the objects of a `.jsonl` or `.jsonl.gz` file, at most `limit`. Blank lines are skipped.
 
-    Raises `ConfigError` where the file cannot be read, holds nothing, or a line is no JSON object.
+    Raises `ConfigError` where the file cannot be read, holds no line, or holds a line that is no JSON object.
     """
     try:
         data = Path(path).read_bytes()
@@ -73,7 +79,7 @@ def read_lines(path: str | Path, names: Mapping[str, str] | None = None, limit: 
 
 
 def field_names(option: str, text: str | None, known: Collection[str]) -> dict[str, str]:
-    """What a file calls the `known` fields, from "field=name,field=name". Raises `ConfigError` on anything else."""
+    """The file's names of the `known` fields, from "field=name,field=name". Raises `ConfigError` on other text."""
     names = {}
     for part in text.split(",") if text else ():
         field, separator, name = (piece.strip() for piece in part.partition("="))

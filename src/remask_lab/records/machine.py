@@ -1,36 +1,52 @@
-"""What a measurement was made on."""
+"""The machine, the library versions and the commit of a measurement. Importing this module imports no PyTorch."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
-import torch
-import transformers
+from typing import TYPE_CHECKING, Any
 
 from remask import __version__
-from remask.llm import LLM
+
+if TYPE_CHECKING:
+    from remask.llm import LLM
 
 
-def machine(llm: LLM) -> dict[str, object]:
-    """Hardware and settings that decide speed."""
-    device = llm.model.device
-    facts: dict[str, object] = {
+def host() -> dict[str, object]:
+    """The processor, its number of cores, and the operating system."""
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def machine(llm: "LLM") -> dict[str, object]:
+    """Hardware and settings that decide the speed of `llm`."""
+    import torch
+
+    device, facts = llm.model.device, host()
+    found: dict[str, object] = {
         "device": str(device),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
+        "cpu": facts["cpu"],
+        "cores": facts["cores"],
         "threads": torch.get_num_threads(),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
-        "system": platform.platform(),
+        "system": facts["system"],
     }
     if device.type == "cuda":
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    return facts
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found
+
+
+def processor_text(facts: Mapping[str, Any]) -> str:
+    """The processor of a `machine` as reports show it: the GPU or the CPU, and the number of threads."""
+    return f"{facts.get('gpu', facts['cpu'])} ({facts['threads']} threads)"
 
 
 def versions() -> dict[str, str]:
-    """Library versions that decide results."""
+    """Versions of the libraries that decide results."""
+    import numpy as np
+    import torch
+    import transformers
+
     return {
         "remask": __version__,
         "python": platform.python_version(),
@@ -41,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` where files differ from it; None outside a checkout."""
+    """The checkout's commit, with `+changes` where files differ from it. None outside a checkout."""
     folder = Path(__file__).parent
     found = _git(folder, "rev-parse", "--short=12", "HEAD")
     if found is None:

@@ -1,4 +1,4 @@
-"""Measured results as files: one JSON shape for all of them, which says what was measured on what."""
+"""Result files. All of them have one JSON shape, which says what was measured and on what."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from remask.llm import LLM
 from remask_lab.records.machine import commit, machine, versions
 
 FORMAT = "remask-record-1"
-# What two measurements must share to stand in one table.
+# Two measurements may stand in one table only where these are equal.
 IDENTITY = ("model", "fingerprint", "depth_table", "settings", "seed", "commit", "machine", "versions")
 
 
@@ -24,9 +24,9 @@ class Record:
 
     Attributes:
         subject: what was measured, as the command's words: "analyze drift".
-        about: the model, its fingerprint and the identity of its depth table, settings, seed, commit, machine (dtype
-            included), library versions, date.
-        data: the numbers; what is not a number is None.
+        about: the model, its fingerprint, the identity of its depth table, settings, seed, commit, machine with dtype,
+            library versions, date.
+        data: the numbers. NaN and infinities become None in the file.
     """
 
     subject: str
@@ -35,7 +35,7 @@ class Record:
 
 
 def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All facts that a result of `llm` needs beside it. `settings` are those of the measurement itself."""
+    """The facts that a record of a measurement on `llm` holds. `settings` are the measurement's own."""
     config = llm.loaded.config
     facts = {
         "model": llm.loaded.name,
@@ -57,7 +57,10 @@ def about(llm: LLM, *, seed: int | None = None, settings: Mapping[str, Any] | No
 
 
 def write_record(path: str | Path, record: Record) -> None:
-    """Write `record` as JSON, whole or not at all: an interrupted write leaves what was there before."""
+    """Write `record` as JSON. An interrupted write leaves the earlier file as it was.
+
+    Raises `RecordError` where the file cannot be written.
+    """
     target = Path(path)
     content = {"format": FORMAT, "subject": record.subject, "about": record.about, "data": record.data}
     text = json.dumps(as_json(content), indent=1, ensure_ascii=False, allow_nan=False)
@@ -71,9 +74,9 @@ def write_record(path: str | Path, record: Record) -> None:
 
 
 def read_record(path: str | Path, subject: str | None = None) -> Record:
-    """Read what `write_record` wrote.
+    """Read a file that `write_record` wrote.
 
-    Raises `RecordError` where the file cannot be read, is none of ours, or is about another subject than `subject`.
+    Raises `RecordError` where the file cannot be read, has another format, or has another subject than `subject`.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -95,14 +98,14 @@ def read_record(path: str | Path, subject: str | None = None) -> Record:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Which of the facts that decide results differ between two `about`s, as "name: this, that"."""
+    """The facts that decide results and differ between two `about`s, each as "name: first, second"."""
     return [
         f"{name}: {first.get(name)!r}, {second.get(name)!r}" for name in IDENTITY if first.get(name) != second.get(name)
     ]
 
 
 def as_json(value: Any) -> Any:
-    """`value` in JSON's own types: dataclasses as objects, NaN and infinities as None, keys as text."""
+    """`value` in JSON's types: dataclasses become objects, NaN and infinities None, and keys text."""
     if is_dataclass(value) and not isinstance(value, type):
         return as_json(asdict(value))
     if isinstance(value, Mapping):

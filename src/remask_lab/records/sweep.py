@@ -1,4 +1,4 @@
-"""Sweeps that survive an interruption: each row is in the result file as soon as it is known."""
+"""Sweeps that resume after an interruption: each row is written to the result file as soon as it is measured."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,17 +9,17 @@ from remask_lab.records.record import Record, as_json, differing, read_record, w
 
 
 class Sweep:
-    """Rows of one measurement, each known by its `point`. With a file, rows that it holds are not measured again.
+    """The rows of one measurement, each identified by its `point`. Rows that the file holds are not measured again.
 
-    Raises `RecordError` where the file is about another subject, model, machine or setting: rows of different
-    measurements must not stand in one table.
+    Raises `RecordError` where the file has another subject, model, machine or setting. Rows of different measurements
+    must not stand in one table.
     """
 
     def __init__(self, path: str | Path | None, subject: str, about: Mapping[str, Any]) -> None:
         self._path = None if path is None else Path(path)
         self._subject, self._about = subject, as_json(about)
         self._rows: list[dict[str, Any]] = []
-        self.resumed = 0  # rows that were found in the file
+        self.resumed = 0  # rows read from the file
         if self._path is None or not self._path.exists():
             return
         record = read_record(self._path, subject)
@@ -34,13 +34,13 @@ class Sweep:
 
     @property
     def record(self) -> Record:
-        """All rows so far: data is {"rows": [{"point": ..., "result": ...}]}."""
+        """All rows so far. The record's data are {"rows": [{"point": ..., "result": ...}]}."""
         return Record(self._subject, self._about, {"rows": list(self._rows)})
 
     def row(self, point: Mapping[str, Any], measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """The result at `point`: what the file holds, else what `measure` returns, which is saved before this returns.
+        """Return the result at `point`. Where the file has none, call `measure` and save its result first.
 
-        `point` must tell the row from all others. An exception of `measure` leaves the rows as they were.
+        `point` must differ from every other row's. An exception of `measure` leaves the rows as they were.
         """
         key = as_json(point)
         for row in self._rows:

@@ -1,1 +1,1 @@
-"""Measurements of speed: ratios taken side by side in one run. Each file is a command; see README.md."""
+"""Commands that measure speed, as ratios taken side by side in one run. benchmarks/README.md lists them."""

@@ -1,6 +1,5 @@
-"""The matrix products and attention of a pass, and nothing else, and a clock: what the engine's time is set against."""
+"""The matrix products and attention of a pass and nothing else, with which the engine's time is compared."""
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,9 +9,9 @@ from remask import LLM
 
 
 def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases: int = 1) -> Callable[[], None]:
-    """A pass that computes `rows[i]` rows in layer i and the head's `predicted`, on inputs made beforehand.
+    """Returns a pass that computes `rows[i]` rows in layer i, and `predicted` rows in the head, on random inputs.
 
-    The rows are those of `canvases` canvases with `keys` positions each.
+    The rows belong to `canvases` canvases with `keys` positions each.
     """
     c, weights, most = llm.loaded.config, llm.loaded.weights, max(rows)
     width = c.heads * c.head_dim
@@ -39,12 +38,3 @@ def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases
 
 def _random(llm: LLM, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=llm.model.dtype, device=llm.model.device)
-
-
-def timed(llm: LLM, call: Callable[[], object]) -> float:
-    """Seconds of one call, device work included."""
-    start = time.perf_counter()
-    call()
-    if llm.model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start

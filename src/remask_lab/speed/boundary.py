@@ -1,8 +1,8 @@
-"""BiCache's stored boundary state against one recomputed on refreshes: work saved, and tokens equal to `none`'s.
+"""BiCache's stored boundary state and one that refreshes recompute: the work saved, and the tokens equal to `none`'s.
 
     python -m remask_lab.speed.boundary
 
-Runs on a small LLaDA model with random weights (`tests/goldens/llada`), on which a prefix's K/V drift strongly and any
+Runs on a small LLaDA model with random weights (`tests/goldens/llada`). The K/V of its prefixes drift strongly, so any
 difference shows in the tokens.
 """
 
@@ -33,20 +33,19 @@ def main() -> None:
                 settings = {"depth": depth, "refresh_interval": interval, "boundary": boundary}
                 found = outputs(llm, requests, "bicache", settings)
                 equal = mean(token_agreement(found[name].token_ids, reference[name].token_ids) for name in found)
-                print(
-                    json.dumps({**settings, "equal": round(equal, 3), "work": round(work(reference) / work(found), 2)})
-                )
+                saved = row_layers(reference) / row_layers(found)
+                print(json.dumps({**settings, "equal": round(equal, 3), "work": round(saved, 2)}))
 
 
 def outputs(llm: LLM, requests: Sequence[Request], cache: str, settings: dict[str, Any]) -> dict[str, Output]:
-    """Answers by id, from an engine of their own."""
+    """Outputs by the request's id, from a new engine."""
     policy = llm.policy(cache, settings)
-    jobs = [request.with_policy(policy) for request in requests]
-    return {output.id: output for output in llm.run(jobs, engine=llm.new_engine(), progress=False)}
+    work = [request.with_policy(policy) for request in requests]
+    return {output.id: output for output in llm.run(work, engine=llm.new_engine(), progress=False)}
 
 
-def work(found: Mapping[str, Output]) -> int:
-    """Row-layers computed, prefix-only passes left out."""
+def row_layers(found: Mapping[str, Output]) -> int:
+    """Row-layers computed, without prefix-only passes."""
     return sum(output.usage.row_layers for output in found.values())
 
 

@@ -1,31 +1,29 @@
-"""What running requests together gains, and what a prefix hit saves until the first settled token.
+"""The gain of running requests together, and the time that a prefix hit saves until the first settled token.
 
     python -m remask_lab.speed.concurrency [--cache bicache] [--requests 48]
 
-Uses the bundled model. Eight at a time against one at a time take turns in one run; then single requests, each with a
-prefix that the store does not hold, are set against the same requests once it does.
+Runs the bundled model. Eight requests at a time and one at a time take turns in one run. Then single requests run
+twice: first the store does not hold their prefix, then it does.
 """
 
-import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.policies import CachePolicy
 from remask_lab.bench.workload import TRANSIT_SAMPLING, Task, bundled_workload
-from remask_lab.records.machine import commit, machine
+from remask_lab.speed.command import add_model_options, command_parser, print_report, run_command
 
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_parser(__doc__)
     parser.add_argument("--cache", default="bicache")
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
+    add_model_options(parser)
     args = parser.parse_args()
     llm = LLM("bundled", dtype=args.dtype, device=args.device)
     policy = llm.policy(args.cache)
@@ -37,20 +35,18 @@ def main() -> None:
         alone = seconds(llm, policy, tasks, 1)
         gains.append(alone / seconds(llm, policy, tasks, 8))
     misses, hits = first_settled(llm, policy, bundled_workload(llm, 12, 12, 12, sampling).tasks)
-    result = {
-        "machine": machine(llm),
-        "commit": commit(),
-        "cache": args.cache,
-        "eight_at_a_time_gain": statistics.median(gains),
-        "gain_range": [min(gains), max(gains)],
-        "first_settled_miss_ms": 1e3 * statistics.median(misses),
-        "first_settled_hit_ms": 1e3 * statistics.median(hits),
-    }
-    print(json.dumps(result, indent=2))
+    print_report(
+        llm,
+        cache=args.cache,
+        eight_at_a_time_gain=statistics.median(gains),
+        gain_range=[min(gains), max(gains)],
+        first_settled_miss_ms=1e3 * statistics.median(misses),
+        first_settled_hit_ms=1e3 * statistics.median(hits),
+    )
 
 
 def seconds(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], at_a_time: int) -> float:
-    """Time of all tasks on an engine of their own."""
+    """Seconds of all tasks on a new engine."""
     engine = llm.new_engine(EngineConfig(max_num_seqs=at_a_time))
     start = time.perf_counter()
     for _ in llm.run([task.request.with_policy(policy) for task in tasks], engine=engine, progress=False):
@@ -59,7 +55,7 @@ def seconds(llm: LLM, policy: CachePolicy, tasks: Sequence[Task], at_a_time: int
 
 
 def first_settled(llm: LLM, policy: CachePolicy, tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
-    """Seconds until the first response token was final, on a miss and then on a hit of the same prefix."""
+    """Seconds until the first response token is final, on a miss and then on a hit of the same prefix."""
     engine = llm.new_engine(EngineConfig(max_num_seqs=1, store_budget_tokens=16384))
     misses: list[float] = []
     hits: list[float] = []
@@ -73,4 +69,4 @@ def first_settled(llm: LLM, policy: CachePolicy, tasks: Sequence[Task]) -> tuple
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,14 +1,16 @@
-"""none, reuse and BiCache at the BiCache paper's setting, on LLaDA-8B shapes with random weights.
+"""none, reuse and BiCache in the BiCache paper's setting, on LLaDA-8B's shape with random weights.
 
     python -m remask_lab.speed.gpu [--output result.json]
 
 The shared prefix takes 0.759, 0.882, 0.901 and 0.945 of the prompt, on canvases of 1,600 to 4,096 tokens (LLaDA-8B's
-limit), 256 new tokens in 128 steps, batch 1 and then 8, bfloat16. Depths come from the shipped LLaDA-8B table. On a
-machine without a CUDA device it runs the same sweep on a small preset at an eighth of the canvas, and says so.
+limit), 256 new tokens in 128 steps, batch 1 and then 8, bfloat16. Depths come from the shipped LLaDA-8B table. Without
+a CUDA device the command runs the same sweep on a small preset at an eighth of the canvas, and reports `real_scale`
+false.
 """
 
 import argparse
 import json
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from remask.policies import BiCache
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import random_workload
+from remask_lab.speed.command import command_parser, run_command
 
 CELLS = ((0.759, 1600), (0.882, 2400), (0.901, 3200), (0.945, 4096))  # (prefix share of the prompt, canvas)
 STAND_IN = ("llada-100m", "float32")
@@ -29,8 +32,8 @@ TABLE = Path(str(files("remask"))) / "tables" / "llada-8b-instruct.json"
 
 
 def main() -> None:
-    """Measure every ratio and batch size; print, and write where asked, one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure every ratio and batch size, print each, and write one JSON object where `--output` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=8, help="requests per batch size and ratio")
     parser.add_argument("--output", help="file for the JSON")
@@ -42,7 +45,7 @@ def main() -> None:
     results = []
     for ratio, canvas in CELLS:
         for batch in (1, 8):
-            # The stand-in model is run on an eighth of the canvas.
+            # The stand-in model runs on an eighth of the canvas.
             results.append(measure(llm, ratio, canvas if real else canvas // 8, new, steps, batch, args))
             print(json.dumps(results[-1]))
     report = {"real_scale": real, "model": model, "runs": results}
@@ -53,10 +56,10 @@ def main() -> None:
 def measure(
     llm: LLM, ratio: float, canvas: int, new: int, steps: int, batch: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One cell: the three policies side by side."""
+    """Measure one cell: the three policies side by side."""
     prefix = round(ratio * (canvas - new))
     table_depth = DepthTable.load(TABLE).lookup.depth(prefix, canvas)
-    # The table is of 32 layers; a smaller stand-in takes the same share of its own.
+    # The table is for 32 layers. A smaller stand-in takes the same share of its own layers.
     depth = max(1, round(table_depth * llm.loaded.config.layers / 32))
     sampling = SamplingParams(max_tokens=new, steps=steps, ignore_eos=True)
     workload = random_workload(llm, max(batch, args.requests), 1, 0, sampling, prefix, canvas - new - prefix)
@@ -77,4 +80,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,34 +1,32 @@
-"""What the engine adds to the matrix products and attention of a step under `none`.
+"""The time that the engine adds to the matrix products and attention of a step under `none`.
 
     python -m remask_lab.speed.overhead [--model llada-100m] [--length 1024] [--dtype float32]
 
-Times whole engine steps against the bare products and attention of the same shapes, taking turns in one run.
+Times whole engine steps, and the bare products and attention of the same shapes. Both take turns in one run.
 """
 
-import argparse
-import json
 import statistics
+import sys
 
 import torch
 
-from remask import LLM, EngineConfig, SamplingParams
+from remask import EngineConfig, SamplingParams
 from remask.engine.request import Request
-from remask_lab.records.machine import commit, machine
-from remask_lab.speed.bare import bare_pass, timed
+from remask_lab.ops.clock import time_call
+from remask_lab.speed.bare import bare_pass
+from remask_lab.speed.command import add_model_options, command_parser, open_random, print_report, run_command
 
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llada-100m")
+    parser = command_parser(__doc__)
     parser.add_argument("--length", type=int, default=1024, help="canvas length")
     parser.add_argument("--response", type=int, default=64, help="masked positions, all of which are predicted")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--turns", type=int, default=15)
+    add_model_options(parser, "llada-100m")
     args = parser.parse_args()
     engine_config = EngineConfig(max_num_seqs=1, max_model_len=args.length)
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=engine_config)
+    llm = open_random(args, engine_config)
     prompt = torch.randint(0, llm.loaded.config.vocab, (args.length - args.response,)).tolist()
 
     params = SamplingParams(max_tokens=args.response, steps=args.response, ignore_eos=True)
@@ -37,23 +35,21 @@ def main() -> None:
     engine.add(Request("0", prompt, params, policy=llm.policy("none")))
     ratios, ours, theirs = [], [], []
     for turn in range(args.turns + 2):
-        ours.append(timed(llm, lambda: engine.step()))
-        theirs.append(timed(llm, bare))
+        ours.append(time_call(engine.step, llm.model.device))
+        theirs.append(time_call(bare, llm.model.device))
         if turn >= 2:
             ratios.append(ours[-1] / theirs[-1])
     engine.cancel("0")
-    result = {
-        "machine": machine(llm),
-        "commit": commit(),
-        "model": args.model,
-        "length": args.length,
-        "engine_step_ms": 1e3 * statistics.median(ours[2:]),
-        "bare_step_ms": 1e3 * statistics.median(theirs[2:]),
-        "ratio": statistics.median(ratios),
-        "ratio_range": [min(ratios), max(ratios)],
-    }
-    print(json.dumps(result, indent=2))
+    print_report(
+        llm,
+        model=args.model,
+        length=args.length,
+        engine_step_ms=1e3 * statistics.median(ours[2:]),
+        bare_step_ms=1e3 * statistics.median(theirs[2:]),
+        ratio=statistics.median(ratios),
+        ratio_range=[min(ratios), max(ratios)],
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,15 +1,15 @@
-"""What each cache policy's saved work is worth in time, step by step beside `none`.
+"""How much time each cache policy's saved work saves, step by step beside `none`.
 
     python -m remask_lab.speed.policies [--model llada-100m] [--steps 32] [--batch 4]
 
-Every policy has an engine of its own with the same requests; the engines take turns, one step each. A policy's gain in
-time over its gain in row-layers says how much of the saved work is saved time. It is taken over the steps with 64 or
-more rows computed a layer; in those with fewer, reading the weights is the floor, and the time is set against the bare
-matrix products and attention of the same rows, run right after the step.
+Every policy has an engine of its own with the same requests. The engines take turns, one step each. A policy's gain in
+time, divided by its gain in row-layers, is the share of the saved work that becomes saved time. It counts the steps
+with 64 or more computed rows a layer. With fewer rows, reading the weights takes most of the time. There the time is
+compared with the bare matrix products and attention of the same rows, run right after the step.
 """
 
-import argparse
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,19 @@ from remask.errors import ConfigError
 from remask.policies import policy_names, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, described
 from remask_lab.bench.workload import Workload, random_workload
+from remask_lab.ops.clock import time_call
 from remask_lab.ops.operations import touch_memory
 from remask_lab.records.machine import commit, machine
-from remask_lab.speed.bare import bare_pass, timed
+from remask_lab.records.markdown import markdown_table
+from remask_lab.speed.bare import bare_pass
+from remask_lab.speed.command import add_model_options, command_parser, open_random, run_command
 
-MANY = 64  # rows a layer from which on work decides, and not the reading of weights
+MANY = 64  # rows a layer above which the products take most of the time, and not the reading of weights
 
 
 @dataclass(slots=True)
 class RowCount(CacheMeter):
-    """Notes the rows computed in each layer of a pass, all its canvases together."""
+    """Counts the rows computed in each layer of a pass, over all its canvases."""
 
     rows: list[int] = field(default_factory=list)
     predicted: int = 0
@@ -47,23 +50,20 @@ class RowCount(CacheMeter):
 
 
 @dataclass(slots=True)
-class Lane:
-    """One policy: its engine, and time and work of every step."""
+class PolicySteps:
+    """One policy: its engine, and the time and work of its steps."""
 
     name: str
     settings: dict[str, Any]
     engine: Engine
     seconds: list[float] = field(default_factory=list)
     row_layers: list[int] = field(default_factory=list)
-    bare: list[float] = field(default_factory=list)  # of the steps with few rows; else nan
+    bare: list[float] = field(default_factory=list)  # of steps with few rows; nan for the others
 
 
 def main() -> None:
-    """Measure, print the table, and write where asked one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llada-100m")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
+    """Measure, print the table, and write one JSON object where `--json` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("--batch", type=int, default=4, help="requests that run at a time")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--prefix", type=int, default=480, help="leading tokens of the prompt that all requests share")
@@ -71,23 +71,26 @@ def main() -> None:
     parser.add_argument("--block-length", type=int, default=32)
     parser.add_argument("--steps", type=int, default=32, help="steps timed, from the first on")
     parser.add_argument("--json", metavar="FILE", help="write the full result here")
+    add_model_options(parser, "llada-100m")
     args = parser.parse_args()
     limits = EngineConfig(
         max_num_seqs=args.batch, max_model_len=args.prompt + args.response, store_budget_tokens=args.prompt
     )
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
-    # Positions drawn at random let nearly every policy take part, and cost `none` the same as any others.
+    llm = open_random(args, limits)
+    # Nearly every policy can run with positions drawn at random, and `none` takes the same time with any order.
     sampling = SamplingParams(
         max_tokens=args.response, block_length=args.block_length, remasking="random", seed=0, ignore_eos=True
     )
     own = args.prompt - args.prefix
     workload = random_workload(llm, args.batch, 1, 0, sampling, args.prefix, own)
-    lanes = [lane for name in (*policy_names(), *COMPOSITIONS) if (lane := _lane(llm, name, workload)) is not None]
+    all_steps = [
+        own for name in (*policy_names(), *COMPOSITIONS) if (own := _admitted(llm, name, workload)) is not None
+    ]
     for _ in range(args.steps):
-        for lane in lanes:
-            _step(llm, lane, args.prompt + args.response, args.batch)
+        for own in all_steps:
+            _step(llm, own, args.prompt + args.response, args.batch)
     layers = llm.loaded.config.layers
-    results = [_result(lane, lanes[0], layers) for lane in lanes]
+    results = [_result(own, all_steps[0], layers) for own in all_steps]
     shape = {"batch": args.batch, "prompt": args.prompt, "prefix": args.prefix, "response": args.response}
     shape |= {"block_length": args.block_length, "steps": args.steps}
     report = {"machine": machine(llm), "commit": commit(), "model": args.model, **shape, "results": results}
@@ -96,10 +99,10 @@ def main() -> None:
     print(table(results))
 
 
-def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
-    """The policy with its requests admitted and their prefix in the store; None where it cannot run.
+def _admitted(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
+    """Returns the policy with its requests admitted and their prefix in the store. None where it cannot run.
 
-    One that cannot run with positions drawn at random transfers the most confident one in each step.
+    A policy that cannot run with positions drawn at random transfers the most confident position in each step.
     """
     layers = llm.loaded.config.layers
     policy = llm.policy(name, {"depth": layers // 2} if name.startswith("bicache") else None)
@@ -121,21 +124,23 @@ def _lane(llm: LLM, name: str, workload: Workload) -> Lane | None:
     if request.prefix_length and policy.boundary(request.prefix_length, canvas, layers):
         engine.step()  # the prefix-only pass, for which the requests wait
         assert engine.stats.prefix_passes == 1
-    return Lane(name, settings_of(policy), engine)
+    return PolicySteps(name, settings_of(policy), engine)
 
 
-def _step(llm: LLM, lane: Lane, keys: int, batch: int) -> None:
+def _step(llm: LLM, own: PolicySteps, keys: int, batch: int) -> None:
     count = RowCount()
-    lane.engine.meter = count
-    lane.seconds.append(timed(llm, lane.engine.step))
-    lane.row_layers.append(sum(count.rows))
+    own.engine.meter = count
+    own.seconds.append(time_call(own.engine.step, llm.model.device))
+    own.row_layers.append(sum(count.rows))
     few = sum(count.rows) < MANY * len(count.rows)
-    lane.bare.append(timed(llm, bare_pass(llm, count.rows, count.predicted, keys, batch)) if few else float("nan"))
+    own.bare.append(
+        time_call(bare_pass(llm, count.rows, count.predicted, keys, batch), llm.model.device) if few else float("nan")
+    )
 
 
-def _result(lane: Lane, none: Lane, layers: int) -> dict[str, Any]:
-    ours, theirs, bare = np.array(lane.seconds), np.array(none.seconds), np.array(lane.bare)
-    work, reference = np.array(lane.row_layers), np.array(none.row_layers)
+def _result(own: PolicySteps, none: PolicySteps, layers: int) -> dict[str, Any]:
+    ours, theirs, bare = np.array(own.seconds), np.array(none.seconds), np.array(own.bare)
+    work, reference = np.array(own.row_layers), np.array(none.row_layers)
     many = work >= MANY * layers
 
     def gain(chosen: Any) -> tuple[float, float]:
@@ -147,8 +152,8 @@ def _result(lane: Lane, none: Lane, layers: int) -> dict[str, Any]:
         with_many = gain(many)
         quotient = with_many[0] / with_many[1]
     return {
-        "cache": lane.name,
-        "settings": lane.settings,
+        "cache": own.name,
+        "settings": own.settings,
         "step_ms": 1e3 * float(np.median(ours)),
         "gain": float(speed),
         "work_gain": float(saved),
@@ -161,21 +166,25 @@ def _result(lane: Lane, none: Lane, layers: int) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """The results as a Markdown table."""
-    lines = [
-        "| cache | settings | ms a step (median) | gain | work gain | rows a layer | quotient, 64 rows or more | "
-        "times bare, fewer |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["cache", "settings", "ms a step (median)", "gain", "work gain", "rows a layer"]
+    rows = []
     for row in results:
         low, high = row["rows_a_layer"]
         quotient, bare = row["quotient"], row["times_bare_with_few_rows"]
-        lines.append(
-            f"| {row['cache']} | {described(row['settings'])} | {row['step_ms']:.0f} | {row['gain']:.2f}x | "
-            f"{row['work_gain']:.2f}x | {low:.0f} to {high:.0f} | {'-' if quotient is None else f'{quotient:.2f}'} | "
-            f"{'-' if bare is None else f'{bare:.2f}x'} |"
+        rows.append(
+            [
+                row["cache"],
+                described(row["settings"]),
+                f"{row['step_ms']:.0f}",
+                f"{row['gain']:.2f}x",
+                f"{row['work_gain']:.2f}x",
+                f"{low:.0f} to {high:.0f}",
+                "-" if quotient is None else f"{quotient:.2f}",
+                "-" if bare is None else f"{bare:.2f}x",
+            ]
         )
-    return "\n".join(lines)
+    return markdown_table([*header, "quotient, 64 rows or more", "times bare, fewer"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,13 +1,12 @@
-"""Hit ratios of two replicas: each prefix goes where it is held, against round-robin.
+"""Hit ratios of two replicas: each prefix goes to the replica that holds it, compared with round-robin.
 
     python -m remask_lab.speed.routing [--fronts client,vllm-router,ray] [--requests 40] [--prefixes 8] [--json FILE]
 
-Uses the bundled model on two replicas of this machine, whose stores hold fewer prefixes than there are. `client` is
-one of twenty lines that routes by `remask.deploy.routing`; `vllm-router` hashes a header that names the prefix;
+Runs the bundled model on two replicas of this machine. Their stores hold fewer prefixes than there are. `client` is a
+client of twenty lines that routes by `remask.deploy.routing`. `vllm-router` hashes a header that names the prefix.
 `ray` is `remask deploy`. A front that is not installed is left out, and the result says so.
 """
 
-import argparse
 import asyncio
 import importlib.util
 import itertools
@@ -21,18 +20,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import xxhash
 
 from remask import LLM
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
-from remask_lab.load.client import Outcome, send
-from remask_lab.load.load import Load, put
-from remask_lab.load.mix import Ask, Mix
-from remask_lab.load.target import Target, find_target
+from remask_lab.load.client import RequestOutcome, send_to
+from remask_lab.load.load import Load, run_load
+from remask_lab.load.mix import HttpRequest, PromptMix
+from remask_lab.load.target import Target, empty_store, find_target, is_healthy
 from remask_lab.records.record import Record, about, write_record
-from remask_lab.speed.servers import REMASK, free_port, process, serving
+from remask_lab.speed.command import REMASK, command_parser, run_command
+from remask_lab.speed.servers import free_port, process, serving
 
 ROUTER = shutil.which("vllm-router") or shutil.which("vllm-router", path=str(Path(sys.executable).parent))
 BUNDLED = Target("http://unused", "bundled", info={"model_path": "bundled"})
@@ -43,8 +42,8 @@ Ratios = Mapping[str, float]
 
 
 def main() -> None:
-    """Measure, print one JSON object, and write it with what it was measured on where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print one JSON object, and write the record where `--json` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("--fronts", default="client,vllm-router,ray", help="which, joined by commas (default all)")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--prefixes", type=int, default=8)
@@ -53,7 +52,7 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     args = parser.parse_args()
-    fronts: dict[str, Callable[[Sequence[Ask], int], Ratios] | None] = {
+    fronts: dict[str, Callable[[Sequence[HttpRequest], int], Ratios] | None] = {
         "client": own_client,
         "vllm-router": None if ROUTER is None else vllm_router,
         "ray": None if importlib.util.find_spec("ray") is None else ray_serve,
@@ -62,11 +61,11 @@ def main() -> None:
     unknown = [name for name in asked if name not in fronts]
     if unknown:
         parser.error(f"--fronts: unknown {unknown[0]!r}; choose of {', '.join(fronts)}")
-    asks = Mix(num_prompts=args.requests, prefixes=args.prefixes, seed=3).draw(BUNDLED)
+    requests = PromptMix(num_prompts=args.requests, prefixes=args.prefixes, seed=3).draw(BUNDLED)
     result: dict[str, Ratios | str] = {}
     for name in asked:
         measure = fronts[name]
-        result[name] = "not installed" if measure is None else measure(asks, args.budget)
+        result[name] = "not installed" if measure is None else measure(requests, args.budget)
     if args.json:
         settings = {name: value for name, value in vars(args).items() if name != "json"}
         llm = LLM("bundled", dtype="float32")
@@ -74,70 +73,69 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def named(ask: Ask) -> Ask:
-    """The request with its prefix named in a header, for routers that hash one."""
-    identity = prefix_identity(ask.body)
+def named(request: HttpRequest) -> HttpRequest:
+    """Returns the request with a header that names its prefix, for routers that hash one."""
+    identity = prefix_identity(request.body)
     assert identity is not None
-    return replace(ask, headers={"X-Session-ID": xxhash.xxh64_hexdigest(identity)})
+    return replace(request, headers={"X-Session-ID": xxhash.xxh64_hexdigest(identity)})
 
 
-def hit_ratio(outcomes: Sequence[Outcome]) -> float:
-    """Share of the prompt tokens that were read from stores. Raises `RuntimeError` where a request failed."""
+def hit_ratio(outcomes: Sequence[RequestOutcome]) -> float:
+    """The share of the prompt tokens that were read from stores. Raises `RuntimeError` where a request failed."""
     failed = [outcome.message for outcome in outcomes if outcome.error is not None]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
     return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
 
 
-def through(base_url: str, asks: Sequence[Ask]) -> float:
-    """Hit ratio of all requests sent to one address."""
-    return hit_ratio(asyncio.run(put(find_target(base_url), asks, Load(max_concurrency=AT_A_TIME))).outcomes)
+def through(base_url: str, requests: Sequence[HttpRequest]) -> float:
+    """The hit ratio of all requests, sent to one address."""
+    return hit_ratio(asyncio.run(run_load(find_target(base_url), requests, Load(max_concurrency=AT_A_TIME))).outcomes)
 
 
-def own_client(asks: Sequence[Ask], budget: int) -> Ratios:
-    """Two plain servers, and the client chooses."""
+def own_client(requests: Sequence[HttpRequest], budget: int) -> Ratios:
+    """Two plain servers. The client chooses between them."""
     spill, turn = Spill(), itertools.count()
 
-    def by_prefix(ask: Ask, loads: Mapping[str, int]) -> str:
-        return spill.order(prefix_identity(ask.body), loads)[0]
+    def by_prefix(request: HttpRequest, loads: Mapping[str, int]) -> str:
+        return spill.order(prefix_identity(request.body), loads)[0]
 
-    def in_turn(_ask: Ask, loads: Mapping[str, int]) -> str:
+    def in_turn(_ask: HttpRequest, loads: Mapping[str, int]) -> str:
         return list(loads)[next(turn) % len(loads)]
 
     with two_servers(budget) as servers:
         return {
-            name: hit_ratio(asyncio.run(_choosing(emptied(servers), asks, choose)))
+            name: hit_ratio(asyncio.run(_choosing(emptied(servers), requests, choose)))
             for name, choose in (("by_prefix", by_prefix), ("round_robin", in_turn))
         }
 
 
 async def _choosing(
-    servers: Sequence[str], asks: Sequence[Ask], choose: Callable[[Ask, Mapping[str, int]], str]
-) -> list[Outcome]:
-    # Names, and not the addresses with their random ports, decide where prefixes go: so it is the same in every run.
+    servers: Sequence[str], requests: Sequence[HttpRequest], choose: Callable[[HttpRequest, Mapping[str, int]], str]
+) -> list[RequestOutcome]:
+    # Names decide where prefixes go, not the addresses with their random ports. So every run routes the same way.
     addresses = dict(zip("ab", servers, strict=True))
     loads, turns = dict.fromkeys(addresses, 0), asyncio.Semaphore(AT_A_TIME)
 
-    async def one(ask: Ask) -> Outcome:
+    async def one(request: HttpRequest) -> RequestOutcome:
         async with turns:
-            name = choose(ask, loads)
+            name = choose(request, loads)
             loads[name] += 1
             try:
-                async with httpx.AsyncClient(base_url=addresses[name], timeout=60) as client:
-                    return await send(client, ask, {}, 0.0)
+                return await send_to(addresses[name], request)
             finally:
                 loads[name] -= 1
 
-    return await asyncio.gather(*map(one, asks))
+    return await asyncio.gather(*map(one, requests))
 
 
-def vllm_router(asks: Sequence[Ask], budget: int) -> Ratios:
+def vllm_router(requests: Sequence[HttpRequest], budget: int) -> Ratios:
     """Two plain servers behind `vllm-router`."""
     with two_servers(budget) as servers:
         ratios = {}
         for name, policy, sent in (
-            ("by_prefix", "consistent_hash", [named(ask) for ask in asks]),
-            ("round_robin", "round_robin", asks),
+            ("by_prefix", "consistent_hash", [named(request) for request in requests]),
+            ("round_robin", "round_robin", requests),
         ):
             with router(policy, *emptied(servers)) as base:
                 ratios[name] = through(base, sent)
@@ -146,39 +144,32 @@ def vllm_router(asks: Sequence[Ask], budget: int) -> Ratios:
 
 @contextmanager
 def router(policy: str, *workers: str) -> Iterator[str]:
-    """`vllm-router` in front of servers, until the block ends."""
+    """Run `vllm-router` in front of servers until the block ends. Yields its address."""
     port = str(free_port())
     words = [str(ROUTER), "--host", "127.0.0.1", "--port", port, "--worker-urls", *workers, "--policy", policy]
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     base = f"http://127.0.0.1:{port}"
     with process([*words, *metrics], "(Starting server on)"):
-        while not _healthy(base):
+        while not is_healthy(base):
             time.sleep(0.05)
         yield base
 
 
-def _healthy(base: str) -> bool:
-    try:
-        return httpx.get(f"{base}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def ray_serve(asks: Sequence[Ask], budget: int) -> Ratios:
-    """`remask deploy`, once under each routing."""
+def ray_serve(requests: Sequence[HttpRequest], budget: int) -> Ratios:
+    """`remask deploy`, once with each routing."""
     ratios = {}
     for name, routing in (("by_prefix", "prefix"), ("round_robin", "round-robin")):
         with (
             tempfile.TemporaryDirectory() as home,
             fleet(home, budget, "--min-replicas", "2", "--routing", routing) as base,
         ):
-            ratios[name] = through(base, asks)
+            ratios[name] = through(base, requests)
     return ratios
 
 
 @contextmanager
 def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
-    """`remask deploy` with these words of its own; Ray keeps its token in `home`."""
+    """Run `remask deploy` with these further words until the block ends. Ray keeps its token in `home`."""
     words = ["deploy", "bundled", "--dtype", "float32", "--num-cpus", "0.5", "--port", str(free_port())]
     words += ["--store-budget-tokens", str(budget), *own]
     settings = {**THREADS, "HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -188,18 +179,18 @@ def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
 
 @contextmanager
 def two_servers(budget: int) -> Iterator[list[str]]:
-    """Addresses of two plain servers."""
+    """Run two plain servers until the block ends. Yields their addresses."""
     words = ["bundled", "--dtype", "float32", "--threads", "1", "--store-budget-tokens", str(budget)]
     with serving(*words) as one, serving(*words) as other:
         yield [one.base_url, other.base_url]
 
 
 def emptied(servers: Sequence[str]) -> Sequence[str]:
-    """The same servers, with nothing in their stores."""
+    """Empty the servers' stores, and return the servers."""
     for server in servers:
-        httpx.delete(f"{server}/v1/cache").raise_for_status()
+        empty_store(server)
     return servers
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

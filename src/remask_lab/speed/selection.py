@@ -1,16 +1,17 @@
-"""What dLLM-Cache's selection costs when next to nothing is selected.
+"""The cost of dLLM-Cache's selection when next to no row is selected.
 
     python -m remask_lab.speed.selection [--model llada-100m] [--prompt 512] [--response 256]
 
-Times the steps between refreshes with all response rows compared and one of them computed, for each `select`, against
-the same steps with all of them held (`ratio` 0) and against the bare projections that comparing needs. What a selection
-costs over "random" is comparing alone, as that computes as many rows; what "random" costs over held ones is the reading
-of all weights for one row. dLLM-Cache's paper names this cost as its weakness: it does not fall with the ratio.
+Times the steps between refreshes. For each `select` all response rows are compared and one is computed. The same steps
+with all rows held (`ratio` 0), and the bare projections that comparing needs, stand beside them. "random" computes as
+many rows and compares none, so a selection's time above "random" is the comparison. The time of "random" above held
+rows is the reading of all weights for one row. dLLM-Cache's paper names this cost as its weakness: it does not fall
+with the ratio.
 """
 
 import argparse
-import json
 import statistics
+import sys
 from collections.abc import Callable
 
 import torch
@@ -20,8 +21,8 @@ from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies.dllm import SELECTS
-from remask_lab.records.machine import commit, machine
-from remask_lab.speed.bare import timed
+from remask_lab.ops.clock import time_call
+from remask_lab.speed.command import add_model_options, command_parser, open_random, print_report, run_command
 
 HELD = "held"
 BARE = "bare projections"
@@ -29,48 +30,44 @@ BARE = "bare projections"
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llada-100m")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
+    parser = command_parser(__doc__)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--response", type=int, default=256)
     parser.add_argument("--turns", type=int, default=15)
+    add_model_options(parser, "llada-100m")
     args = parser.parse_args()
     if args.response < args.turns + 3:
         parser.error(f"--response must be at least --turns + 3, {args.turns + 3}: a turn settles a token")
     limits = EngineConfig(max_num_seqs=args.batch, max_model_len=args.prompt + args.response, store_budget_tokens=0)
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
+    llm = open_random(args, limits)
     calls: dict[str, Callable[[], object]] = {HELD: engine_of(llm, args, {"ratio": 0.0}).step}
     for select in SELECTS:
-        # A little above one row of the response, which rounding down leaves at one.
+        # A ratio a little above one row of the response, which rounds down to one row.
         calls[select] = engine_of(llm, args, {"ratio": 1.5 / args.response, "select": select}).step
     calls[BARE] = bare_projections(llm, args.batch * args.response)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(args.turns + 2):
         for name, call in calls.items():
-            seconds = timed(llm, call)
-            if turn >= 2:  # the first step computes everything, the second warms up
+            seconds = time_call(call, llm.model.device)
+            if turn >= 2:  # the first step computes all rows, the second warms up
                 times[name].append(seconds)
     medians = {name: 1e3 * statistics.median(found) for name, found in times.items()}
-    result = {
-        "machine": machine(llm),
-        "commit": commit(),
-        "model": args.model,
-        "batch": args.batch,
-        "prompt": args.prompt,
-        "response": args.response,
-        "step_ms": {name: ms for name, ms in medians.items() if name != BARE},
-        "bare_projections_ms": medians[BARE],
-        "over_held_ms": {select: medians[select] - medians[HELD] for select in SELECTS},
-        "over_random_ms": {select: medians[select] - medians["random"] for select in ("value", "key")},
-    }
-    print(json.dumps(result, indent=2))
+    print_report(
+        llm,
+        model=args.model,
+        batch=args.batch,
+        prompt=args.prompt,
+        response=args.response,
+        step_ms={name: ms for name, ms in medians.items() if name != BARE},
+        bare_projections_ms=medians[BARE],
+        over_held_ms={select: medians[select] - medians[HELD] for select in SELECTS},
+        over_random_ms={select: medians[select] - medians["random"] for select in ("value", "key")},
+    )
 
 
 def engine_of(llm: LLM, args: argparse.Namespace, settings: dict[str, object]) -> Engine:
-    """An engine whose requests are refreshed in their first step and never again."""
+    """Returns an engine whose requests are refreshed in their first step and never again."""
     never = {"prompt_interval": 10**6, "response_interval": 10**6}
     policy = llm.policy("dllm-cache", {**never, **settings})
     engine = llm.new_engine()
@@ -82,7 +79,7 @@ def engine_of(llm: LLM, args: argparse.Namespace, settings: dict[str, object]) -
 
 
 def bare_projections(llm: LLM, rows: int) -> Callable[[], None]:
-    """V of `rows` rows in every layer but the first."""
+    """Returns a call that projects V of `rows` rows in every layer but the first."""
     c = llm.loaded.config
     x = torch.randn(rows, c.hidden, dtype=llm.model.dtype, device=llm.model.device)
     first = (c.heads + c.kv_heads) * c.head_dim
@@ -96,4 +93,4 @@ def bare_projections(llm: LLM, rows: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,11 +1,10 @@
-"""Servers of processes of their own, and where the time of a load on them goes."""
+"""Servers in processes of their own, and the parts of the time of a load on them."""
 
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,21 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-import httpx
-
 from remask.engine.engine import EngineStats
-from remask_lab.load.target import Target, find_target
+from remask_lab.load.target import Target, find_target, read_metrics
+from remask_lab.speed.command import REMASK
 
-REMASK = (sys.executable, "-c", "import sys; from remask.cli import main; sys.exit(main())")
 START_S, STOP_S = 300, 90
 _SAMPLE = re.compile(r"^(?:remask:)?(\w+?)(?:\{model_name=[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 @contextmanager
 def process(words: Sequence[str], pattern: str, **environment: str) -> Iterator[str]:
-    """A process until the block ends, which stops it by SIGTERM; gives what `pattern` finds in its output, once there.
+    """Run a process until the block ends, then stop it by SIGTERM. Yields the first group of `pattern` in its output.
 
-    Raises `RuntimeError` where the process ends before, or with another status than that of a stop.
+    Raises `RuntimeError` where the process ends earlier, or with another status than that of a stop.
     """
     lines: list[str] = []
     env = {**os.environ, **environment}
@@ -53,11 +50,11 @@ def _awaited(child: "subprocess.Popen[str]", lines: list[str], pattern: str) -> 
         if found is not None:
             return found.group(1)
         time.sleep(0.02)
-    raise RuntimeError(f"{pattern!r} was not said in {START_S} s:\n{''.join(list(lines))}")
+    raise RuntimeError(f"the output has no {pattern!r} after {START_S} s:\n{''.join(list(lines))}")
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a port that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -66,23 +63,23 @@ def free_port() -> int:
 
 @contextmanager
 def serving(*words: str) -> Iterator[Target]:
-    """`remask serve` with these words on a free port, until the block ends."""
+    """Run `remask serve` with these words on a free port, until the block ends."""
     with process([*REMASK, "serve", "--port", "0", *words], r"running on (http://\S+:\d+)") as url:
         yield find_target(url)
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Readings that only grow. Times are in seconds.
+    """Readings of counters that only grow. Times are in seconds.
 
     Attributes:
-        wall: of this process' clock.
-        steps: of the engine.
-        in_steps: what the engine's thread spent in them.
-        engine: of that, what it computed itself; the rest it waited: for the interpreter's lock, for a core, for helper
-            threads, for a device.
-        server: what the server's process computed beside that: HTTP, JSON, tokenizing, and helper threads of the model.
-        client: what this process computed.
+        wall: the clock of this process.
+        steps: the number of steps of the engine.
+        in_steps: the time of the engine's thread in these steps.
+        engine: the CPU time of that thread in them. For the rest it waited: for the interpreter's lock, a core, helper
+            threads, or a device.
+        server: the server process' other CPU time: HTTP, JSON, tokenizing, and helper threads of the model.
+        client: the CPU time of this process.
     """
 
     wall: float
@@ -94,14 +91,13 @@ class Clocks:
 
     @classmethod
     def of_engine(cls, stats: EngineStats) -> "Clocks":
-        """Now, where the engine is in this process and there is no server."""
+        """Read the clocks of an engine in this process, without a server."""
         return cls(time.perf_counter(), stats.steps, stats.step_seconds, stats.step_cpu_seconds, 0.0, 0.0)
 
     @classmethod
     def of_server(cls, target: Target) -> "Clocks":
-        """Now, by the metrics of a server and the clocks of this process."""
-        text = httpx.get(f"{target.base_url}/metrics", headers=dict(target.headers)).raise_for_status().text
-        found = {name: float(value) for name, value in _SAMPLE.findall(text)}
+        """Read the metrics of a server and the clocks of this process."""
+        found = {name: float(value) for name, value in _SAMPLE.findall(read_metrics(target))}
         engine = found["engine_step_cpu_seconds_total"]
         return cls(
             wall=time.perf_counter(),
@@ -113,16 +109,16 @@ class Clocks:
         )
 
     def since(self, before: "Clocks") -> "Clocks":
-        """What has passed between two readings."""
+        """The difference between two readings."""
         return Clocks(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
 
 
 def overhead(alone: Clocks, served: Clocks) -> dict[str, float]:
-    """What serving adds to the time of an engine alone with the same requests, as shares of the time served.
+    """The time that serving adds to that of an engine alone with the same requests, as shares of the time served.
 
-    `total` is the sum of the other three: the engine's thread computes more slowly, as it shares caches; it waits more
-    in steps, for the interpreter's lock and for cores; and it spends time outside of steps, taking work in or having
-    none.
+    `total` is the sum of the other three. The engine's thread computes more slowly, because it shares caches. It waits
+    more in steps, for the interpreter's lock and for cores. And it spends time between steps, where it accepts requests
+    or has none.
     """
 
     def lost(of: Any) -> float:
@@ -137,10 +133,12 @@ def overhead(alone: Clocks, served: Clocks) -> dict[str, float]:
 
 
 def per_request(spent: Sequence[Clocks], requests: int) -> dict[str, float]:
-    """The median over turns of what each of `requests` took: steps, and milliseconds of the clocks."""
-    told = {}
+    """The median over turns of the steps and the milliseconds that each of `requests` took."""
+    medians = {}
     for each in fields(Clocks):
         values = sorted(getattr(clocks, each.name) / requests for clocks in spent)
         middle = values[len(values) // 2]
-        told["steps" if each.name == "steps" else f"{each.name}_ms"] = middle if each.name == "steps" else 1e3 * middle
-    return told
+        medians["steps" if each.name == "steps" else f"{each.name}_ms"] = (
+            middle if each.name == "steps" else 1e3 * middle
+        )
+    return medians

@@ -1,28 +1,26 @@
-"""What serving costs over the engine alone, and what `bicache` gains over `none` in served tokens a second.
+"""The cost of serving over the engine alone, and the gain of `bicache` over `none` in served tokens a second.
 
     python -m remask_lab.speed.serving [--clients 8] [--requests 64] [--rounds 5] [--threads N] [--json FILE]
 
-Uses the bundled model, at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
-machine; a third contender is the engine alone in this process, with as many requests at a time and no HTTP. They take
+Runs the bundled model at prefix ratio 0.9. Two servers, one for each policy, run as processes on free ports of this
+machine. The third contender is the engine alone in this process, with as many requests at a time and no HTTP. They take
 turns in one run, each with an empty store at the start of its turn. The engine alone computes on as many threads as the
-servers do; it has a turn on as many as PyTorch takes by itself too, so leave OMP_NUM_THREADS unset.
+servers do. It has a further turn on PyTorch's default number of threads, so leave OMP_NUM_THREADS unset.
 
-The server's overhead is measured twice. `closed_loop`: so many clients, each of which sends its next request when it
-has the last one's answer, so that a slot stands empty until it comes. `all_at_once`: all requests are sent at the
-start, so that the next one always waits, as it does for the engine alone. Each is reported in parts
-(`remask_lab.speed.servers`).
-The clients are in this process and share the machine with the servers, so the overhead has their part in it. Last,
-single requests are sent whose prefix the store does not hold, and then holds.
+The server's overhead is measured twice. `closed_loop`: every client sends its next request when it has the answer to
+the last one, so a slot is empty until that request arrives. `all_at_once`: all requests are sent at the start, so the
+next one always waits, as it does for the engine alone. Each overhead is reported in parts (`remask_lab.speed.servers`).
+The clients are in this process and share the machine with the servers, so the overhead includes theirs. At last, single
+requests are sent twice: first the store does not hold their prefix, then it does.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import httpx
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
@@ -31,27 +29,28 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.tasks.transit import TransitRequest, make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
-from remask_lab.load.load import Load, Run, put
-from remask_lab.load.mix import CHAT, Ask
-from remask_lab.load.target import Target
+from remask_lab.load.load import Load, LoadRun, run_load
+from remask_lab.load.mix import CHAT, HttpRequest
+from remask_lab.load.target import Target, empty_store
 from remask_lab.records.record import Record, about, write_record
+from remask_lab.speed.command import add_model_options, command_parser, run_command
 from remask_lab.speed.servers import Clocks, overhead, per_request, serving
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ServingRound:
     """A turn of each contender."""
 
     alone: Clocks
     all_cores: Clocks
-    closed_loop: tuple[Run, Clocks]
-    all_at_once: tuple[Run, Clocks]
-    none: tuple[Run, Clocks]
+    closed_loop: tuple[LoadRun, Clocks]
+    all_at_once: tuple[LoadRun, Clocks]
+    none: tuple[LoadRun, Clocks]
 
 
 def main() -> None:
-    """Measure, print one JSON object, and write it with what it was measured on where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, print one JSON object, and write the record where `--json` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("--cache", default="bicache", help="the policy that is set against none")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=64, help="in each turn")
@@ -59,9 +58,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=68, help="of the table in the shared prefix; more raise the ratio")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="that the model computes on (default: those of remask serve)")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--json", metavar="FILE", help="write the result here")
+    add_model_options(parser)
     args = parser.parse_args()
     cores, threads = torch.get_num_threads(), args.threads or default_threads()
     torch.set_num_threads(threads)
@@ -81,7 +79,7 @@ def main() -> None:
             served(target, items[: args.clients], args.clients)
         alone(llm, engine, items[: args.clients], threads)
         rounds = [
-            Round(
+            ServingRound(
                 alone(llm, engine, items, threads),
                 alone(llm, engine, items, cores),
                 served(ours, items, args.clients),
@@ -113,8 +111,8 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def gains(rounds: Sequence[Round]) -> dict[str, object]:
-    """Tokens a second of the contenders, medians over rounds, and whether the policies' answers are right."""
+def gains(rounds: Sequence[ServingRound]) -> dict[str, object]:
+    """Tokens a second of the contenders as medians over rounds, and the accuracy of the policies' answers."""
     ratios = [rate(each.closed_loop) / rate(each.none) for each in rounds]
     tokens = sum(outcome.output_tokens for outcome in rounds[0].closed_loop[0].outcomes)
     return {
@@ -130,7 +128,7 @@ def gains(rounds: Sequence[Round]) -> dict[str, object]:
 
 
 def parts(pairs: Iterable[tuple[Clocks, Clocks]]) -> dict[str, object]:
-    """The overhead and its parts, medians over rounds, and the range of the whole."""
+    """The overhead and its parts as medians over rounds, and the range of the total."""
     turns = [overhead(alone, served) for alone, served in pairs]
     totals = [turn["total"] for turn in turns]
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
@@ -138,7 +136,7 @@ def parts(pairs: Iterable[tuple[Clocks, Clocks]]) -> dict[str, object]:
 
 
 def alone(llm: LLM, engine: Engine, items: Sequence[TransitRequest], threads: int) -> Clocks:
-    """What the engine takes for all requests with an empty store, without a server, on so many threads."""
+    """Run all requests without a server, with an empty store, on `threads` threads."""
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
     policy = llm.policy(llm.cache, llm.cache_config)
@@ -154,12 +152,12 @@ def alone(llm: LLM, engine: Engine, items: Sequence[TransitRequest], threads: in
     return spent
 
 
-def served(target: Target, items: Sequence[TransitRequest], clients: int | None) -> tuple[Run, Clocks]:
-    """The same requests over HTTP, streamed, with an empty store at the start; None sends all at once."""
-    httpx.delete(f"{target.base_url}/v1/cache").raise_for_status()
-    asks = [Ask(CHAT, {"messages": item.messages}, item.answer) for item in items]
+def served(target: Target, items: Sequence[TransitRequest], clients: int | None) -> tuple[LoadRun, Clocks]:
+    """Run the same requests over HTTP, streamed, with an empty store at the start. None sends all of them at once."""
+    empty_store(target.base_url)
+    asks = [HttpRequest(CHAT, {"messages": item.messages}, item.answer) for item in items]
     before = Clocks.of_server(target)
-    run = asyncio.run(put(target, asks, Load(max_concurrency=clients)))
+    run = asyncio.run(run_load(target, asks, Load(max_concurrency=clients)))
     spent = Clocks.of_server(target).since(before)
     failed = [outcome.message for outcome in run.outcomes if outcome.error is not None]
     if failed:
@@ -167,29 +165,29 @@ def served(target: Target, items: Sequence[TransitRequest], clients: int | None)
     return run, replace(spent, wall=run.seconds)
 
 
-def rate(turn: tuple[Run, Clocks]) -> float:
+def rate(turn: tuple[LoadRun, Clocks]) -> float:
     """Served response tokens a second."""
     run, _ = turn
     return sum(outcome.output_tokens for outcome in run.outcomes) / run.seconds
 
 
-def accuracy(run: Run) -> float:
-    """Share of right answers."""
+def accuracy(run: LoadRun) -> float:
+    """The share of right answers."""
     return statistics.mean(bool(outcome.correct) for outcome in run.outcomes)
 
 
 def first_settled(target: Target, items: Sequence[TransitRequest]) -> tuple[list[float], list[float]]:
-    """Seconds until a client had the first block's text, on a miss and then on a hit of the same prefix.
+    """Seconds until a client has the first block's text, on a miss and then on a hit of the same prefix.
 
     The bundled model's blocks take one step each, so the first text is the first block.
     """
     misses: list[float] = []
     hits: list[float] = []
-    httpx.delete(f"{target.base_url}/v1/cache").raise_for_status()
+    empty_store(target.base_url)
     for item in items:
         for times in (misses, hits):
-            ask = Ask(CHAT, {"messages": item.messages})
-            (outcome,) = asyncio.run(put(target, [ask], Load())).outcomes
+            ask = HttpRequest(CHAT, {"messages": item.messages})
+            (outcome,) = asyncio.run(run_load(target, [ask], Load())).outcomes
             assert outcome.ttft_s is not None
             assert bool(outcome.cached_tokens) is (times is hits)
             times.append(outcome.ttft_s)
@@ -197,7 +195,7 @@ def first_settled(target: Target, items: Sequence[TransitRequest]) -> tuple[list
 
 
 def requests(llm: LLM, items: Sequence[TransitRequest]) -> list[Request]:
-    """What the server makes of the same messages."""
+    """The requests that the server makes of the same messages."""
     assert llm.tokenizer is not None
     params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
     return [
@@ -207,7 +205,7 @@ def requests(llm: LLM, items: Sequence[TransitRequest]) -> list[Request]:
 
 
 def prefix_ratio(llm: LLM, items: Sequence[TransitRequest]) -> float:
-    """Mean share of the canvas that the shared prefix takes."""
+    """The mean share of the canvas that the shared prefix takes."""
     return statistics.mean(
         request.prefix_length / (len(request.prompt_token_ids) + request.params.max_tokens)
         for request in requests(llm, items)
@@ -215,4 +213,4 @@ def prefix_ratio(llm: LLM, items: Sequence[TransitRequest]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -1,14 +1,14 @@
-"""What exact sharing of pages gains: many requests under one system prompt, with and without it.
+"""The gain of exact page sharing: many requests under one system prompt, with and without it.
 
     python -m remask_lab.speed.sharing [--model sdar-100m] [--requests 100] [--prompt 1000]
 
-Both runs are under `exact`, one with a store of pages and one with none; they take turns. The counts are asserted: the
-context is computed once, and its pages are held once.
+Both runs use `exact`, one with a store of pages and one without. They take turns. The command checks that the context
+is computed once, and that its pages are held once.
 """
 
 import argparse
-import json
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -19,26 +19,24 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import IntegrityError
 from remask.llm import Output
-from remask_lab.records.machine import commit, machine
+from remask_lab.speed.command import add_model_options, command_parser, open_random, print_report, run_command
 
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sdar-100m")
+    parser = command_parser(__doc__)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of the common system prompt")
     parser.add_argument("--own", type=int, default=24, help="tokens of each request's own")
     parser.add_argument("--response", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
+    add_model_options(parser, "sdar-100m")
     args = parser.parse_args()
     length = args.prompt + args.own + args.response
     sharing = EngineConfig(max_num_seqs=args.concurrency, max_model_len=length + 64, store_budget_tokens=16 * length)
     off = EngineConfig(max_num_seqs=args.concurrency, max_model_len=length + 64, store_budget_tokens=0)
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=off)
+    llm = open_random(args, off)
     work = requests(llm, args)
     rounds = [(run(llm, work, sharing), run(llm, work, off)) for _ in range(args.rounds)]
     last, reference = rounds[-1]
@@ -50,22 +48,20 @@ def main() -> None:
     if last["tokens"] != reference["tokens"]:
         raise IntegrityError("sharing changed an answer")
     firsts = last["first_settled_s"]
-    result = {
-        "machine": machine(llm),
-        "commit": commit(),
+    print_report(
+        llm,
         **{name: getattr(args, name) for name in ("model", "requests", "prompt", "own", "response", "concurrency")},
-        "throughput_gain": statistics.median(theirs["seconds"] / ours["seconds"] for ours, theirs in rounds),
-        "row_layers_gain": reference["row_layers"] / last["row_layers"],
-        "requests_that_skip_the_context": sum(found > 0 for found in last["found"]),
-        "first_settled_first_ms": 1e3 * firsts[0],
-        "first_settled_alone_hit_ms": 1e3 * alone(llm, work[-1], last["engine"]),
-        "tok_per_s": [args.requests * args.response / run["seconds"] for run in (last, reference)],
-    }
-    print(json.dumps(result, indent=2))
+        throughput_gain=statistics.median(theirs["seconds"] / ours["seconds"] for ours, theirs in rounds),
+        row_layers_gain=reference["row_layers"] / last["row_layers"],
+        requests_that_skip_the_context=sum(found > 0 for found in last["found"]),
+        first_settled_first_ms=1e3 * firsts[0],
+        first_settled_alone_hit_ms=1e3 * alone(llm, work[-1], last["engine"]),
+        tok_per_s=[args.requests * args.response / run["seconds"] for run in (last, reference)],
+    )
 
 
 def requests(llm: LLM, args: argparse.Namespace) -> list[Request]:
-    """The same random system prompt, and random tokens of each request's own."""
+    """Requests with one random system prompt, each followed by random tokens of its own."""
     rng = np.random.default_rng(0)
     vocab = llm.loaded.config.vocab
     system = rng.integers(0, vocab, args.prompt).tolist()
@@ -76,7 +72,7 @@ def requests(llm: LLM, args: argparse.Namespace) -> list[Request]:
 
 
 def run(llm: LLM, work: list[Request], config: EngineConfig) -> dict[str, Any]:
-    """All requests on an engine of its own."""
+    """Run all requests on a new engine."""
     engine = llm.new_engine(config)
     start = time.perf_counter()
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
@@ -96,7 +92,7 @@ def run(llm: LLM, work: list[Request], config: EngineConfig) -> dict[str, Any]:
 
 
 def alone(llm: LLM, item: Request, engine: Engine) -> float:
-    """Seconds until the first settled token of a request that finds the context, and has the engine to itself."""
+    """Seconds until the first settled token of a request that runs alone and finds the context in the store."""
     again = Request("again", item.prompt_token_ids, item.params, policy=item.policy)
     (output,) = llm.run([again], engine=engine, progress=False)
     assert output.first_settled_s is not None
@@ -104,4 +100,4 @@ def alone(llm: LLM, item: Request, engine: Engine) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

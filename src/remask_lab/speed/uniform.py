@@ -1,22 +1,25 @@
-"""What the caches of uniform models gain on a long canvas, and where the time of a step goes.
+"""The gain of the caches of uniform models on a long canvas, and the time of each operation in a step.
 
     python -m remask_lab.speed.uniform [--model gidd-100m] [--canvas 2048] [--block-length 32] [--json FILE]
 
-Times one block of every policy, engines of their own taking turns step by step. Steps that compute the same rows cost
-the same, so of those that compute nearly the whole canvas (`none`, `block-prefix`) only the first `--full-steps` are
-run and stand for the rest. Beside the gain in time stands the bound by the number of rows; exclusive times of a full
-and of a cached step say what keeps the one from the other.
+Times one block under every policy. Each policy has its own engine, and the engines take turns step by step. Steps that
+compute the same rows take the same time. So of the steps that compute nearly the whole canvas (`none`, `block-prefix`)
+only the first `--full-steps` run and stand for the rest. The first table has the gain in time and its bound by the
+number of rows. The second has the time of each operation in a full and in a cached step, without the operations inside
+it.
 """
 
-import argparse
+import sys
 from typing import Any
 
 import numpy as np
 
-from remask import LLM, EngineConfig
+from remask import EngineConfig
 from remask.engine.engine import Engine
-from remask_lab.ops.timed import OPERATIONS, timed
+from remask_lab.ops.clock import OPERATIONS, time_operations
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, about, write_record
+from remask_lab.speed.command import add_model_options, command_parser, open_random, run_command
 from remask_lab.speed.uniform_blocks import BlockShape, BlockTime, block_engine, time_block
 
 CACHES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,20 +32,18 @@ CACHES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Measure, print two tables, and write where asked one record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="gidd-100m")
+    """Measure, print two tables, and write one record where `--json` asks for it."""
+    parser = command_parser(__doc__)
     parser.add_argument("--canvas", type=int, default=2048)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--block-length", type=int, default=32)
     parser.add_argument("--steps", type=int, default=32, help="steps a block")
     parser.add_argument("--full-steps", type=int, default=4, help="steps of none and block-prefix that are run")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--json", metavar="FILE", help="write the full result here, as a record")
+    add_model_options(parser, "gidd-100m")
     args = parser.parse_args()
     limits = EngineConfig(max_num_seqs=1, max_model_len=args.canvas, store_budget_tokens=0)
-    llm = LLM(args.model, load_format="dummy", dtype=args.dtype, device=args.device, engine=limits)
+    llm = open_random(args, limits)
     block = BlockShape(args.canvas, args.prompt, args.block_length, args.steps)
     caches = {name: llm.policy(*cache) for name, cache in CACHES.items()}
     times = time_block(llm, block, caches, args.full_steps, args.steps)
@@ -71,8 +72,8 @@ def _result(name: str, own: BlockTime, none: BlockTime) -> dict[str, Any]:
 
 
 def _operations(engine: Engine) -> dict[str, float]:
-    """Milliseconds that one step spends in each operation, without what it calls in others."""
-    clock = timed(engine)
+    """Milliseconds of each operation in one step, without the operations inside it."""
+    clock = time_operations(engine)
     clock.start()
     engine.step()
     spent = clock.stop()
@@ -81,22 +82,23 @@ def _operations(engine: Engine) -> dict[str, float]:
 
 def table(results: list[dict[str, Any]], operations: dict[str, dict[str, float]]) -> str:
     """Both tables as Markdown."""
-    lines = [
-        "| cache | first step, ms | later steps, ms | gain over a block | bound by rows |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['cache']} | {row['first_step_ms']:.0f} | {row['later_steps_ms']:.0f} | {row['gain']:.2f}x | "
-        f"{row['bound_by_rows']:.2f}x |"
-        for row in results
-    ]
+    gains = markdown_table(
+        ["cache", "first step, ms", "later steps, ms", "gain over a block", "bound by rows"],
+        [
+            [
+                row["cache"],
+                f"{row['first_step_ms']:.0f}",
+                f"{row['later_steps_ms']:.0f}",
+                f"{row['gain']:.2f}x",
+                f"{row['bound_by_rows']:.2f}x",
+            ]
+            for row in results
+        ],
+    )
     names = list(dict.fromkeys(name for spent in operations.values() for name in spent))
-    lines += ["", f"| ms of a step | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [
-        f"| {kind} | {' | '.join(f'{spent[name]:.1f}' for name in names)} |" for kind, spent in operations.items()
-    ]
-    return "\n".join(lines)
+    times = [[kind, *(f"{spent[name]:.1f}" for name in names)] for kind, spent in operations.items()]
+    return f"{gains}\n\n{markdown_table(['ms of a step', *names], times)}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

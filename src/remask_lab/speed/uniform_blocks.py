@@ -1,6 +1,5 @@
-"""The time of one block under the caches of uniform models."""
+"""Times one block of a response under the caches of uniform models."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +10,21 @@ from remask import LLM, SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.policies import CachePolicy, UniformCache
+from remask_lab.ops.clock import time_call
 from remask_lab.ops.operations import touch_memory
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """One block and what stands around it; `prompt` counts all clean positions, completed blocks among them.
+    """The lengths of one block, in positions, and of the canvas around it.
 
-    With `next_block` the response goes on after the block, so that there is a next one to refresh.
+    Attributes:
+        prompt: all clean positions, completed blocks included.
+        block: positions of the block.
+        steps: steps of the block.
+        per_step: tokens settled in a step.
+        batch: requests that run together.
+        next_block: whether another block follows, which policies may refresh.
     """
 
     canvas: int
@@ -32,7 +38,7 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Seconds of the steps of a block that were run, and rows that each computed per request."""
+    """The steps of a block that ran: their seconds, and rows computed for each request. `steps` counts all steps."""
 
     seconds: tuple[float, ...]
     rows: tuple[int, ...]
@@ -40,7 +46,7 @@ class BlockTime:
 
     @property
     def block_s(self) -> float:
-        """Seconds of all steps; those that were not run count as the mean of those that were, the first left out."""
+        """Seconds of all steps. A step that did not run counts as the mean of those that did, the first left out."""
         return _whole(self.seconds, self.steps)
 
     @property
@@ -52,10 +58,11 @@ class BlockTime:
 def time_block(
     llm: LLM, shape: BlockShape, caches: Mapping[str, CachePolicy], full_steps: int, cached_steps: int
 ) -> dict[str, BlockTime]:
-    """Run one block of `shape.batch` requests under every cache, engines of their own taking turns step by step.
+    """Time one block of `shape.batch` requests under every cache, on engines that take turns step by step.
 
-    Steps that compute the same rows cost the same. So of `none` and `block-prefix`, whose steps compute nearly the
-    whole canvas, only the first `full_steps` are run, and of `uniform-cache` the first and `cached_steps` more.
+    Steps that compute the same rows take the same time. So only the first `full_steps` run under `none` and
+    `block-prefix`, whose steps compute nearly the whole canvas, and under `uniform-cache` the first and `cached_steps`
+    more.
     """
     run = {
         name: min(shape.steps, 1 + cached_steps if isinstance(policy, UniformCache) else full_steps)
@@ -69,16 +76,14 @@ def time_block(
             if step >= run[name]:
                 continue
             before = engine.stats.row_layers
-            start = time.perf_counter()
-            engine.step()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time_call(engine.step, llm.model.device))
             computed = engine.stats.row_layers - before
             rows[name].append(computed // (llm.loaded.config.layers * shape.batch))
     return {name: BlockTime(tuple(seconds[name]), tuple(rows[name]), shape.steps) for name in caches}
 
 
 def block_engine(llm: LLM, shape: BlockShape, policy: CachePolicy) -> Engine:
-    """An engine that is about to take the first step of the block for `shape.batch` requests."""
+    """Returns an engine whose next step is the first of the block, for `shape.batch` requests."""
     engine = llm.new_engine(replace(llm.engine_config, max_num_seqs=shape.batch))
     touch_memory(engine, [policy])
     rng = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from remask.cli import main
-from remask_lab.ops.timed import OPERATIONS
+from remask_lab.ops.clock import OPERATIONS
 
 SHAPE = ["--prefix-tokens", "16", "--prompt-tokens", "8", "--max-tokens", "8", "--requests", "2", "--rounds", "2"]
 

@@ -25,8 +25,8 @@ from remask_lab.harness import local
 from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, task_names, usual_role
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.local import run_local
-from remask_lab.harness.through_lm_eval import Asked, Harness
-from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator
+from remask_lab.harness.through_lm_eval import EvalOptions, Harness
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
 from remask_lab.likelihood.pairs import encode_pair
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
@@ -36,7 +36,7 @@ from tests.lab.harness.scripted import scripted
 pytestmark = pytest.mark.soak  # importing lm-eval alone takes longer than most tests
 
 QUICK = {"max_tokens": 4, "steps": 2}
-ASKED = Asked(role=usual_role(), chat=True, limit=None, run_code=True, seed=0)
+ASKED = EvalOptions(role=usual_role(), chat=True, limit=None, run_code=True, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model(llm: LLM, policy: str = "none", sampling: Mapping[str, Any] = QUICK, **draws: Any) -> RemaskLM:
-    return RemaskLM(llm, llm.policy(policy), sampling, 0, LikelihoodEstimator(llm, Draws(**draws)))
+    return RemaskLM(llm, llm.policy(policy), sampling, 0, LikelihoodEstimator(llm, MaskDraws(**draws)))
 
 
 def local_harness(task: str, path: Path) -> Harness:
@@ -129,7 +129,7 @@ def test_the_task_of_the_bundled_model_by_likelihood_and_by_generation(
         "doc_to_choice": "{{choices}}",
         "doc_to_target": "{{answer}}",
     }
-    asked = Asked(role=None, chat=True, limit=None, run_code=False, seed=0)
+    asked = EvalOptions(role=None, chat=True, limit=None, run_code=False, seed=0)
     row = harness.run(model(llm, samples=16), choice, asked)
     assert "seconds" not in row, "nothing was generated"
     assert row["metrics"]["acc,none"]["value"] >= 0.8
@@ -156,7 +156,9 @@ def test_likelihoods_are_the_estimators(llm: LLM) -> None:
     lm = model(llm, samples=32)
     pairs = [("from ivy go 1 ,", " where am i ?"), ("", "ivy > holly"), ("from ivy ", "go 1")]
     found = lm.loglikelihood([instance(*pair, doc=number) for number, pair in enumerate(pairs)])
-    expected = LikelihoodEstimator(llm, Draws(samples=32)).score([encode_pair(llm, *pair) for pair in pairs], [0, 1, 2])
+    expected = LikelihoodEstimator(llm, MaskDraws(samples=32)).score(
+        [encode_pair(llm, *pair) for pair in pairs], [0, 1, 2]
+    )
     assert [value for value, _ in found] == [each.log_likelihood for each in expected]
     assert lm.standard_errors == [each.standard_error for each in expected]
 
@@ -172,7 +174,7 @@ def test_greedy_continuations_are_told(llm: LLM) -> None:
 
 def test_whole_texts_are_scored_in_parts_where_they_are_long(llm: LLM) -> None:
     lm = model(llm, samples=16)
-    estimator = LikelihoodEstimator(llm, Draws(samples=16))
+    estimator = LikelihoodEstimator(llm, MaskDraws(samples=16))
     short, long = "ivy > holly", "ivy > holly " * 500
     one, two = lm.loglikelihood_rolling([instance(short), instance(long)])
     assert one == estimator.score([encode_pair(llm, "", short)], [0])[0].log_likelihood
@@ -192,15 +194,15 @@ def test_whole_texts_are_scored_in_parts_where_they_are_long(llm: LLM) -> None:
     ],
 )
 def test_what_a_task_says_about_generation(llm: LLM, given: dict[str, Any], expected: dict[str, Any]) -> None:
-    ask = model(llm, sampling={"steps_per_block": 1})._ask("from ivy", given)
-    assert {name: getattr(ask.params, name) for name in expected} == expected
-    assert ask.shared == 0
+    request = model(llm, sampling={"steps_per_block": 1})._request("0", "from ivy", given)
+    assert {name: getattr(request.params, name) for name in expected} == expected
+    assert request.prefix_length == 0
 
 
 def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Unknown generation parameter 'num_beams'"):
         model(llm).generate_until([instance("from ivy", {"num_beams": 2}, kind="generate_until")])
-    with pytest.raises(ConfigError, match="asks for log-likelihoods"):
+    with pytest.raises(ConfigError, match="needs log-likelihoods"):
         RemaskLM(llm, llm.policy("none"), {}).loglikelihood([instance("a", "b")])
     with pytest.raises(ConfigError, match="no tokenizer"):
         RemaskLM(LLM("llada-tiny", load_format="dummy", dtype="float32"), llm.policy("none"), {})

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.harness.generation import Ask, generate, params_for
+from remask_lab.harness.generation import generate, sampling_of
 from remask_lab.harness.report import table
 
 COSTS = {"seconds": 2.0, "throughput_tok_s": 12.5, "prefix_ratio": 0.875, "prefix_hits": 3}
@@ -51,17 +52,17 @@ def test_seeds_count_from_the_first_request() -> None:
     llm = LLM("bundled", dtype="float32", device="cpu")
     prompt = [5, 6, 7]
     drawn = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
-    both = generate(llm, [Ask(prompt, 0, drawn)] * 2, llm.policy("none"), seed=4)
+    both = generate(llm, [Request("", prompt, drawn)] * 2, llm.policy("none"), seed=4)
     first, second = (output.token_ids for output in both.outputs)
     assert first != second
-    (alone,) = generate(llm, [Ask(prompt, 0, drawn)], llm.policy("none"), seed=5).outputs
+    (alone,) = generate(llm, [Request("", prompt, drawn)], llm.policy("none"), seed=5).outputs
     assert alone.token_ids == second
     assert both.costs()["completion_tokens"] == 16
 
 
 def test_a_request_that_cannot_run_stops_all_before_they_begin() -> None:
     llm = LLM("bundled", dtype="float32", device="cpu")
-    params = params_for({"max_tokens": 8}, 256)
+    params = sampling_of({"max_tokens": 8}, 256)
     with pytest.raises(ConfigError, match="token ids"):
-        generate(llm, [Ask([5], 0, params), Ask([10**6], 0, params)], llm.policy("none"), seed=0)
+        generate(llm, [Request("", [5], params), Request("", [10**6], params)], llm.policy("none"), seed=0)
     assert not llm.engine.busy

@@ -12,7 +12,7 @@ import torch
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator, draw_masks, every_mask
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws, draw_masks, every_mask
 from remask_lab.likelihood.masked_pass import MaskedPasses
 from remask_lab.likelihood.pairs import Pair
 from tests.engine import kinds
@@ -49,7 +49,7 @@ def exact(name: str, prompt: tuple[int, ...], response: tuple[int, ...]) -> floa
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize("prompt", [PROMPT, ()])
 def test_all_sets_of_masks_give_the_expectation(name: str, prompt: tuple[int, ...]) -> None:
-    (found,) = LikelihoodEstimator(open_model(name), Draws(samples=128)).score([Pair(prompt, RESPONSE)])
+    (found,) = LikelihoodEstimator(open_model(name), MaskDraws(samples=128)).score([Pair(prompt, RESPONSE)])
     assert found.log_likelihood == pytest.approx(exact(name, prompt, RESPONSE), abs=1e-4)
     assert (found.standard_error, found.draws, found.tokens) == (0, 0, 6)
 
@@ -59,7 +59,7 @@ def test_all_sets_of_masks_give_the_expectation(name: str, prompt: tuple[int, ..
 def test_draws_converge_to_the_expectation(name: str, strata: int) -> None:
     right, errors = exact(name, PROMPT, RESPONSE), []
     for samples in (64, 1024, 16384):
-        draws = Draws(samples=samples, strata=strata, seed=4, exact=False)
+        draws = MaskDraws(samples=samples, strata=strata, seed=4, exact=False)
         (found,) = LikelihoodEstimator(open_model(name), draws).score([PAIR])
         assert abs(found.log_likelihood - right) < 3.5 * found.standard_error
         assert found.draws == samples
@@ -74,7 +74,7 @@ def test_standard_errors_are_honest_and_strata_lower_them() -> None:
     right, spread = exact("llada", PROMPT, RESPONSE), {}
     for strata in (1, 8):
         found = [
-            LikelihoodEstimator(open_model("llada"), Draws(64, strata, seed, exact=False)).score([PAIR])[0]
+            LikelihoodEstimator(open_model("llada"), MaskDraws(64, strata, seed, exact=False)).score([PAIR])[0]
             for seed in range(40)
         ]
         values = np.array([each.log_likelihood for each in found])
@@ -87,7 +87,7 @@ def test_standard_errors_are_honest_and_strata_lower_them() -> None:
 
 @pytest.mark.parametrize("strata", [1, 4])
 def test_numbers_of_masks_are_uniform_and_positions_too(strata: int) -> None:
-    masks = draw_masks(5, Draws(samples=20_000, strata=strata, seed=1))
+    masks = draw_masks(5, MaskDraws(samples=20_000, strata=strata, seed=1))
     counts = masks.sum(axis=1)
     assert np.bincount(counts, minlength=6)[1:] / len(masks) == pytest.approx(0.2, abs=0.015)
     assert masks[counts == 2].mean(axis=0) == pytest.approx(0.4, abs=0.03)
@@ -102,10 +102,10 @@ def test_weights_of_all_sets_sum_to_what_a_constant_is_worth() -> None:
 
 
 def test_draws_depend_on_seed_group_and_length_alone() -> None:
-    draws = Draws(samples=32, seed=3)
+    draws = MaskDraws(samples=32, seed=3)
     assert (draw_masks(9, draws, 1) == draw_masks(9, draws, 1)).all()
     assert (draw_masks(9, draws, 1) != draw_masks(9, draws, 2)).any()
-    estimator = LikelihoodEstimator(open_model("llada"), Draws(samples=32, exact=False))
+    estimator = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=32, exact=False))
     other = Pair((1, 2, 3, 4), tuple(range(20, 31)))
     (alone,) = estimator.score([PAIR], [1])
     _, among = estimator.score([other, PAIR], [0, 1])
@@ -140,7 +140,9 @@ def test_greedy_is_what_the_engine_decodes(name: str) -> None:
 
 
 def test_long_responses_are_drawn_and_not_enumerated() -> None:
-    (found,) = LikelihoodEstimator(open_model("llada"), Draws(samples=16)).score([Pair((), tuple(range(1, 31)) * 3)])
+    (found,) = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=16)).score(
+        [Pair((), tuple(range(1, 31)) * 3)]
+    )
     assert found.draws == 16
     assert np.isfinite(found.log_likelihood)
 
@@ -174,7 +176,7 @@ def test_pairs_that_cannot_be_run(pair: Pair, message: str) -> None:
 )
 def test_draws_that_cannot_be_made(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Draws(**settings)  # type: ignore[arg-type]
+        MaskDraws(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

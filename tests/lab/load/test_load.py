@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from remask.errors import ConfigError
-from remask_lab.load.client import Outcome, send
-from remask_lab.load.load import Load, Run, put
-from remask_lab.load.mix import CHAT, TEXT, Ask, Mix
+from remask_lab.load.client import RequestOutcome, send
+from remask_lab.load.load import Load, LoadRun, run_load
+from remask_lab.load.mix import CHAT, TEXT, HttpRequest, PromptMix
 from remask_lab.load.result import TIMES, detail, lines, summary
 from remask_lab.load.target import ServerError, Target, find_target
 
@@ -32,34 +32,34 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert Load().arrivals(3) == [0, 0, 0]
 
 
-def systems(asks: list[Ask]) -> list[str]:
+def systems(asks: list[HttpRequest]) -> list[str]:
     return [ask.body["messages"][0]["content"] for ask in asks]
 
 
 @pytest.mark.parametrize("target", [BUNDLED, FOREIGN], ids=["transit", "gsm8k"])
 @pytest.mark.parametrize(("share", "different"), [(1.0, 3), (0.5, 3 + 10), (0.0, 20)])
 def test_the_asked_share_has_shared_prefixes(target: Target, share: float, different: int) -> None:
-    mix = Mix(num_prompts=20, prefixes=3, prefix_share=share, seed=1)
+    mix = PromptMix(num_prompts=20, prefixes=3, prefix_share=share, seed=1)
     asks = mix.draw(target)
     assert all(ask.path == CHAT for ask in asks)
     assert len(asks) == 20
     assert len(set(systems(asks))) == different
     assert asks == mix.draw(target)
-    assert asks != Mix(num_prompts=20, prefixes=3, prefix_share=share, seed=2).draw(target)
+    assert asks != PromptMix(num_prompts=20, prefixes=3, prefix_share=share, seed=2).draw(target)
     assert all(ask.answer for ask in asks)
 
 
 def test_random_tokens_where_there_is_no_chat_template() -> None:
-    mix = Mix(num_prompts=6, prefixes=2, prefix_tokens=12, prompt_tokens=3)
+    mix = PromptMix(num_prompts=6, prefixes=2, prefix_tokens=12, prompt_tokens=3)
     asks = mix.draw(BARE)
     assert {ask.path for ask in asks} == {TEXT}
     assert {len(ask.body["prompt"]) for ask in asks} == {15}
     assert len({tuple(ask.body["prompt"][:12]) for ask in asks}) == 2
     assert all(ask.body["prefix_length"] == 12 for ask in asks)
     assert not any({3} & set(ask.body["prompt"]) for ask in asks), "no mask tokens"
-    assert len({tuple(ask.body["prompt"][:12]) for ask in Mix(num_prompts=6, prefix_share=0).draw(BARE)}) == 6
-    with pytest.raises(ConfigError, match="does not tell its vocabulary"):
-        Mix("random").draw(FOREIGN)
+    assert len({tuple(ask.body["prompt"][:12]) for ask in PromptMix(num_prompts=6, prefix_share=0).draw(BARE)}) == 6
+    with pytest.raises(ConfigError, match="reports no vocabulary"):
+        PromptMix("random").draw(FOREIGN)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_random_tokens_where_there_is_no_chat_template() -> None:
 )
 def test_bad_mixes(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Mix(**fields)
+        PromptMix(**fields)
 
 
 def test_more_prefixes_than_questions_allow() -> None:
     with pytest.raises(ConfigError, match="at most 12"):
-        Mix("gsm8k", prefixes=13).draw(FOREIGN)
+        PromptMix("gsm8k", prefixes=13).draw(FOREIGN)
 
 
 @pytest.mark.parametrize("fields", [{"request_rate": 0.0}, {"max_concurrency": 0}, {"timeout_s": 0.0}, {"seed": -1}])
@@ -88,12 +88,12 @@ def test_bad_loads(fields: dict[str, Any]) -> None:
         Load(**fields)
 
 
-def answered(handler: Any) -> Outcome:
+def answered(handler: Any) -> RequestOutcome:
     """The outcome of one request to `handler`."""
 
-    async def ask() -> Outcome:
+    async def ask() -> RequestOutcome:
         async with httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://x") as client:
-            return await send(client, Ask(CHAT, {"messages": []}, "oak"), {}, 0.0)
+            return await send(client, HttpRequest(CHAT, {"messages": []}, "oak"), {}, 0.0)
 
     return asyncio.run(ask())
 
@@ -129,13 +129,13 @@ def test_what_can_go_wrong_with_a_request() -> None:
 
 def test_totals_and_times() -> None:
     outcomes = [
-        Outcome(0.0, 200, None, None, "a", 0.1, [0.2, 0.2], 0.5, 100, 5, 80, 4, True),
-        Outcome(0.0, 200, None, None, "a", 0.3, [], 0.3, 100, 1, 0, 2, False),
-        Outcome(0.0, 429, "429", "full", elapsed_s=9.0),
-        Outcome(0.0, None, "timeout", "slow", elapsed_s=9.0),
+        RequestOutcome(0.0, 200, None, None, "a", 0.1, [0.2, 0.2], 0.5, 100, 5, 80, 4, True),
+        RequestOutcome(0.0, 200, None, None, "a", 0.3, [], 0.3, 100, 1, 0, 2, False),
+        RequestOutcome(0.0, 429, "429", "full", elapsed_s=9.0),
+        RequestOutcome(0.0, None, "timeout", "slow", elapsed_s=9.0),
     ]
-    run = Run(outcomes, 2.0, 4)
-    told = summary(BUNDLED, Mix(num_prompts=4), Load(), run)
+    run = LoadRun(outcomes, 2.0, 4)
+    told = summary(BUNDLED, PromptMix(num_prompts=4), Load(), run)
     assert (told["completed"], told["failed"]) == (2, 2)
     assert told["errors_by_status"] == {"429": 1, "timeout": 1}
     assert (told["total_input_tokens"], told["total_output_tokens"]) == (200, 6)
@@ -149,7 +149,7 @@ def test_totals_and_times() -> None:
     assert told["mean_tpot_ms"] == pytest.approx(100), "the request of one token has none"
     assert told["p99_e2el_ms"] == pytest.approx(498), "failed requests have no part in it"
     assert detail(run)["errors"] == ["", "", "full", "slow"]
-    empty = summary(BUNDLED, Mix(), Load(), Run(outcomes[2:], 2.0, 2))
+    empty = summary(BUNDLED, PromptMix(), Load(), LoadRun(outcomes[2:], 2.0, 2))
     assert all(empty[f"mean_{name}_ms"] is None for name in TIMES)
     assert empty["prefix_hit_ratio"] is empty["tokens_per_forward"] is empty["accuracy"] is None
     assert any("429" in line for line in lines(empty))
@@ -174,16 +174,16 @@ def test_never_more_at_a_time_than_asked() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpx, "AsyncClient", local)
-        asks = [Ask(CHAT, {})] * 20
-        run = asyncio.run(put(FOREIGN, asks, Load(max_concurrency=3)))
+        asks = [HttpRequest(CHAT, {})] * 20
+        run = asyncio.run(run_load(FOREIGN, asks, Load(max_concurrency=3)))
         assert (most, run.peak_concurrency) == (3, 3)
         assert all(outcome.error is None for outcome in run.outcomes)
-        run = asyncio.run(put(FOREIGN, asks, Load(request_rate=500.0)))
+        run = asyncio.run(run_load(FOREIGN, asks, Load(request_rate=500.0)))
         assert run.peak_concurrency < 20, "they arrive one after another"
         starts = [outcome.started_s for outcome in run.outcomes]
         assert starts == sorted(starts)
         with pytest.raises(ConfigError, match="at least one"):
-            asyncio.run(put(FOREIGN, [], Load()))
+            asyncio.run(run_load(FOREIGN, [], Load()))
 
 
 def test_servers_that_are_none() -> None:

@@ -11,11 +11,9 @@ import torch
 from remask import LLM, EngineConfig, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask_lab.ops.clock import Clock
-from remask_lab.ops.operations import profile_operations
-from remask_lab.ops.peaks import measure_peaks
-from remask_lab.ops.report import Peaks, Profile, StepProfile
-from remask_lab.ops.timed import OPERATIONS, timed
+from remask_lab.ops.clock import OPERATIONS, Clock, time_operations
+from remask_lab.ops.operations import Profile, StepProfile, profile_operations
+from remask_lab.ops.peaks import Peaks, measure_peaks
 from tests.engine.support import CPU, Work, make_engine, request, run
 
 LIMITS = EngineConfig(max_num_seqs=4, max_model_len=64, store_budget_tokens=32)
@@ -137,7 +135,7 @@ def test_what_cannot_run_is_refused(llm: LLM) -> None:
 def test_instruments_change_nothing() -> None:
     item = Work(request("r", 12, 8, block_length=4), LLM("llada-tiny", load_format="dummy").policy("block-dual"))
     engine = make_engine()
-    clock = timed(engine)
+    clock = time_operations(engine)
     clock.start()
     watched, plain = run(engine, [item])["r"], run(make_engine(), [item])["r"]
     assert (watched.token_ids, watched.trace, watched.usage) == (plain.token_ids, plain.trace, plain.usage)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from remask import LLM, EngineConfig
-from remask_lab.papers.definition import Table, read_table
-from remask_lab.papers.measure import Bench
+from remask_lab.papers.definition import PaperTable, read_table
+from remask_lab.papers.measure import Measurer
 
 SMALL = """
 title = "A small table"
@@ -67,20 +67,20 @@ published.Y = [3]
 """
 
 
-def small_table(folder: Path, text: str = SMALL) -> Table:
+def small_table(folder: Path, text: str = SMALL) -> PaperTable:
     """The small table, or another one."""
     path = folder / "small.toml"
     path.write_text(text, encoding="utf-8")
     return read_table(path)
 
 
-def bench(model: str = "llada-tiny", concurrency: int = 2) -> Bench:
+def bench(model: str = "llada-tiny", concurrency: int = 2) -> Measurer:
     """One that measures with random weights."""
     engine = EngineConfig(max_num_seqs=concurrency, max_model_len=128)
-    return Bench(LLM(model, load_format="dummy", dtype="float32", device="cpu", engine=engine), rounds=1, seed=5)
+    return Measurer(LLM(model, load_format="dummy", dtype="float32", device="cpu", engine=engine), rounds=1, seed=5)
 
 
-def retuned(table: Table, **scale: object) -> Table:
+def retuned(table: PaperTable, **scale: object) -> PaperTable:
     """`table` with another scale "bundled"."""
     own = replace(table.scales["bundled"], **scale)  # type: ignore[arg-type]
     return replace(table, scales={**table.scales, "bundled": own})

@@ -6,7 +6,7 @@ import pytest
 
 from remask_lab.papers import __main__ as command
 from remask_lab.papers import definition
-from remask_lab.papers.measure import Bench
+from remask_lab.papers.measure import Measurer
 from remask_lab.records.record import read_record
 from tests.lab.papers.tables import SMALL
 
@@ -44,7 +44,7 @@ def test_all_tables_go_into_a_folder_and_are_resumed(
     def measured(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(Bench, "measure", measured)
+    monkeypatch.setattr(Measurer, "measure", measured)
     assert command.main(["--all", "--out", str(small), *SIZE]) == 0
     assert capsys.readouterr().out == text
     assert command.main(["--all", "--out", str(small), *SIZE, "--seed", "4"]) == 2
@@ -79,9 +79,9 @@ def test_an_interruption_says_how_to_go_on(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bench, "measure", stop)
+    monkeypatch.setattr(Measurer, "measure", stop)
     assert command.main(["small-1", "--out", str(small), *SIZE]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

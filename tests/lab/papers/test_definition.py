@@ -7,8 +7,8 @@ import pytest
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import parse
-from remask_lab.papers.cell import cell_of
 from remask_lab.papers.definition import SCALES, load_table, table_names
+from remask_lab.papers.resolve import resolve
 from remask_lab.papers.show import published
 from tests.lab.papers.tables import SMALL, small_table
 
@@ -36,7 +36,7 @@ def test_every_row_of_ours_can_be_asked_for(name: str, scale: str) -> None:
     for row in table.rows:
         assert row.published or row.missing is None
         if row.missing is None:
-            cell = cell_of(table, row, scale, table.scales[scale])
+            cell = resolve(table, row, scale, table.scales[scale])
             assert cell.params.max_tokens > 0
             parse(cell.cache, cell.settings, lambda: DepthLookup({}))
             points.append(cell)
@@ -62,12 +62,12 @@ def test_identity_goes_with_what_is_measured_and_not_with_published_numbers(tmp_
 def test_a_row_differs_from_its_scale(tmp_path: Path) -> None:
     table = small_table(tmp_path)
     half, shorter = table.row("half"), table.row("shorter")
-    cell = cell_of(table, half, "bundled", table.scales["bundled"])
+    cell = resolve(table, half, "bundled", table.scales["bundled"])
     assert (cell.params.steps, cell.baseline and cell.baseline.params.steps) == (4, 8)
-    small, large = (cell_of(table, shorter, scale, table.scales[scale]) for scale in SCALES)
+    small, large = (resolve(table, shorter, scale, table.scales[scale]) for scale in SCALES)
     assert (small.workload["prompt_tokens"], small.params.block_length) == (2, None)
     assert (large.workload["prompt_tokens"], large.params.block_length) == (4, 4)
-    assert cell_of(table, table.rows[0], "bundled", table.scales["bundled"]).baseline is None
+    assert resolve(table, table.rows[0], "bundled", table.scales["bundled"]).baseline is None
 
 
 def test_a_table_of_ours_alone_has_no_published_numbers(tmp_path: Path) -> None:

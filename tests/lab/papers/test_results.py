@@ -12,7 +12,7 @@ from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import random_workload
 from remask_lab.pages import results
 from remask_lab.papers import definition
-from remask_lab.papers.run import run_table
+from remask_lab.papers.measure import run_table
 from remask_lab.records.record import write_record
 from tests.lab.papers.tables import SMALL, bench, small_table
 

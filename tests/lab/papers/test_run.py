@@ -13,11 +13,9 @@ from remask.errors import CheckpointError, ConfigError, RecordError
 from remask_lab.bench.bench import run_bench
 from remask_lab.likelihood.judge import Judge
 from remask_lab.papers.autoregressive import Autoregressive
-from remask_lab.papers.cell import Cell, cell_of
 from remask_lab.papers.definition import load_table
-from remask_lab.papers.measure import Bench
-from remask_lab.papers.operations import OPERATIONS
-from remask_lab.papers.run import run_table
+from remask_lab.papers.measure import OPERATIONS, Measurer, run_table
+from remask_lab.papers.resolve import ResolvedRow, resolve
 from remask_lab.papers.show import beside, published, results_of
 from remask_lab.records.record import read_record
 from tests.lab.likelihood.judges import save_judge
@@ -60,14 +58,14 @@ def test_flops_stand_beside_row_layers(tmp_path: Path) -> None:
     assert "| ours: work saved | ours: FLOPs saved |" in beside(table, record)
 
 
-class Stopping(Bench):
+class Stopping(Measurer):
     """Counts what it measures, and is interrupted before a number of cells."""
 
-    def __init__(self, other: Bench, after: int) -> None:
+    def __init__(self, other: Measurer, after: int) -> None:
         super().__init__(other.llm, other.rounds, other.seed)
         self.left, self.measured = after, 0
 
-    def measure(self, cell: Cell) -> dict[str, Any]:
+    def measure(self, cell: ResolvedRow) -> dict[str, Any]:
         if self.measured == self.left:
             raise KeyboardInterrupt
         self.measured += 1
@@ -98,7 +96,7 @@ def test_a_file_of_another_measurement_is_refused(tmp_path: Path) -> None:
     record = run_table(table, "bundled", scale, one, path)
     content = path.read_bytes()
     with pytest.raises(RecordError, match=r"holds rows of another measurement .*seed"):
-        run_table(table, "bundled", scale, Bench(one.llm, 1, seed=6), path)
+        run_table(table, "bundled", scale, Measurer(one.llm, 1, seed=6), path)
     with pytest.raises(RecordError, match=r"holds rows of another measurement .*model"):
         run_table(table, "bundled", scale, bench("dream-tiny"), path)
     changed = small_table(tmp_path, SMALL.replace("steps = 0.5", "steps = 0.25"))
@@ -145,14 +143,14 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n' + rows
     table = retuned(small_table(tmp_path, text), model="bundled")
     llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
-    one = Bench(llm, rounds=1, seed=1)
+    one = Measurer(llm, rounds=1, seed=1)
     record = run_table(table, "bundled", table.scales["bundled"], one, None)
     assert "| row | X | Y | ours: depth |" in beside(table, record)
     results = results_of(table, record)
     assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
     # A published table has no similarities to read at another threshold.
     one.llm._table = replace(llm.depth_table, curves={})
-    cell = cell_of(table, table.rows[1], "bundled", table.scales["bundled"])
+    cell = resolve(table, table.rows[1], "bundled", table.scales["bundled"])
     assert "published without similarities" in one.measure(cell)["left_out"]
 
 
@@ -221,7 +219,7 @@ def test_corrections_mend_poor_samples() -> None:
     table = replace(table, rows=tuple(row for row in table.rows if re.search("^Half.*, (0|16) ", row.name)))
     scale = replace(table.scales["bundled"], workload={**table.scales["bundled"].workload, "requests": 1})
     llm = LLM("bundled-uniform", dtype="float32", device="cpu")
-    record = run_table(table, "bundled", scale, Bench(llm, 1, 90210), None)
+    record = run_table(table, "bundled", scale, Measurer(llm, 1, 90210), None)
     right = {name: result["accuracy"] for name, result in results_of(table, record).items()}
     assert right == {row.name: float(", 0 " not in row.name) for row in table.rows}
     text = beside(table, record)
@@ -241,7 +239,7 @@ def test_texts_are_judged(tmp_path: Path) -> None:
         workload={"name": "texts", "requests": 2, "prefixes": 1, "prompt_tokens": 8},
         sampling={"max_tokens": 8, "block_length": 4, "steps_per_block": 4},
     )
-    record = run_table(table, "bundled", scale, Bench(llm, 1, 3, str(prompts), judge), None)
+    record = run_table(table, "bundled", scale, Measurer(llm, 1, 3, str(prompts), judge), None)
     for result in results_of(table, record).values():
         low, high = result["perplexity_interval"]
         assert 1 < low <= result["perplexity"] <= high

@@ -1,4 +1,4 @@
-"""`remask eval`: one module a subject."""
+"""`remask eval`: measures how good a model is. Each module is one subject."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`remask eval gen-ppl`: how likely an external judge finds what a model generates."""
+"""`remask eval gen-ppl`: the perplexity of a model's responses under an external judge."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
+    check_least,
     engine_config,
     open_llm,
     sampling_option,
 )
-from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import compared_policies
@@ -27,37 +27,40 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
     perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
-    perplexity.add_argument("--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="default auto")
     perplexity.add_argument(
-        "--prompts", required=True, metavar="FILE", help="a text a line, or JSONL of text or prompt"
+        "--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="dtype of the judge (default auto)"
     )
-    perplexity.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="cut to N tokens (default 128)")
-    perplexity.add_argument("--requests", type=int, default=64, metavar="N", help="prompts to take (default 64)")
+    perplexity.add_argument(
+        "--prompts", required=True, metavar="FILE", help="one text a line, or JSONL of text or prompt"
+    )
+    perplexity.add_argument(
+        "--prompt-tokens", type=int, default=128, metavar="N", help="cut prompts to N tokens (default 128)"
+    )
+    perplexity.add_argument("--requests", type=int, default=64, metavar="N", help="number of prompts (default 64)")
     perplexity.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     perplexity.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
-    perplexity.add_argument(
-        "--sampling", metavar="JSON", help="sampling parameters; each request has a seed of its own"
-    )
-    perplexity.add_argument("--seed", type=int, default=0, help="of the first request, and of the intervals")
-    perplexity.add_argument("--output", metavar="FILE", help="write every response and its score here, as JSON")
+    perplexity.add_argument("--sampling", metavar="JSON", help="sampling parameters; each request has its own seed")
+    perplexity.add_argument("--seed", type=int, default=0, help="seed of the first request and of the intervals")
+    perplexity.add_argument("--output", metavar="FILE", help="write every response and its score to FILE, as JSON")
     add_model_options(perplexity)
     add_engine_options(perplexity)
     perplexity.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Generate, judge, print the table, and save what was asked for."""
-    for name in ("requests", "prompt_tokens"):
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1)
+    """Generate, score, print the table, and write the record where `--output` asks for it."""
+    check_least(args, requests=1, prompt_tokens=1)
     if args.judge_dtype not in _DTYPES:
         raise UnknownNameError("--judge-dtype", args.judge_dtype, _DTYPES)
     check_folder("--output", args.output)
     params = SamplingParams.from_mapping(sampling_option(args))
     if params.seed is not None:
-        raise ConfigError(f"sampling: seed={params.seed} would be every request's; use --seed, from which they count")
+        raise ConfigError(
+            f"sampling: seed={params.seed} would be the same for every request; use --seed, from which the seeds count"
+        )
     policies = compared_policies(args)
     if args.quiet:
         bars: Any = transformers_logging  # it has no types
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(judge: str, rows: Sequence[Perplexity]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = [
         f"Generative perplexity under {judge}, {len(rows[0].scores)} responses",
         "",

@@ -1,4 +1,4 @@
-"""`remask eval likelihood`: how likely a masked model finds responses, and which of several choices it prefers."""
+"""`remask eval likelihood`: log-likelihoods of given responses under a masked model, and multiple choice."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
-from remask.core.checks import whole
+from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
-from remask_lab.likelihood.likelihood import Draws, LikelihoodEstimator
+from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
 from remask_lab.likelihood.masked_pass import MAX_ROWS
 from remask_lab.likelihood.pairs import Pair, encode_pair, encode_reply
 from remask_lab.records.jsonl import field_names, read_lines
@@ -18,7 +18,7 @@ FIELDS = ("prompt", "response", "choices", "answer")
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     parser = subjects.add_parser("likelihood", help="log-likelihoods of responses, and multiple choice by them")
     parser.add_argument(
         "--prompts",
@@ -26,42 +26,49 @@ def add_parser(subjects: Any) -> None:
         metavar="FILE",
         help="JSONL of prompt and response, or of prompt, choices and answer for multiple choice",
     )
-    parser.add_argument("--fields", metavar="FIELD=NAME,...", help=f"what FILE calls {', '.join(FIELDS)}")
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help=f"names in FILE of {', '.join(FIELDS)}")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N lines only")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's turn, the response its answer")
     add_draw_options(parser)
-    parser.add_argument("--max-rows", type=int, default=MAX_ROWS, metavar="N", help="rows of a pass (default 4096)")
-    parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood here, as JSON")
+    parser.add_argument(
+        "--max-rows", type=int, default=MAX_ROWS, metavar="N", help="most rows of a pass (default 4096)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="write every response and its likelihood to FILE, as JSON")
     add_model_options(parser)
     parser.set_defaults(run=run)
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
-    """How sets of masks are drawn."""
-    usual = Draws()
+    """Add the options of how sets of masks are drawn."""
+    usual = MaskDraws()
     parser.add_argument(
-        "--mc-samples", type=int, default=usual.samples, metavar="N", help="sets of masks a response (default 128)"
+        "--mc-samples",
+        type=int,
+        default=usual.samples,
+        metavar="N",
+        help="sets of masks for each response (default 128)",
     )
     parser.add_argument(
         "--mc-strata",
         type=int,
         default=usual.strata,
         metavar="N",
-        help="spread the numbers of masks evenly, N draws at a time (default 8); 1: each apart",
+        help="spread the numbers of masks of N draws evenly (default 8); 1: independent draws",
     )
-    parser.add_argument("--mc-no-exact", action="store_true", help="draw even where all sets could be computed")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument(
+        "--mc-no-exact", action="store_true", help="draw sets of masks even where all of them could be computed"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
 
 
-def draws_of(args: argparse.Namespace) -> Draws:
-    """The draws as asked for. Raises `ConfigError` where they cannot be made."""
-    return Draws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
+def draws_of(args: argparse.Namespace) -> MaskDraws:
+    """The options of `add_draw_options`. Raises `ConfigError` on values that cannot be used."""
+    return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print, and save what was asked for."""
-    for name in ("limit", "max_rows"):
-        whole(f"--{name.replace('_', '-')}", getattr(args, name), low=1, optional=True)
+    """Score, print, and write the record where `--output` asks for it."""
+    check_least(args, limit=1, max_rows=1)
     check_folder("--output", args.output)
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
@@ -87,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text(data: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     if "questions" in data:
         shown = [f"Multiple choice by likelihood, {len(data['questions'])} questions", ""]
         for name, title in (("accuracy", "as it is"), ("accuracy_norm", "a character")):

@@ -1,4 +1,4 @@
-"""`remask eval tasks`: benchmarks under a shared system prompt, and lm-eval's tasks, under several cache policies."""
+"""`remask eval tasks`: our own benchmarks and lm-eval's tasks under several cache policies."""
 
 import argparse
 import importlib.util
@@ -14,11 +14,11 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
+    check_least,
     engine_config,
     open_llm,
     sampling_option,
 )
-from remask.core.checks import whole
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -37,29 +37,32 @@ Measure = Callable[[str, CachePolicy], Mapping[str, Any]]
 
 
 def add_parser(subjects: Any) -> None:
-    """Register the subject."""
+    """Add the subject and its options."""
     parser = subjects.add_parser(
         "tasks",
         help="benchmarks (GSM8K, MATH-500, ARC, GPQA, MMLU, BBH, HumanEval, ...) under several cache policies",
-        description="Our own tasks begin with 'remask_': they share a system prompt and are matched strictly. Any "
-        "other name is a task of lm-eval. Without --data, data sets come from the hub, through lm-eval.",
+        description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and their "
+        "answers are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the "
+        "hub, through lm-eval.",
     )
-    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="what to evaluate; --list names our own")
+    parser.add_argument("--tasks", required=True, metavar="NAME,...", help="tasks to evaluate; --list names our own")
     parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")
     parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
     parser.add_argument("--include-path", metavar="FOLDER", help="further task configs for lm-eval")
     parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
-    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="what FILE calls the task's fields")
+    parser.add_argument("--fields", metavar="FIELD=NAME,...", help="names in FILE of the task's fields")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, over those of a task")
-    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules, in place of the shipped ones")
+    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, which override those of a task")
+    parser.add_argument("--system-prompt", metavar="FILE", help="role and rules that replace the shipped ones")
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
         help="run what the model writes (HumanEval, MBPP); limits are set, but they are no security boundary",
     )
-    parser.add_argument("--output", metavar="FILE", help="keep every row here, as JSON; run again, it goes on from it")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write every row to FILE, as JSON; the same command resumes from it"
+    )
     add_draw_options(parser)
     add_model_options(parser)
     add_engine_options(parser)
@@ -67,7 +70,7 @@ def add_parser(subjects: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print the table, keep the rows."""
+    """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
@@ -98,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
             rows.append({**point, "result": result})
             if "seconds" not in result:
-                notes.append(f"{task} scores log-likelihoods, in which no cache has a part: it is measured once.")
+                notes.append(f"{task} scores log-likelihoods, which use no cache, so it is measured once.")
                 break
     print("\n\n".join([table(rows), *notes, _summary(llm, args, sweep)]))
     return 0
@@ -108,7 +111,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
-    whole("--limit", args.limit, low=1, optional=True)
+    check_least(args, limit=1)
     for task in [task for task in tasks if is_own(task)]:
         if benchmark(task).scoring == "code" and not args.allow_code_execution:
             raise ConfigError(
@@ -140,7 +143,7 @@ def _harness(
         )
     # Importing it takes seconds, and it is an extra.
     from remask_lab.harness.lm import RemaskLM
-    from remask_lab.harness.through_lm_eval import Asked, Harness
+    from remask_lab.harness.through_lm_eval import EvalOptions, Harness
 
     folders = [] if args.include_path is None else [args.include_path]
     harness = Harness(own_only=all(is_own(task) for task in tasks), folders=folders)
@@ -155,8 +158,8 @@ def _harness(
 
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
             given = role if is_own(task) or args.system_prompt is not None else None
-            asked = Asked(given, chat, args.limit, args.allow_code_execution, args.seed)
-            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, asked)
+            options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed)
+            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, options)
 
         return measure
 
@@ -164,7 +167,7 @@ def _harness(
 
 
 class _List(argparse.Action):
-    """Prints our own tasks and ends, whatever else is given or missing."""
+    """Prints our own tasks and exits, whatever other options are given or missing."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(_listed())

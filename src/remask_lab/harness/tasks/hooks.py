@@ -1,9 +1,9 @@
-"""What lm-eval calls from the configs beside this file."""
+"""The functions that lm-eval calls from the configs in this folder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remask_lab.harness.docs import FORMATS
+from remask_lab.harness.formats import FORMATS
 from remask_lab.harness.score import score
 from remask_lab.records.jsonl import Line
 
@@ -36,7 +36,7 @@ BBH = (
     "web_of_lies",
     "word_sorting",
 )
-"""Names of BIG-Bench Hard's tasks, each a configuration of the data set."""
+"""Names of BIG-Bench Hard's tasks. Each is a configuration of the data set."""
 
 
 def gsm8k(dataset: Any) -> Any:
@@ -55,7 +55,7 @@ def arc_challenge(dataset: Any) -> Any:
 
 
 def gpqa(dataset: Any) -> Any:
-    """Questions and letters, the choices in an order drawn by the question."""
+    """Questions and letters. The order of the choices is drawn from the question."""
     return _prepared(dataset, "gpqa")
 
 
@@ -92,12 +92,12 @@ def bbh_dataset(**_: Any) -> Mapping[str, Any]:
 
 
 def strict(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Strict match of what follows the last `##`, and equality up to notation."""
+    """Whether the final answer matches strictly, and whether it is equal up to notation."""
     return score("strict", results[0], doc["right"]).metrics
 
 
 def passes(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Whether the generated code passes its tests: runs it."""
+    """Runs the generated code, and returns whether it passes its tests."""
     return score("code", results[0], doc["right"], doc["before"]).metrics
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.harness.benchmark import benchmark, read_docs, read_role, task_names, usual_role
-from remask_lab.harness.docs import FORMATS
+from remask_lab.harness.formats import FORMATS
 from remask_lab.harness.score import score
 from remask_lab.records.jsonl import Line
 from tests.depth.models import write_lines

@@ -1,7 +1,7 @@
-"""How a record of each benchmark's data set becomes what the model is asked and what is right.
+"""The formats of the benchmarks' data sets: how a record becomes a question and its right answer.
 
-Each reader takes a checked line in the data set's own shape, as its publishers have it, and raises `ConfigError` naming
-line and field where something is missing.
+Each reader takes a line in the data set's published shape. It raises `ConfigError`, which names the line and the field,
+where something is missing.
 """
 
 import random
@@ -17,7 +17,13 @@ from remask_lab.records.jsonl import Line
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """One question: the user's turn, and the answer that is right; of code the tests, and what stands before it."""
+    """One question; lm-eval calls it a doc.
+
+    Attributes:
+        asked: the user's turn.
+        right: the right answer, or for code the tests.
+        before: the code that stands before the model's code.
+    """
 
     asked: str
     right: str
@@ -29,7 +35,7 @@ Reader = Callable[[Line], Doc]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a benchmark's records are read, and the fields that they must have."""
+    """The reader of a benchmark's records, and the fields that they must have."""
 
     read: Reader
     fields: tuple[str, ...]
@@ -54,7 +60,7 @@ def _arc(line: Line) -> Doc:
     key = line.text("answerKey")
     if key not in labels:
         raise line.error(f"field 'answerKey' is {key!r}, which is none of the labels {', '.join(labels)}")
-    # A few questions number their choices; the format rules speak of letters.
+    # A few questions number their choices, but the format rules ask for letters.
     return _choice(line.text("question"), texts, labels.index(key))
 
 
@@ -63,7 +69,7 @@ def _gpqa(line: Line) -> Doc:
     wrong = [line.text(f"Incorrect Answer {number}").strip() for number in (1, 2, 3)]
     question = line.text("Question").strip()
     choices = [right, *wrong]
-    # The right one always stands first in the data. By lot, the same one whenever the question is asked.
+    # The right choice always stands first in the data. The order is drawn from the question, so it is always the same.
     random.Random(question).shuffle(choices)
     return _choice(question, choices, choices.index(right))
 

@@ -1,11 +1,11 @@
-"""Whether a response gives an answer: strictly, as the BiCache paper counts (section 3.1), and up to notation.
+"""Compares a response with the right answer: strictly, as the BiCache paper does (section 3.1), and up to notation.
 
 The final answer is what follows the last `##` of a response. The last one, because a response may quote the rule that
 it is under, or correct itself, before it answers. GSM8K's own `####` ends in `##` too.
 
-Strict: the final answer is the right one, character for character; white space at both ends aside. Up to notation:
-also where the two differ in LaTeX, currency, thousands separators, units after a space, width of digits, or a full
-stop at the end. The difference between the two shares is what a model loses to the format and not to the problem.
+Strict: the final answer equals the right one, character for character, except for white space at both ends. Up to
+notation: the two may also differ in LaTeX, currency, thousands separators, units after a space, width of digits, and a
+full stop at the end. The difference between the two shares is what a model loses to the format, not to the problem.
 """
 
 import re
@@ -34,7 +34,7 @@ _UNIT = re.compile(r"\s+[^\W\d_][^\d]*")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a response compares with the right answer; `answer` is what it gives, None without a `##`."""
+    """How a response compares with the right answer. `answer` is its final answer, None without a `##`."""
 
     answer: str | None
     strict: bool
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def judge(text: str, answer: str) -> Verdict:
-    """The verdict on a response `text` where `answer` is right."""
+    """Compares the response `text` with the right `answer`."""
     given = final_answer(text)
     if given is None:
         return Verdict(None, strict=False, same=False)
@@ -51,9 +51,9 @@ def judge(text: str, answer: str) -> Verdict:
 
 
 def same_answer(given: str, answer: str) -> bool:
-    """Whether two final answers are equal up to notation; numbers are compared as fractions, so "0.50" is "1/2".
+    """Whether two final answers are equal up to notation. Numbers are compared as fractions, so "0.50" is "1/2".
 
-    Units are dropped from `given` alone, and only where `answer` is a number: "3 x" is not "3 y".
+    Units are dropped from `given` only, and only where `answer` is a number: "3 x" is not "3 y".
     """
     ours, right = _plain(given), _plain(answer)
     number = _number(right)
@@ -64,7 +64,7 @@ def same_answer(given: str, answer: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """`text` without what only dresses it; spaces stay."""
+    """`text` without wrapping, spacing commands and a final full stop. Spaces stay."""
     text = unicodedata.normalize("NFKC", text).translate({0x2212: "-", 0x2013: "-"}).strip()
     before = None
     while text != before:
@@ -82,7 +82,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _measured(text: str) -> Fraction | None:
-    """The number that `text` begins with, where nothing but a unit follows."""
+    """The number at the beginning of `text`, where only a unit follows it."""
     found = _NUMBER.match(text)
     if found is None or _UNIT.fullmatch(text[found.end() :]) is None:
         return None
@@ -103,6 +103,6 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _squeezed(text: str) -> str:
-    """`text` for comparison: without spaces; a single letter is a choice, whose case does not matter."""
+    """`text` without spaces, for comparison. A single letter is a choice, whose case does not matter."""
     text = "".join(text.split())
     return text.upper() if len(text) == 1 else text

@@ -1,4 +1,4 @@
-"""What is measured for one row at one scale, with everything resolved."""
+"""Resolves a row of a table at a scale: its policy, sampling, workload and baseline, complete."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -6,20 +6,20 @@ from typing import Any
 
 from remask.core.sampling import SamplingParams
 from remask_lab.bench.fewer_steps import with_steps
-from remask_lab.papers.definition import Row, Scale, Table
+from remask_lab.papers.definition import PaperRow, PaperTable, Scale
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One measurement. Rows that ask for the same one share it.
+class ResolvedRow:
+    """One measurement. Equal ones of several rows are measured once.
 
     Attributes:
-        measure: how it is measured.
-        cache, settings, tau: the policy, and the threshold at which it reads the depth table.
-        sampling: sampling parameters, those of the scale included.
+        measure: the way of measuring, as in `PaperRow`.
+        cache, settings, tau: the policy, and the threshold for reading the depth table.
+        sampling: sampling parameters, the scale's included.
         workload: the requests.
-        concurrency: how many of them are run at a time.
-        baseline: what it is compared with; None where it is the baseline.
+        concurrency: requests that run at a time.
+        baseline: the measurement to compare with. None for a baseline.
     """
 
     measure: str
@@ -29,32 +29,32 @@ class Cell:
     sampling: Mapping[str, Any]
     workload: Mapping[str, Any]
     concurrency: int
-    baseline: "Cell | None"
+    baseline: "ResolvedRow | None"
 
     @property
     def params(self) -> SamplingParams:
-        """The sampling parameters, checked."""
+        """The checked sampling parameters."""
         return SamplingParams.from_mapping(dict(self.sampling))
 
     @property
     def point(self) -> dict[str, Any]:
-        """The measurement as a sweep knows it."""
+        """The point of the measurement in a sweep."""
         return asdict(self)
 
 
-def cell_of(table: Table, row: Row, scale_name: str, scale: Scale) -> Cell:
-    """What is measured for `row`. `scale` may differ from the table's own by what the command says.
+def resolve(table: PaperTable, row: PaperRow, scale_name: str, scale: Scale) -> ResolvedRow:
+    """Returns the measurement of `row`. `scale` is the table's own, with the command's overrides.
 
-    Raises `ConfigError` on sampling parameters that cannot be.
+    Raises `ConfigError` on invalid sampling parameters.
     """
     if row.measure == "operations":
-        own = _cell(row, scale_name, scale, None)
+        own = _resolved(row, scale_name, scale, None)
         return replace(own, baseline=replace(own, measure="bench", cache="none", settings={}))
     baseline = table.baseline(row)
-    return _cell(row, scale_name, scale, None if baseline is row else _cell(baseline, scale_name, scale, None))
+    return _resolved(row, scale_name, scale, None if baseline is row else _resolved(baseline, scale_name, scale, None))
 
 
-def _cell(row: Row, scale_name: str, scale: Scale, baseline: Cell | None) -> Cell:
+def _resolved(row: PaperRow, scale_name: str, scale: Scale, baseline: ResolvedRow | None) -> ResolvedRow:
     own = (row.at or {}).get(scale_name, {})
     kept = {name: value for name, value in scale.sampling.items() if name not in row.without}
     sampling = {**kept, **(row.sampling or {}), **own.get("sampling", {})}
@@ -63,14 +63,14 @@ def _cell(row: Row, scale_name: str, scale: Scale, baseline: Cell | None) -> Cel
         assert full.steps is not None
         shorter = with_steps(full, row.steps * full.steps)
         sampling |= {"steps": shorter.steps, "block_length": shorter.block_length}
-    # The command's choice of workload stands; a row changes its lengths alone.
+    # The command's workload has priority. A row changes its lengths only.
     workload = {**scale.workload, **(row.workload or {}), **own.get("workload", {})}
     concurrency = scale.concurrency if row.concurrency is None else row.concurrency
-    return Cell(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, baseline)
+    return ResolvedRow(row.measure, row.cache, row.settings or {}, row.tau, sampling, workload, concurrency, baseline)
 
 
-def with_requests(scale: Scale, requests: int | None, rounds: int | None, workload: str | None) -> Scale:
-    """`scale` with what the command says in place of its own."""
+def override(scale: Scale, requests: int | None, rounds: int | None, workload: str | None) -> Scale:
+    """Returns `scale` with the command's overrides."""
     own = dict(scale.workload)
     if requests is not None:
         own["requests"] = requests
