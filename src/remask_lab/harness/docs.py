@@ -16,11 +16,19 @@ from remask_lab.records.jsonl import Line
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """One question: the user's turn, and the answer that is right; of code the tests, and what stands before it."""
+    """One question: the user's turn, and the answer that is right; of code the tests.
+
+    Attributes:
+        asked: the user's turn.
+        right: the right answer; of code its tests.
+        before: of code, what the tests use beside it; with an `entry`, what stands before the code too.
+        entry: of code, the function under test; empty: the names that the tests use and do not define.
+    """
 
     asked: str
     right: str
     before: str = ""
+    entry: str = ""
 
 
 Reader = Callable[[Line], Doc]
@@ -89,7 +97,8 @@ def _bbh(line: Line) -> Doc:
 def _humaneval(line: Line) -> Doc:
     prompt = line.text("prompt")
     tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
-    return Doc(f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```", tests, prompt)
+    asked = f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```"
+    return Doc(asked, tests, prompt, line.text("entry_point"))
 
 
 def _mbpp(line: Line) -> Doc:

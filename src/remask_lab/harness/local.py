@@ -46,7 +46,7 @@ def run_local(
     generation = generate(llm, asks, policy, seed, llm.progress)
     samples = []
     for doc, output in zip(docs, generation.outputs, strict=True):
-        found = score(own.scoring, output.text or "", doc.right, doc.before)
+        found = score(own.scoring, output.text or "", doc.right, doc.before, doc.entry)
         samples.append(
             {
                 "text": output.text,
