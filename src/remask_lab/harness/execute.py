@@ -47,8 +47,8 @@ def run_tests(
         code: what the model wrote. It never meets `tests`.
         tests: statements that raise where the code is wrong.
         before: what the tests may use beside the code.
-        entry: the one function that is the code's even where `before` defines it. Other names are the code's where
-            neither `before` nor `tests` defines them.
+        entry: the one function that is the code's, even where `before` defines it. Empty: the names that `before` and
+            `tests` read and do not define, built-in ones only where there are no others.
         limits: of the run; None: the defaults.
         confinement: how the code is confined; None: `offered()`.
 

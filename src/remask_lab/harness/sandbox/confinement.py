@@ -91,9 +91,10 @@ class Confinement:
 
     def describe(self) -> str:
         """One paragraph: how generated code runs, and what is not confined."""
+        hidden = "without network, other processes, and files but the system's programs and the interpreter's folders"
         how = {
-            "bubblewrap": "in namespaces made by bubblewrap: no network, no files of yours, no view of other processes",
-            "namespaces": "in namespaces: no network, no files of yours, no view of other processes",
+            "bubblewrap": f"in namespaces made by bubblewrap, {hidden}",
+            "namespaces": f"in namespaces, {hidden}",
             "process": "in a process with limits alone, because neither bubblewrap nor namespaces work here",
         }[self.mode]
         return f"Generated code runs {how}. Not confined: {' '.join(self.gaps())}"
@@ -124,7 +125,7 @@ class Confinement:
             "megabytes": limits.megabytes,
             "processes": limits.processes,
             "helpers": _HELPERS[self.mode],
-            "process_limit": limits.processes + _HELPERS[self.mode] + (0 if alone else _own_tasks()),
+            "process_limit": _process_limit(limits.processes + _HELPERS[self.mode], alone),
             "paths": visible_paths() if self.mode == "namespaces" else [],
             "command": _bubblewrap_command() if self.mode == "bubblewrap" else [],
             "root": _ROOT,
@@ -183,8 +184,8 @@ def choices() -> Sequence[Confinement]:
     if sys.platform == "linux":
         modes = ["bubblewrap", "namespaces", "process"] if shutil.which("bwrap") else ["namespaces", "process"]
     users = (True, False) if os.geteuid() == 0 and sys.platform == "linux" else (False,)
-    cgroups = writable_cgroups()
-    return [Confinement(mode, own_user, cgroups) for mode in modes for own_user in users]
+    cgroups = dict.fromkeys((writable_cgroups(), None))
+    return [Confinement(mode, own_user, folder) for mode in modes for own_user in users for folder in cgroups]
 
 
 def writable_cgroups() -> Path | None:
@@ -229,11 +230,13 @@ def make_cgroup(folder: Path, limits: Limits) -> Path | None:
 
 def visible_paths() -> list[tuple[str, str | None]]:
     """What a confined program sees: the interpreter, its packages and the system's programs; links with a target."""
-    found: list[tuple[str, str | None]] = []
-    for path in dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.base_exec_prefix, sys.prefix)):
-        inside = any(target is None and Path(path).is_relative_to(outer) for outer, target in found)
-        if not inside and os.path.lexists(path):
-            found.append((path, os.readlink(path) if Path(path).is_symlink() else None))
+    found: list[tuple[str, str | None]] = [
+        (path, os.readlink(path) if Path(path).is_symlink() else None) for path in filter(os.path.lexists, _SYSTEM)
+    ]
+    installed = str(Path(sys.executable).resolve().parents[1])
+    for path in dict.fromkeys((sys.base_prefix, sys.base_exec_prefix, installed, sys.prefix)):
+        if not any(target is None and Path(path).is_relative_to(outer) for outer, target in found):
+            found.append((path, None))
     return found
 
 
@@ -268,9 +271,13 @@ def _counts_by_namespace() -> bool:
     return (int(release[0]), int(release[1])) >= (5, 14)
 
 
-def _own_tasks() -> int:
-    """Threads of this user's processes, which the kernel's limit on processes counts too."""
-    total = 0
+def _process_limit(processes: int, alone: bool) -> int | None:
+    """The kernel's limit on processes, which counts all of a user's, where the program is not `alone` in its count."""
+    if sys.platform != "linux":
+        return None
+    if alone:
+        return processes
+    total = processes
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if entry.stat().st_uid == os.getuid():

@@ -170,10 +170,13 @@ def _assign(old: Any, new: Any) -> None:
 
 
 def _free_names(source: str) -> set[str]:
-    """The global names that `source` reads and neither defines nor finds among the built-in ones."""
+    """The global names that `source` reads and does not define; built-in ones only where there are no others."""
     top = symtable.symtable(source, "<tests>", "exec")
     defined = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
-    return {name for name in _read_names(top, top) if name not in defined and not hasattr(builtins, name)}
+    free = {name for name in _read_names(top, top) if name not in defined}
+    ours = {name for name in free if hasattr(builtins, name)}
+    # A solution may be called `sum`. It must not replace the `all` around the calls of its function.
+    return free - ours or ours
 
 
 def _read_names(table: symtable.SymbolTable, top: symtable.SymbolTable) -> Iterator[str]:
@@ -194,7 +197,7 @@ def _run(link: Link, before: str, tests: str, entry: str) -> None:
         if there:
             space[name] = value
 
-    for name in sorted(_free_names(f"{before}\n{tests}")):
+    for name in () if entry else sorted(_free_names(f"{before}\n{tests}")):
         define(name)
     exec(compile(before, "<before>", "exec"), space)
     # Of all that `before` defines, the function under test alone is the solution's.

@@ -37,9 +37,10 @@ def limit_resources(job: dict[str, Any]) -> None:
         "CPU": int(job["seconds"]) + 1,
         "FSIZE": FILE_MEGABYTES * 2**20,
         "NOFILE": _OPEN_FILES,
-        "NPROC": job["process_limit"],
         "CORE": 0,
     }
+    if job["process_limit"] is not None:
+        limits["NPROC"] = job["process_limit"]
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
@@ -74,8 +75,7 @@ def main() -> None:
 def _watch(child: int, job: dict[str, Any]) -> tuple[int, str]:
     """Wait for the child's end, a request to end it, or for more processes or memory than the job may have."""
     while True:
-        got = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, _INTERVAL_S)
-        if got is not None and got.si_signo == signal.SIGTERM:
+        if _pause() or os.getppid() != job["parent"]:
             return 0, ""
         status = _reap(child)
         if status is not None:
@@ -86,6 +86,15 @@ def _watch(child: int, job: dict[str, Any]) -> tuple[int, str]:
                 return 1, f"it started more than {job['processes']} processes"
             if sum(map(_private_bytes, processes)) > job["megabytes"] * 2**20:
                 return 1, f"its processes took more than {job['megabytes']} MiB of memory together"
+
+
+def _pause() -> bool:
+    """Wait until a child has ended, or a short while. Whether this process is to end."""
+    if sys.platform == "linux":
+        got = signal.sigtimedwait({signal.SIGTERM, signal.SIGCHLD}, _INTERVAL_S)
+        return got is not None and got.si_signo == signal.SIGTERM
+    time.sleep(_INTERVAL_S)
+    return signal.SIGTERM in signal.sigpending()
 
 
 def _reap(child: int) -> int | None:
