@@ -83,6 +83,8 @@ def run_tests(
                 ended = candidate.status(2.0) if status == ENDED else None
             finally:
                 candidate.end()
+            if candidate.supervisor.returncode < 0:
+                log.error("Generated code ended its supervisor: some of its processes may run on")
             told = _text(report)
             if told and candidate.supervisor.returncode == NOT_BUILT:
                 raise SandboxError(f"Generated code could not be run safely ({confinement.mode}): {told}")
