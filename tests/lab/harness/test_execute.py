@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections import Counter, deque
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,19 @@ from remask_lab.harness.sandbox.values import decode, encode
 from remask_lab.harness.score import code_of, score
 from remask_lab.records.jsonl import Line
 
-WITHOUT_NAMESPACES = next(
-    each
-    for each in choices()
-    if each.mode == "process" and run_tests("import socket\ndef f(): ...", "f()", confinement=each) is None
-)
+
+@cache
+def without_namespaces() -> Confinement:
+    """The strictest confinement that works here and sets limits alone."""
+    probe = "import subprocess, sys\ndef f(): return subprocess.call([sys.executable, '-c', ''])"
+    found = (each for each in choices() if each.mode == "process")
+    return next(each for each in found if run_tests(probe, "assert f() == 0", confinement=each) is None)
 
 
 @pytest.fixture(params=["offered", "process"])
 def confined(request: pytest.FixtureRequest) -> Confinement:
     """The strictest confinement of this machine, and the weakest one of all."""
-    return offered() if request.param == "offered" else WITHOUT_NAMESPACES
+    return offered() if request.param == "offered" else without_namespaces()
 
 
 def running(marker: str) -> list[int]:
@@ -94,7 +98,7 @@ def f(x):
         seen += [*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values()]
         frame = frame.f_back
     seen += [item for held in gc.get_objects() if isinstance(held, (list, tuple)) for item in held]
-    return next((each for each in seen if type(each) is int and each == 71234567), 0)
+    return next((each for each in seen if type(each) is int and 71234000 < each < 71235000), 0)
 """,
     "exit": "import os\ndef f(x): os._exit(0)",
     "exit by system call": "import ctypes\ndef f(x): ctypes.CDLL(None)._exit(0)",
@@ -177,7 +181,7 @@ def test_a_pass_cannot_be_forged(confined: Confinement, code: str, tests: str) -
 
 def test_an_iteration_over_calls_is_not_cut_short() -> None:
     code = "def f(x): raise StopIteration"
-    assert run_tests(code, "assert all(map(f, [1, 2]))") == "StopIteration: "
+    assert run_tests(code, "assert all(map(f, [1, 2]))") == "StopIteration:"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_an_iteration_over_calls_is_not_cut_short() -> None:
         ("def f(*, x): x['a'] = 1", "given = {}\nf(x=given)\nassert given == {'a': 1}"),
         ("def f(x):\n    raise ValueError('no')", "try: f(1)\nexcept ValueError as e: assert str(e) == 'no'"),
         ("class Own(KeyError): ...\ndef f(x):\n    raise Own", "try: f(1)\nexcept KeyError: pass\nelse: assert False"),
-        ("def f(x):\n    yield from range(x)", "found = f(3)\nassert found != [0, 1, 2]\nassert list(found) == [0, 1, 2]"),
+        ("def f(x):\n    yield from range(x)", "found = f(2)\nassert found != [0, 1]\nassert list(found) == [0, 1]"),
         ("def sum(x, y): return x * y", "assert sum(3, 4) == 12"),
         ("LIMIT = (1, 2)", "assert LIMIT == (1, 2) and isinstance(LIMIT, tuple)"),
         ("class Pair:\n    def __init__(self, a): self.a = a\ndef f(pairs): return [p.a for p in pairs]",
@@ -393,9 +397,9 @@ def test_what_is_not_confined_is_logged_once(caplog: pytest.LogCaptureFixture) -
 
 
 def test_bubblewrap_comes_first_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confinements.shutil, "which", lambda _: "/usr/bin/bwrap")
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/bwrap")
     assert choices()[0].mode == "bubblewrap"
-    monkeypatch.setattr(confinements.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert choices()[0].mode == "namespaces"
     assert choices()[-1] == Confinement("process")
 
@@ -440,7 +444,7 @@ def test_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         [1, [2.0, "3"]], (1, (2,), []), {1: {"a": (1,)}, (1, 2): None}, {1, "a"}, frozenset({(1,)}), deque([1]),
         range(1, 9, 2), Fraction(1, 3), Decimal("1.50"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_values_cross_with_their_types(value: Any) -> None:
     def never(_: object) -> int:

@@ -7,7 +7,7 @@ sends, none of its code runs here.
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -19,7 +19,7 @@ LINE_BYTES: Final = 2**24
 ITEMS: Final = 10**6
 """The most items that are taken out of an iterator."""
 
-_CONTAINERS: Final[tuple[tuple[type, str], ...]] = (
+_CONTAINERS: Final[tuple[tuple[type[Collection[Any]], str], ...]] = (
     (tuple, "tuple"),
     (set, "set"),
     (frozenset, "frozenset"),
