@@ -1,86 +1,139 @@
-"""Runs code that a model wrote, in a separate process with limits.
+"""Runs code that a model wrote against the tests of its problem, in processes of their own, with limits.
 
-This is no security boundary. The process has the user's rights on files. Its time, memory and size of files are
-limited, and it has no network where the kernel lets an ordinary user make a network namespace. Run evaluations of code
-in a container or on a machine that may be lost.
+The code runs in one process and the tests in another (`remask_lab.harness.sandbox`). Assertions therefore hold
+whatever the code does to its interpreter, and a pass is the exit status of a process in which it never ran.
 """
 
-import json
+import logging
 import os
-import secrets
-import signal
+import socket
 import subprocess
-import sys
 import tempfile
-from contextlib import suppress
-from typing import Final
+import time
+from functools import cache
+from typing import IO, Final
 
-SECONDS: Final = 10.0
-MEGABYTES: Final = 1024
+from remask.errors import RemaskError
+from remask_lab.harness.sandbox.confinement import Confinement, Limits, choices, remove, start_program
+from remask_lab.harness.sandbox.judge import ENDED, PASSED
+from remask_lab.harness.sandbox.supervisor import NOT_BUILT
+from remask_lab.harness.sandbox.values import one_line
 
-# The child runs this. It drops what the program prints. Only the word that it writes after the last test reaches the
-# parent, so a program that ends early does not pass.
-_CHILD: Final = """
-import ctypes, json, os, resource, sys
-given = json.load(sys.stdin)
-unshare = getattr(ctypes.CDLL(None), "unshare", None)  # Linux alone has it
-if unshare is not None:
-    unshare(0x10000000 | 0x40000000)  # a user and a network namespace; without the right to one the network stays
-size = given["megabytes"] * 2**20
-for name, value in (("AS", size), ("CPU", int(given["seconds"]) + 1), ("FSIZE", 2**24), ("CORE", 0)):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
-out = os.dup(1)
-null = os.open(os.devnull, os.O_RDWR)
-for stream in (0, 1, 2):
-    os.dup2(null, stream)
-def report(text):
-    os.write(out, text.encode("utf-8", "replace")[:2000])
-space = {"__name__": "solution"}
-try:
-    for part in (given["code"], given["tests"]):
-        exec(compile(part, "<generated>", "exec"), space)
-except BaseException as error:
-    report(f"{type(error).__name__}: {error}")
-    os._exit(1)
-report(given["word"])
-os._exit(0)
+log = logging.getLogger(__name__)
+
+_TEXT_BYTES: Final = 8192
+_PROBE: Final = """
+import subprocess, sys
+def probe():
+    return subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).stdout.strip()
 """
 
 
-def run_tests(code: str, tests: str, seconds: float = SECONDS, megabytes: int = MEGABYTES) -> str | None:
-    """Run `code` and then `tests`. Returns None where all tests pass, else the reason in one line.
+class SandboxError(RemaskError):
+    """Generated code could not be confined, or not be ended."""
 
-    `seconds` limits the whole run. The child gets an empty environment and an empty folder.
+
+def run_tests(
+    code: str,
+    tests: str,
+    before: str = "",
+    entry: str = "",
+    limits: Limits | None = None,
+    confinement: Confinement | None = None,
+) -> str | None:
+    """Run `tests` on what `code` defines. None where all went through, else why not, in one line.
+
+    Args:
+        code: what the model wrote. It never meets `tests`.
+        tests: statements that raise where the code is wrong.
+        before: what the tests may use beside the code.
+        entry: the one function that is the code's, even where `before` defines it. Empty: the names that `before` and
+            `tests` read and do not define, built-in ones only where there are no others.
+        limits: of the run; None: the defaults.
+        confinement: how the code is confined; None: `offered()`.
+
+    Arguments and results cross as copies. Tests that hand over a function or an object of their own fail, and so do
+    those that ask for the type or the identity of an object that the code made.
+
+    Raises:
+        SandboxError: the confinement could not be built, or left a process behind.
     """
-    word = secrets.token_hex(16)
-    given = json.dumps({"code": code, "tests": tests, "word": word, "seconds": seconds, "megabytes": megabytes})
-    with tempfile.TemporaryDirectory() as folder:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={},
-            start_new_session=True,
-        )
+    limits = Limits() if limits is None else limits
+    confinement = offered() if confinement is None else confinement
+    folder = tempfile.mkdtemp(prefix="remask-")
+    near, far = socket.socketpair()
+    try:
+        with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as verdict:
+            until = time.monotonic() + limits.seconds
+            job = {
+                "before": before,
+                "tests": tests,
+                "entry": entry,
+                "link": near.fileno(),
+                "seconds": limits.seconds,
+                "megabytes": limits.megabytes,
+            }
+            candidate = confinement.start(code, far.fileno(), folder, limits, report)
+            try:
+                far.close()
+                judge = start_program("judge", job, verdict, near.fileno())
+                near.close()
+                status = _wait(judge, until)
+                # What ended the candidate is known a moment after its end of the line is closed.
+                ended = candidate.status(2.0) if status == ENDED else None
+            finally:
+                candidate.end()
+            if candidate.supervisor.returncode < 0:
+                log.error("Generated code ended its supervisor: some of its processes may run on")
+            told = _text(report)
+            if told and candidate.supervisor.returncode == NOT_BUILT:
+                raise SandboxError(f"Generated code could not be run safely ({confinement.mode}): {told}")
+            return _outcome(status, ended, told or _text(verdict), limits)
+    finally:
+        near.close()
+        far.close()
+        remove(folder)
+
+
+@cache
+def offered() -> Confinement:
+    """The strictest confinement that works here. Found by trying; what it leaves open is logged, once."""
+    for confinement in choices():
         try:
-            output, _ = child.communicate(given.encode(), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return f"it ran longer than {seconds:g} seconds"
-        finally:
-            _end(child)
-    text = output.decode("utf-8", "replace")
-    if text == word:
+            failure = run_tests(_PROBE, "assert probe() == b'1'", confinement=confinement)
+        except SandboxError as error:
+            failure = str(error)
+        if failure is None:
+            log.warning("%s", confinement.describe())
+            return confinement
+        log.debug("%s does not work: %s", confinement, failure)
+    raise SandboxError("No way to run generated code works on this machine; log at level DEBUG for what was tried")
+
+
+def _wait(judge: "subprocess.Popen[bytes]", until: float) -> int | None:
+    """The judge's exit status; None where the time is over, and then it is ended."""
+    try:
+        return judge.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
         return None
-    return " ".join(text.split()) or f"it ended early, with status {child.returncode}"
+    finally:
+        if judge.poll() is None:
+            judge.kill()
+            judge.wait()
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and all processes of its session."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
+def _outcome(status: int | None, ended: int | None, told: str, limits: Limits) -> str | None:
+    if status == PASSED:
+        return None
+    if status is None and not told:
+        return f"it ran longer than {limits.seconds:g} seconds"
+    if told:
+        return told
+    if status == ENDED and ended is not None:
+        return f"it ended early, with status {ended}" if ended < 128 else f"it ended early, by signal {ended - 128}"
+    return f"its tests ended early, with status {status}"
+
+
+def _text(file: IO[bytes]) -> str:
+    """The start of what a program wrote, as one line."""
+    return one_line(os.pread(file.fileno(), _TEXT_BYTES, 0).decode("utf-8", "replace"))

@@ -22,12 +22,14 @@ class Doc:
     Attributes:
         asked: the user's turn.
         right: the right answer, or for code the tests.
-        before: the code that stands before the model's code.
+        before: of code, what the tests use beside it; with an `entry`, it also stands before the code.
+        entry: of code, the function under test; empty: the names that the tests use and do not define.
     """
 
     asked: str
     right: str
     before: str = ""
+    entry: str = ""
 
 
 Reader = Callable[[Line], Doc]
@@ -96,7 +98,8 @@ def _bbh(line: Line) -> Doc:
 def _humaneval(line: Line) -> Doc:
     prompt = line.text("prompt")
     tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
-    return Doc(f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```", tests, prompt)
+    asked = f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```"
+    return Doc(asked, tests, prompt, line.text("entry_point"))
 
 
 def _mbpp(line: Line) -> Doc:

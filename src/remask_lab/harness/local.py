@@ -48,7 +48,7 @@ def run_local(
     generation = generate(llm, requests, policy, seed, llm.progress)
     samples = []
     for doc, output in zip(docs, generation.outputs, strict=True):
-        found = score(own.scoring, output.text or "", doc.right, doc.before)
+        found = score(own.scoring, output.text or "", doc.right, doc.before, doc.entry)
         samples.append(
             {
                 "text": output.text,

@@ -31,15 +31,18 @@ class Score:
     failure: str | None = None
 
 
-def score(scoring: Scoring, response: str, right: str, before: str = "") -> Score:
-    """Scores a response. With "code" its code runs after `before` and before the tests `right`."""
+def score(scoring: Scoring, response: str, right: str, before: str = "", entry: str = "") -> Score:
+    """Scores a response. With "code" its code is run against the tests `right`.
+
+    `before` and `entry` are those of `Doc`. Raises `SandboxError` where generated code cannot be confined.
+    """
     if scoring == "strict":
         verdict = judge(response, right)
         return Score({"strict_match": float(verdict.strict), "same_answer": float(verdict.same)}, verdict.answer)
     code = code_of(response)
     if code is None:
         return Score({"pass_at_1": 0.0}, None, "the response has no fenced block of code")
-    failure = run_tests(f"{before}\n{code}\n", right)
+    failure = run_tests(f"{before}\n{code}\n" if entry else code, right, before, entry)
     return Score({"pass_at_1": float(failure is None)}, code, failure)
 
 

@@ -27,8 +27,8 @@ def test_a_perfect_answer_is_right_and_another_is_not(name: str) -> None:
     record, right = RECORDS[name]
     own, doc = benchmark(f"remask_{name}"), FORMATS[name].read(line(record))
     assert doc.right == right
-    assert set(score(own.scoring, perfect(name), doc.right, doc.before).metrics.values()) == {1.0}
-    wrong = score(own.scoring, "```python\npass\n```\n## wrong", doc.right, doc.before)
+    assert set(score(own.scoring, perfect(name), doc.right, doc.before, doc.entry).metrics.values()) == {1.0}
+    wrong = score(own.scoring, "```python\npass\n```\n## wrong", doc.right, doc.before, doc.entry)
     assert set(wrong.metrics.values()) == {0.0}
 
 
@@ -86,8 +86,8 @@ def test_published_records_are_read() -> None:
     records = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     for doc, record in zip(read_docs(benchmark("remask_humaneval"), str(path)), records, strict=True):
         solution = f"```python\n{record['prompt']}{record['canonical_solution']}```"
-        assert score("code", solution, doc.right, doc.before).failure is None
-        empty = score("code", f"```python\n{record['prompt']}    pass\n```", doc.right, doc.before)
+        assert score("code", solution, doc.right, doc.before, doc.entry).failure is None
+        empty = score("code", f"```python\n{record['prompt']}    pass\n```", doc.right, doc.before, doc.entry)
         assert empty.failure is not None
 
 

@@ -26,6 +26,7 @@ from remask.policies import CachePolicy
 from remask_lab.arguments.common import compared_policies
 from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
 from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
+from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.report import table
 from remask_lab.likelihood.likelihood import LikelihoodEstimator
@@ -58,7 +59,7 @@ def add_parser(subjects: Any) -> None:
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
-        help="run what the model writes (HumanEval, MBPP); limits are set, but they are no security boundary",
+        help="run what the model writes (HumanEval, MBPP), as confined as this machine allows; what is not is logged",
     )
     parser.add_argument(
         "--output", metavar="FILE", help="write every row to FILE, as JSON; the same command resumes from it"
@@ -72,6 +73,8 @@ def add_parser(subjects: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, and write each row to the file of `--output`."""
     tasks = _tasks(args)
+    if any(is_own(task) and benchmark(task).scoring == "code" for task in tasks):
+        offered()  # logs how far generated code is confined, before anything long begins
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
@@ -115,8 +118,8 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     for task in [task for task in tasks if is_own(task)]:
         if benchmark(task).scoring == "code" and not args.allow_code_execution:
             raise ConfigError(
-                f"{task} runs code that the model writes, with your rights on this machine. Say so with "
-                "--allow-code-execution, best in a container; or leave the task out"
+                f"{task} runs code that the model writes on this machine. Allow it with --allow-code-execution, best "
+                "in a container; or leave the task out"
             )
     if args.data is not None and (len(tasks) > 1 or not is_own(tasks[0])):
         raise ConfigError(

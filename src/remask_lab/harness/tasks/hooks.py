@@ -98,7 +98,7 @@ def strict(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
 
 def passes(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Runs the generated code, and returns whether it passes its tests."""
-    return score("code", results[0], doc["right"], doc["before"]).metrics
+    return score("code", results[0], doc["right"], doc["before"], doc["entry"]).metrics
 
 
 def _prepared(dataset: Any, name: str) -> Any:
@@ -106,6 +106,6 @@ def _prepared(dataset: Any, name: str) -> Any:
 
     def prepare(doc: Mapping[str, Any], number: int) -> dict[str, str]:
         found = read(Line(f"{name}, record {number}:", doc, {}))
-        return {"asked": found.asked, "right": found.right, "before": found.before}
+        return {"asked": found.asked, "right": found.right, "before": found.before, "entry": found.entry}
 
     return dataset.map(prepare, with_indices=True)
