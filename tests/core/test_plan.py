@@ -151,5 +151,5 @@ def test_what_cannot_be_watched_is_refused() -> None:
 
 
 def test_tokens_are_the_state_that_enters_the_first_layer() -> None:
-    with pytest.raises(PlanError, match="what enters the first layer are the tokens"):
+    with pytest.raises(PlanError, match="tokens enter the first layer"):
         Plan((Span(range(2), mask(4), save=mask(4)),), predict=mask(4)).check(LENGTH)

@@ -11,7 +11,7 @@ from remask.engine.request import Request
 from remask.policies import parse
 from remask.policies.registry import policy_names
 from tests.engine.kinds import checkpoint
-from tests.engine.support import LAYERS, make_engine, poisoned_engine, prompt_of, run
+from tests.engine.support import LAYERS, make_engine, poisoned_engine, prompt_of
 
 PROMPT, RESPONSE, PREFIX = 8, 8, 6
 FOUR: dict[str, Any] = {"block_length": 4}  # two blocks of four steps, a token each
@@ -53,13 +53,14 @@ def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[in
     """Run one request, and hold its row-layers against the engine's counters."""
     params = SamplingParams(**{"max_tokens": RESPONSE, "ignore_eos": True, "seed": 0, **how})
     engine.add(Request("r", prompt, params, prefix, policy=parse(cache, settings, lambda: DepthLookup({}))))
-    (pending,) = engine._waiting
-    length, branches = pending.decoding.length, pending.canvases
-    results = run(engine, [])
-    usage = results["r"].usage
+    engine.step()
+    (running,) = engine._unfinished()
+    usage, length, canvases = running.usage, running.pending.decoding.length, running.pending.canvases
+    while engine.busy:
+        engine.step()  # a pass for others may follow the result, so the usage is read at the end
     stats = engine.stats
     assert stats.row_layers == usage.row_layers + stats.prefix_row_layers
-    canvases = usage.forwards * (1 if pending.request.policy.traits.schedule.own_clocks else branches)
+    canvases = usage.forwards * (1 if running.policy.traits.schedule.own_clocks else canvases)
     whole = canvases * length * engine.model.config.layers
     assert stats.row_layers_saved == whole - usage.row_layers
     assert not engine._refreshes._least

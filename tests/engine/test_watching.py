@@ -240,12 +240,12 @@ class Watching(CachePolicy):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Watching("no room", roomy=False), "a canvas that keeps no attention of the last pass"),
+        (Watching("no room", roomy=False), "attention cannot be watched on a canvas"),
         (Watching("no window"), "watched of no row"),
         (Watching("nothing to track"), "or to no position"),
         (Watching("another canvas"), "for a canvas of 16 positions"),
         (Watching("one span"), "a span for each layer"),
-        (Watching("first layer"), "what enters the first layer are the tokens"),
+        (Watching("first layer"), "tokens enter the first layer"),
     ],
     ids=lambda value: getattr(value, "defect", ""),
 )
