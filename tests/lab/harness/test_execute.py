@@ -293,7 +293,7 @@ def test_all_of_it_ends_with_the_evaluation(confined: Confinement) -> None:
             time.sleep(0.05)
         own.send_signal(signal.SIGKILL)
     until = time.monotonic() + 10
-    while running(mark) or list(folder.iterdir()):
+    while running(mark) or any(folder.iterdir()):
         assert time.monotonic() < until
         time.sleep(0.05)
     folder.rmdir()
