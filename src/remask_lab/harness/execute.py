@@ -14,9 +14,9 @@ from functools import cache
 from typing import IO, Final
 
 from remask.errors import RemaskError
-from remask_lab.harness.sandbox.confinement import Confinement, Limits, choices, remove, start_program
+from remask_lab.harness.sandbox.confinement import Confinement, Limits, choices, start_program
 from remask_lab.harness.sandbox.judge import ENDED, PASSED
-from remask_lab.harness.sandbox.supervisor import NOT_BUILT
+from remask_lab.harness.sandbox.supervisor import NOT_BUILT, remove
 from remask_lab.harness.sandbox.values import one_line
 
 log = logging.getLogger(__name__)

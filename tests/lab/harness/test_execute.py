@@ -276,14 +276,16 @@ def test_a_process_in_a_session_of_its_own_ends_too(confined: Confinement) -> No
 
 
 def test_all_of_it_ends_with_the_evaluation(confined: Confinement) -> None:
-    mark = marker()
+    mark, folder = marker(), Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder)}
     program = (
         "from remask_lab.harness.execute import run_tests, Limits\n"
         "from remask_lab.harness.sandbox.confinement import Confinement\n"
         f"run_tests({DETACHED.format(marker=mark)!r}, 'while True: pass', limits=Limits(seconds=100), "
         f"confinement=Confinement({confined.mode!r}, {confined.own_user}))"
     )
-    with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": ":".join(sys.path)}) as own:
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as own:
         until = time.monotonic() + 30
         while not running(mark):
             assert time.monotonic() < until
@@ -291,9 +293,10 @@ def test_all_of_it_ends_with_the_evaluation(confined: Confinement) -> None:
             time.sleep(0.05)
         own.send_signal(signal.SIGKILL)
     until = time.monotonic() + 10
-    while running(mark):
+    while running(mark) or any(folder.iterdir()):
         assert time.monotonic() < until
         time.sleep(0.05)
+    folder.rmdir()
 
 
 def test_the_number_of_processes_is_limited(confined: Confinement) -> None:

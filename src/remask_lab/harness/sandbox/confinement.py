@@ -240,12 +240,6 @@ def visible_paths() -> list[tuple[str, str | None]]:
     return found
 
 
-def remove(folder: str) -> None:
-    """Delete a folder whatever a program has left in it: closed folders, links, or any depth."""
-    for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
-        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
-
-
 def _bubblewrap_command() -> list[str]:
     bwrap = shutil.which("bwrap")
     assert bwrap is not None

@@ -1,14 +1,15 @@
 """The program between the evaluation and the candidate: builds the confinement and leaves no process behind.
 
-It never runs generated code itself. It ends the candidate with everything that the candidate started when the
-candidate ends, when it is told to (SIGTERM), and when the evaluation ends, which the kernel reports as SIGTERM. What
-it writes on standard output is the reason for which it ended the candidate.
+It never runs generated code itself. It ends the candidate, with everything that the candidate started, when the
+candidate ends, when it gets SIGTERM, and when the evaluation ends. In the last case it deletes the temporary folder
+too. What it writes on standard output is the reason for which it ended the candidate.
 """
 
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -68,8 +69,16 @@ def main() -> None:
     status, reason = _watch(child, job)
     if not _sweep(child, job):
         status, reason = NOT_BUILT, "processes of the generated code could not be ended"
+    if os.getppid() != job["parent"]:
+        remove(job["folder"])
     _report(reason)
     os._exit(status)
+
+
+def remove(folder: str) -> None:
+    """Delete a folder whatever a program has left in it: closed folders, links, or any depth."""
+    for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
 
 
 def _watch(child: int, job: dict[str, Any]) -> tuple[int, str]:
