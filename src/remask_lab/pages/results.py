@@ -1,12 +1,14 @@
-"""Writes docs/results.md from the result files in benchmarks/results.
+"""Writes docs/results.md, and the tables that the README quotes, from the result files in benchmarks/results.
 
-    python -m remask_lab.pages.results [--results FOLDER] [--output FILE]
+    python -m remask_lab.pages.results [--results FOLDER] [--output FILE] [--readme FILE]
 
 Reads the files that `python -m remask_lab.papers` and `remask bench` write. Each file of a table has its own section,
-with its model and machine.
+with its model and machine. The README quotes a file of `remask bench` between `<!-- table: NAME.json -->` and
+`<!-- end of table -->`.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +22,8 @@ from remask_lab.papers.show import beside, published
 from remask_lab.records.record import Record, read_record
 
 ROOT = Path(__file__).parents[3]
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
+RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
+QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end of table -->)", re.DOTALL)
 BENCH = "bench"
 HEAD = """# Results
 
@@ -32,7 +35,7 @@ models, other machines.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page. Returns 0, or 2 where a result file cannot be used."""
+    """Write the page and the README's tables. Returns 0, or 2 where a result file cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m remask_lab.pages.results",
         description=__doc__,
@@ -40,9 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
     parser.add_argument("--output", default=str(PAGE), metavar="FILE", help="default docs/results.md")
+    parser.add_argument("--readme", default=str(README), metavar="FILE", help="default README.md")
     args = parser.parse_args(argv)
     try:
-        Path(args.output).write_text(page(read_all(args.results)), encoding="utf-8")
+        records = read_all(args.results)
+        Path(args.output).write_text(page(records), encoding="utf-8")
+        readme = Path(args.readme)
+        readme.write_text(quoted(readme.read_text(encoding="utf-8"), records), encoding="utf-8")
     except RemaskError as error:
         print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
         return 2
@@ -82,6 +89,18 @@ def page(records: dict[str, Record]) -> str:
     for name, record in benches.items():
         parts += [f"## {Path(name).stem}", _marked(record, bench_table(record, detail="alone" in _first(record)))]
     return "\n\n".join(parts) + "\n"
+
+
+def quoted(text: str, records: dict[str, Record]) -> str:
+    """Returns `text` with the tables that it quotes. Raises `RecordError` where it names a file that is not there."""
+
+    def fill(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        if name not in records or records[name].subject != BENCH:
+            raise RecordError(f"the README quotes {name}, which is no result file of 'remask bench'")
+        return f"{begin}{_marked(records[name], bench_table(records[name]))}{end}"
+
+    return QUOTED.sub(fill, text)
 
 
 def _measured(table: PaperTable, records: dict[str, Record]) -> list[str]:

@@ -1,6 +1,7 @@
 """docs/results.md: made from result files alone."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def edit(path: Path, **about: Any) -> Path:
     return path
 
 
-def made(folder: Path) -> tuple[int, str]:
-    page = folder.parent / "page.md"
-    status = results.main(["--results", str(folder), "--output", str(page)])
+def made(folder: Path, readme: str = "") -> tuple[int, str]:
+    page, quoting = folder.parent / "page.md", folder.parent / "README.md"
+    quoting.write_text(readme, encoding="utf-8")
+    status = results.main(["--results", str(folder), "--output", str(page), "--readme", str(quoting)])
     return status, page.read_text(encoding="utf-8") if page.exists() else ""
 
 
@@ -46,6 +48,12 @@ def test_the_committed_page_is_made_from_the_committed_files() -> None:
     assert results.page(results.read_all(results.RESULTS)) == results.PAGE.read_text(encoding="utf-8"), (
         "run python -m remask_lab.pages.results"
     )
+
+
+def test_the_committed_readme_quotes_the_committed_files() -> None:
+    text = results.README.read_text(encoding="utf-8")
+    assert results.quoted(text, results.read_all(results.RESULTS)) == text, "run python -m remask_lab.pages.results"
+    assert results.QUOTED.search(text), "it quotes one at least"
 
 
 def test_a_table_with_its_conditions(folder: Path) -> None:
@@ -92,10 +100,20 @@ def test_benches_are_shown_too(folder: Path) -> None:
     engine = EngineConfig(max_num_seqs=2, max_model_len=64)
     record = run_bench(llm, workload, [Contender("none", llm.policy("none"))], 1, engine, progress=False)
     write_record(folder / "plain.json", record)
-    status, text = made(folder)
+    status, text = made(folder, "# x\n\n<!-- table: plain.json -->\nold\n<!-- end of table -->\n\nmore\n")
     assert status == 0
     assert "## plain\n" in text
     assert "| none " in text
+    readme = (folder.parent / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"plain\.json -->\n\| cache .*\| none .*\n<!-- end of table -->\n\nmore\n$", readme, re.DOTALL)
+    assert "old" not in readme
+
+
+def test_a_readme_that_quotes_no_result_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("missing.json", "small.llada-tiny.json"):
+        status, _ = made(folder, f"<!-- table: {name} -->\n\n<!-- end of table -->\n")
+        assert status == 2
+        assert f"the README quotes {name}, which is no result file of 'remask bench'" in capsys.readouterr().err
 
 
 def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
