@@ -59,9 +59,16 @@ APART = {
     "remask.policies": {"remask.models", "remask.store"},
     "remask.sampling": {"remask.models", "remask.store"},
 }
-# Of a running engine the laboratory knows its settings, its requests, and what `remask.observe` hands out.
 # Who may read the environment: what a user starts, and what starts processes of its own.
-MAY_READ_ENVIRONMENT = {"remask.config", "remask.cli", "remask_lab.cli", "remask_lab.speed", "remask_lab.pages"}
+MAY_READ_ENVIRONMENT = {
+    "remask.config",
+    "remask.cli",
+    "remask_lab.cli",
+    "remask_lab.harness",
+    "remask_lab.pages",
+    "remask_lab.speed",
+}
+# Of a running engine the laboratory knows its settings, its requests, and what `remask.observe` hands out.
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",

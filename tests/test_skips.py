@@ -38,7 +38,7 @@ FILES = {
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A folder with `FILES`, in which pytest runs with the plugin and none of this run's options."""
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     pytester.makeconftest('pytest_plugins = ["tests.skips"]')
     pytester.makepyfile(**FILES)
     return pytester

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.cli.main import parse
+from remask.cli import serve
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8")
@@ -19,7 +19,9 @@ UNIT = (ROOT / "deploy" / "remask.service").read_text(encoding="utf-8")
 
 def parsed(words: list[str]) -> argparse.Namespace:
     """What `remask` makes of a command."""
-    return parse(words)
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser.add_subparsers(dest="command").add_parser("serve"))
+    return parser.parse_args(words)
 
 
 def test_the_container_serves_the_bundled_model_on_the_port_that_it_names() -> None:

@@ -138,7 +138,7 @@ BAD = [
     (["--concurrency", "0"], "numbers of at least 1"),
     (["--without-delay"], "name that in --cache"),
     (["--x", "ration"], "Unknown axis of --x"),
-    (["--requests", "0"], "--requests must be at least 1"),
+    (["--requests", "0"], "--requests must be a whole number from 1"),
     (["--output", "nowhere/at/all.json"], "--output: there is no folder"),
 ]
 

@@ -110,7 +110,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
     ("options", "message"),
     [
         (["--taus", "--refresh-intervals"], "nothing to sweep"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--rounds", "0"], "--rounds must be a whole number from 1"),
         (["--refresh-intervals", "0"], "refresh_interval must be"),
         (["--caches", "none"], "must begin with it"),
         (["--depth-table", "missing.json"], "missing.json cannot be read"),
@@ -149,7 +149,7 @@ def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--depth", "0"], "has no shallow layers; give a depth of 1 to"),
         (["--depth", "99"], "exceeds the model's"),
-        (["--traced", "0"], "--traced must be at least 1"),
+        (["--traced", "0"], "--traced must be a whole number from 1"),
         (["--refresh-interval", "0"], "refresh_interval must be"),
     ],
 )

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from remask_lab.harness.sandbox.supervisor import limit_resources
+from remask_lab.harness.sandbox.limits import limit_resources
 from remask_lab.harness.sandbox.values import decode, encode, one_line
 
 

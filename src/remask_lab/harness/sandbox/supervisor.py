@@ -18,35 +18,16 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from remask_lab.harness.sandbox import linux
+from remask_lab.harness.sandbox.limits import limit_resources
 
 NOT_BUILT: Final = 125
 """Exit status where the confinement could not be built; the reason is on standard output."""
 
 TMP_MEGABYTES: Final = 64
-FILE_MEGABYTES: Final = 16
-_OPEN_FILES: Final = 128
 _INTERVAL_S: Final = 0.05  # between two looks at the processes and their memory
 _SWEEP_S: Final = 5.0
 _PAGE_BYTES: Final = resource.getpagesize()
 _ON_LINUX: Final = sys.platform == "linux"
-
-
-def limit_resources(job: dict[str, Any]) -> None:
-    """Set the limits that hold for each process, and for the number of processes where the user is not root."""
-    limits = {
-        "AS": job["megabytes"] * 2**20,
-        "CPU": int(job["seconds"]) + 1,
-        "FSIZE": FILE_MEGABYTES * 2**20,
-        "NOFILE": _OPEN_FILES,
-        "CORE": 0,
-    }
-    if job["process_limit"] is not None:
-        limits["NPROC"] = job["process_limit"]
-    for name, value in limits.items():
-        kind = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
 
 
 def main() -> None:
