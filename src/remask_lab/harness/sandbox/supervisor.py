@@ -1,7 +1,7 @@
 """The program between the evaluation and the candidate: builds the confinement and leaves no process behind.
 
 It never runs generated code itself. It ends the candidate with everything that the candidate started when the
-candidate ends, when it is told to (SIGTERM), and when the evaluation ends, which the kernel reports as SIGTERM. What
+candidate ends, on SIGTERM, and when the evaluation ends, which the kernel reports as SIGTERM. What
 it writes on standard output is the reason for which it ended the candidate.
 """
 
