@@ -11,14 +11,13 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
-    check_least,
     engine_config,
     open_llm,
     sampling_option,
 )
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
-from remask_lab.arguments.common import compared_policies
+from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.likelihood.judge import Judge
 from remask_lab.likelihood.perplexity import RESAMPLES, Perplexity, cut_prompts, measure, read_texts
 from remask_lab.records.record import Record, about, write_record

@@ -14,7 +14,6 @@ from remask.cli.options import (
     add_engine_options,
     add_model_options,
     check_folder,
-    check_least,
     engine_config,
     open_llm,
     sampling_option,
@@ -23,7 +22,7 @@ from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
-from remask_lab.arguments.common import compared_policies
+from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
 from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
 from remask_lab.harness.execute import offered
