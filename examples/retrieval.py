@@ -1,10 +1,9 @@
-"""Questions about a popular document, which stands as a level of its own under the system prompt.
+"""Questions about documents: requests share the system prompt, and those about one document share the document too.
 
     python examples/retrieval.py
 
-Pages are found from the left, as far as they match: all requests share the system prompt, those about one document
-share that too, and nobody says where a level ends. The weights are random: what is shown is the sharing, not the
-answers.
+The store finds pages from the left, as far as they match, so no request marks where a shared part ends. The weights are
+random: the example shows what is shared, not good answers.
 """
 
 from remask import LLM, SamplingParams
@@ -16,7 +15,7 @@ QUESTIONS = [("popular", 7), ("popular", 8), ("rare", 9), ("popular", 10), ("pop
 
 
 def main() -> None:
-    """Answer one question after another, and say what each found in the store."""
+    """Answer one question after another, and print how much of each prompt was in the store."""
     llm = LLM("sdar-tiny", load_format="dummy", cache="exact", dtype="float32", engine=EngineConfig(page_size=16))
     for document, question in QUESTIONS:
         prompt = SYSTEM + DOCUMENTS[document] + [question] * 8

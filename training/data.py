@@ -32,7 +32,7 @@ class Canvas:
     masked: list[bool]
 
     def extend(self, tokens: list[int], masked: list[bool] | None = None) -> None:
-        """Appends tokens, visible ones unless `masked` tells otherwise."""
+        """Appends tokens, visible ones unless `masked` says otherwise."""
         self.tokens += tokens
         self.masked += [False] * len(tokens) if masked is None else masked
 

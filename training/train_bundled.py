@@ -82,7 +82,7 @@ class Trainer:
         return value
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """Draws one batch of about `canvas_tokens` tokens; also tells whether it is a cloze recitation."""
+        """Draws one batch of about `canvas_tokens` tokens, and returns whether it is a cloze recitation."""
         rng = self.rng
         full = False
         if recite := self.in_warmup or rng.random() < RECITATION_SHARE:

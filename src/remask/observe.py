@@ -1,7 +1,6 @@
-"""Looking on while an engine runs, for measurements: what a pass did as read-only values, and hooks around operations.
+"""Observation of a running engine, for measurements: read-only values about each pass, and hooks around operations.
 
-Nothing here is part of a step unless a measurement asks for it, and none of a running request's own objects is handed
-out.
+An engine runs none of this code unless a measurement asks for it. Observers get no object of a running request.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +34,9 @@ class ObservedPass:
     Of a guided request it is the pass of the conditional canvas.
 
     Attributes:
-        request_id: whose pass it is.
+        request_id: the request that the pass belongs to.
         step: denoising step of the request, from 0.
-        block_step: the same within the current block.
+        block_step: denoising step within the current block, from 0.
         block: positions that are denoised together.
         block_length: tokens of every block.
         prompt: positions 0 .. prompt - 1 were given.
@@ -45,7 +44,7 @@ class ObservedPass:
         tokens: token ids on the canvas, int64 [T]; a copy that cannot be written to.
         plan: what was computed.
         cost: row-layers computed, both canvases of a guided request included.
-        prefix: what the prefix store lent the request.
+        prefix: the stored prefix that the request reads, if any.
         hidden: final hidden states of the predicted rows, [M, D]. They are valid until the observer returns.
     """
 
@@ -70,12 +69,15 @@ class ObservedPass:
         return int(self.plan.spans[0].rows.sum())
 
     def kv(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
-        """K and V at `positions`, wherever they live: a pair of copies [rows, kv_heads, Dh] for each layer."""
+        """Return copies of K and V at `positions`, own or leased: a pair [rows, kv_heads, Dh] per layer."""
         k, v = self._pool.k, self._pool.v
         return [(k[layer][slots], v[layer][slots]) for layer, slots in self._places(positions)]
 
     def outputs(self, positions: slice) -> list[tuple[Tensor, Tensor]]:
-        """Attention and FFN outputs at `positions`, as `kv`; of engines whose policy keeps them. Copies [rows, D]."""
+        """Return copies of the attention and FFN outputs at `positions`: a pair [rows, D] per layer.
+
+        The engine must keep outputs, as it does for `dllm-cache`.
+        """
         kept = self._pool.outputs
         return [(kept[layer][0][slots], kept[layer][1][slots]) for layer, slots in self._places(positions)]
 
@@ -86,11 +88,11 @@ class ObservedPass:
 
 
 Observer: TypeAlias = Callable[[Sequence[ObservedPass]], None]
-"""Is called after every pass with what denoised in it; a pass over prefixes alone gives an empty sequence."""
+"""Called after every pass with the requests' passes. For a pass over prefixes alone the sequence is empty."""
 
 
 def observe_passes(engine: Engine, observer: Observer | None) -> None:
-    """Call `observer` after every pass of `engine`, in inference mode; None ends that."""
+    """Call `observer` after every pass of `engine`, in inference mode. None removes the observer."""
     if observer is None:
         engine.probe = None
         return
@@ -107,7 +109,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
     for request in requests:
         first = at
         at += sum(int(plan.predict.sum()) for _, plan in request.items())
-        # A pass that only completes what others may read follows the last denoising step.
+        # This pass only completes pages for other requests, after the last denoising step.
         if request.closing:
             continue
         canvas, decoder = request.branches[0].canvas, request.decoder
@@ -135,12 +137,12 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
-    """Let `engine` compute attention by `attention`. Weights and memory stay those of the engine."""
+    """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
     engine.runner = Runner(Transformer(engine.model.config, engine.model.weights, attention), engine.pool)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
-"""Gives the context in which the operation of that name runs; operations are nested."""
+"""Returns the context in which the operation of that name runs. Operations are nested."""
 
 SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing")
 

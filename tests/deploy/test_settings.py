@@ -62,7 +62,7 @@ def test_bad_settings(values: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--port", "0"], "--port must be a port of its own"),
+        (["--port", "0"], "--port 0 is not possible here"),
         (["--port", "70000"], "--port must be a whole number from 0 to 65535"),
         (["--routing", "random"], "Unknown routing"),
         (["--min-replicas", "2", "--max-replicas", "1"], "max_replicas"),

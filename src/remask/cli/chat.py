@@ -1,4 +1,4 @@
-"""`remask chat`: a conversation in the terminal, with a server or with a model in this process."""
+"""`remask chat`: a conversation in the terminal with a server, or with a model in this process."""
 
 import argparse
 import os
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", help="a server's, such as http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", metavar="KEY", help=f"for --base-url; also from {KEY_VARIABLE}")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--cache", metavar="SPEC", help="policy; by default the one that remask serve takes")
+    parser.add_argument("--cache", metavar="SPEC", help="policy (default: the one that 'remask serve' chooses)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument(
         "--sampling", metavar="JSON", help="sampling parameters; 'remask generate --help-fields' lists them"
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(shown: bool) -> str | None:
-    """The next line, or None at the end."""
+    """Return the next line, or None at the end."""
     try:
         line = input("> " if shown else "").strip()
     except EOFError:
@@ -76,7 +76,7 @@ def _read(shown: bool) -> str | None:
 
 
 def _say(answer: Answerer, turns: Turns) -> str | None:
-    """Print an answer as it settles, and return it; None where there was none."""
+    """Print an answer as it settles, and return it; None if it failed."""
     said = ""
     try:
         for text in answer(turns):
@@ -99,7 +99,7 @@ def _local(args: argparse.Namespace) -> Answerer:
 
 
 def _in_process(llm: LLM, turns: Turns, params: SamplingParams) -> Iterator[str]:
-    """Settled text of the answer, from the engine of `llm`."""
+    """Yield the settled text of the answer, computed by the engine of `llm`."""
     assert llm.tokenizer is not None
     (request,) = llm.requests([turns], params)
     answer = Answer(0, request, llm.tokenizer, llm.loaded.config.stop_ids)
@@ -115,7 +115,7 @@ def _remote(args: argparse.Namespace) -> Answerer:
     for name, default in vars(args.in_process).items():
         if name != "model" and getattr(args, name) != default:
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is for a model in this process; leave it out with --base-url, or that one")
+            raise ConfigError(f"{flag} is for a model in this process; leave out either {flag} or --base-url")
     check_extra("openai")
     import openai
 

@@ -1,4 +1,4 @@
-"""Which commands there are: this package's own, and those that other packages register."""
+"""The commands of `remask`: this package's own, and those that other packages register."""
 
 import importlib
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ from types import ModuleType
 
 from remask.errors import ConfigError
 
-GROUP = "remask.commands"  # of entry points; each loads a mapping of names to `Command`s
+GROUP = "remask.commands"  # entry points of this group name mappings from names to `Command`s
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. Its module is imported when the command is used, so that naming it costs nothing.
+    """One command. Its module is imported when the command is used, so that a list of commands costs little time.
 
     Attributes:
         module: has `add_arguments(parser)` and `run(args) -> int`, the exit status.
-        summary: a line of `remask --help`.
-        extra: the extra of this distribution that brings what the module needs beside the engine.
+        summary: its line in `remask --help`.
+        extra: the extra that installs the further packages that the module needs.
     """
 
     module: str
@@ -26,7 +26,7 @@ class Command:
     extra: str | None = None
 
     def load(self) -> ModuleType:
-        """Import the module. Raises `ConfigError` where a package of its extra is missing."""
+        """Import the module. Raises `ConfigError` if a package of its extra is missing."""
         try:
             return importlib.import_module(self.module)
         except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ OWN: Mapping[str, Command] = {
 
 
 def all_commands() -> dict[str, Command]:
-    """Every command by its name. Raises `ConfigError` where a package registers a name that is taken."""
+    """Return every command by its name. Raises `ConfigError` if a package registers a name that is taken."""
     found = dict(OWN)
     for entry in entry_points(group=GROUP):
         for name, command in entry.load().items():
@@ -58,7 +58,7 @@ def all_commands() -> dict[str, Command]:
 
 
 def missing(error: ModuleNotFoundError, extra: str | None) -> Exception:
-    """What to raise where a module is missing: `error` itself if it is this project's own, or no extra brings it."""
+    """Return the error for a missing module: `error` itself if the module is the project's own or no extra has it."""
     package = (error.name or "").partition(".")[0]
     if extra is None or package.startswith("remask"):
         return error

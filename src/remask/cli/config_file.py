@@ -1,4 +1,4 @@
-"""`--config FILE`: flags of a command from a YAML or JSON file, which the command line's own override."""
+"""`--config FILE`: flags of a command from a YAML or JSON file. Flags on the command line override them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -11,10 +11,10 @@ FLAG = "--config"
 
 
 def expand(argv: Sequence[str], known: Collection[str]) -> list[str]:
-    """`argv` of a command with the flags of its `--config` file put before its own, so that those win.
+    """Return `argv` of a command with the flags of its `--config` file inserted before its own, which then win.
 
-    `known` are the command's flags, dashes included. Raises `ConfigError` on a file that cannot be read, or that holds
-    anything but an object of some of them.
+    `known` are the command's flags, dashes included. Raises `ConfigError` if the file cannot be read, or holds anything
+    but an object of these flags.
     """
     path = _named(argv)
     if path is None:
@@ -25,7 +25,7 @@ def expand(argv: Sequence[str], known: Collection[str]) -> list[str]:
 
 
 def _named(argv: Sequence[str]) -> str | None:
-    """The file that the last `--config` names."""
+    """Return the file that the last `--config` names; None without one."""
     found = None
     for index, word in enumerate(argv):
         if word == FLAG and index + 1 < len(argv):

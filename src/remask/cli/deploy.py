@@ -29,33 +29,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_answer_options(parser)
     add_server_options(parser)
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--ray-address", metavar="ADDRESS", help="of a running cluster (default: start one here)")
-    fleet.add_argument("--min-replicas", type=int, default=1, metavar="N", help="default 1")
-    fleet.add_argument("--max-replicas", type=int, metavar="N", help="scale up to these (default --min-replicas)")
     fleet.add_argument(
-        "--target-ongoing-requests", type=float, metavar="N", help="per replica, for scaling (default --max-num-seqs)"
+        "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"
+    )
+    fleet.add_argument("--min-replicas", type=int, default=1, metavar="N", help="fewest replicas (default 1)")
+    fleet.add_argument("--max-replicas", type=int, metavar="N", help="most replicas (default --min-replicas)")
+    fleet.add_argument(
+        "--target-ongoing-requests",
+        type=float,
+        metavar="N",
+        help="open requests a replica to scale for (default --max-num-seqs)",
     )
     fleet.add_argument(
-        "--upscale-delay", type=float, default=30.0, metavar="S", help="of such load before a replica is added"
+        "--upscale-delay", type=float, default=30.0, metavar="S", help="seconds of higher load before one is added"
     )
-    fleet.add_argument("--downscale-delay", type=float, default=600.0, metavar="S", help="before one is removed")
+    fleet.add_argument("--downscale-delay", type=float, default=600.0, metavar="S", help="the same of lower load")
     fleet.add_argument("--routing", default="prefix", metavar="NAME", help="prefix or round-robin (default prefix)")
     fleet.add_argument(
-        "--balance", type=float, default=1.25, help="of the mean load, from which prefixes spill over (default 1.25)"
+        "--balance",
+        type=float,
+        default=1.25,
+        help="multiple of the mean load at which prefixes spill over (default 1.25)",
     )
     fleet.add_argument("--num-cpus", type=float, default=1.0, help="CPUs that Ray sets aside per replica (default 1)")
     fleet.add_argument("--num-gpus", type=float, default=0.0, help="GPUs that Ray sets aside per replica (default 0)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops the fleet."""
     check_extra(*_NEEDED)
     check_extra("ray")
     from remask.deploy.settings import FleetSettings
 
     args.model = args.served or args.model
     if args.port == 0:
-        raise ConfigError("--port must be a port of its own here: Ray Serve takes no free one by itself")
+        raise ConfigError("--port 0 is not possible here, because Ray Serve does not choose a free port; give a port")
     settings = FleetSettings(
         model=args.model,
         cache=args.cache,
@@ -79,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
         num_cpus=args.num_cpus,
         num_gpus=args.num_gpus,
     )
-    told = {name: value for name, value in asdict(settings).items() if name != "server"}
-    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **told}))
+    public = {name: value for name, value in asdict(settings).items() if name != "server"}
+    log.info("remask deploy: %s", json.dumps({"url": f"http://{args.host}:{args.port}", **public}))
     _serve(settings, args)
     return 0
 
@@ -94,7 +102,7 @@ def _serve(settings: Any, args: argparse.Namespace) -> None:
 
     stop = threading.Event()
 
-    def asked(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handlers' signature
+    def stop_on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handlers' signature
         stop.set()
 
     if args.ray_address is None:
@@ -106,7 +114,7 @@ def _serve(settings: Any, args: argparse.Namespace) -> None:
         serve.start(http_options={"host": args.host, "port": args.port})
         serve.run(build(settings), name=NAME, route_prefix="/")
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, asked)
+            signal.signal(number, stop_on_signal)
         log.info("running on http://%s:%d", args.host, args.port)
         stop.wait()
         log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)

@@ -25,7 +25,7 @@ class FieldsAction(argparse.Action):
 
 
 def listing() -> str:
-    """Every declared field with the values that it takes, its default and its meaning, and the remasking rules."""
+    """Return every declared field with its values, default and meaning, and the remasking rules, as text."""
     parts = [
         'Sampling parameters, as in --sampling \'{"max_tokens": 64}\' and in the object "sampling" of a line:',
         *_fields(SamplingParams),

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer everything; 0 where all lines were answered, 1 where some failed."""
+    """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
     defaults = defaults_of(args)
     SamplingParams.from_mapping(defaults.sampling)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
@@ -90,7 +90,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, 
 
 
 class _InOrder:
-    """Writes answers in the order of their lines, each as soon as all before it are there."""
+    """Writes answers in the order of their lines, each as soon as all answers before it are written."""
 
     def __init__(self, target: TextIO) -> None:
         self._target = target
@@ -98,11 +98,11 @@ class _InOrder:
         self._ready: dict[str, Mapping[str, Any]] = {}
 
     def expect(self, request_id: str) -> None:
-        """An answer of this id will be given, after those expected so far."""
+        """Reserve the next place for the answer of this id."""
         self._line.append(request_id)
 
     def give(self, request_id: str, answer: Mapping[str, Any]) -> None:
-        """The answer of a line."""
+        """Take the answer of a line, and write all answers whose turn it is."""
         self._ready[request_id] = answer
         while self._line and self._line[0] in self._ready:
             _write(self._target, self._ready.pop(self._line.popleft()))

@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
     add_default_options(store)
-    store.add_argument("--json", action="store_true", help="machine-readable")
+    store.add_argument("--json", action="store_true", help="print JSON")
     add_model_options(store)
     add_engine_options(store)
     store.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the requests, and show the memory when it was fullest and at the end."""
+    """Answer the requests, and print the memory when it was fullest and at the end."""
     defaults = defaults_of(args)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     fullest, end = watch(llm.engine, read_requests(llm, args.input, defaults))
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, MemoryReport]:
-    """Run `work` to its end; the report of the moment with the most pages in use by most holders, and the last one."""
+    """Run `work`. Returns the memory report of the step with most pages and references in use, and the last report."""
     for item in work:
         engine.add(item)
     fullest = engine.memory_report()
@@ -49,7 +49,7 @@ def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, Memory
 
 
 def text(report: MemoryReport) -> str:
-    """A report for people. A page counts once in each layer."""
+    """Return a report as text. A page counts once in each layer."""
     lines = [
         f"  {report.used} of {report.total} pages (x layers) used, {report.bytes / 1e6:.2f} MB; without sharing "
         f"{report.references}",

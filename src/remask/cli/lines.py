@@ -1,4 +1,4 @@
-"""Request lines: the JSON objects that commands read requests from, one a line."""
+"""Request lines: JSON objects, one a line, from which commands read requests."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ KEYS = ("id", *PROMPTS, "sampling", *declared(Terms))
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a line leaves out."""
+    """Values for what a line leaves out."""
 
     sampling: Mapping[str, Any]
     cache: str
@@ -32,7 +32,7 @@ class Defaults:
 
 
 def add_default_options(parser: argparse.ArgumentParser) -> None:
-    """What lines get that leave it out."""
+    """Add the options that give values to what a line leaves out."""
     parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
@@ -40,13 +40,13 @@ def add_default_options(parser: argparse.ArgumentParser) -> None:
 
 
 def defaults_of(args: argparse.Namespace) -> Defaults:
-    """These options as given. Raises `ConfigError` on what is no JSON object."""
+    """Return the values of these options. Raises `ConfigError` where one is not a JSON object."""
     sampling, settings = object_option("--sampling", args.sampling), object_option("--cache-config", args.cache_config)
     return Defaults(sampling, args.cache, settings)
 
 
 def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:
-    """The request that a line asks for. Raises `ConfigError` on what cannot be used."""
+    """Build the request of a line. Raises `ConfigError` where the line is invalid."""
     for key in line:
         if key not in KEYS:
             raise UnknownNameError("key", str(key), KEYS)
@@ -90,7 +90,7 @@ def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:
 
 
 def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
-    """The requests of a file, whose ids are their line numbers. Raises `ConfigError` naming the first bad line."""
+    """Read the requests of a file; ids are line numbers. Raises `ConfigError`, naming the first bad line."""
     requests = []
     with open_text(path, "r") as source:
         for number, text in enumerate(source, start=1):
@@ -105,7 +105,7 @@ def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
 
 
 def open_text(path: str, mode: str) -> TextIO:
-    """A text file in UTF-8. Raises `ConfigError` where it cannot be opened."""
+    """Open a text file in UTF-8. Raises `ConfigError` if it cannot be opened."""
     try:
         # Bytes that are not UTF-8 reach the tokenizer as lone surrogates, which it refuses line by line.
         return Path(path).open(mode, encoding="utf-8", errors="surrogateescape")  # type: ignore[return-value]

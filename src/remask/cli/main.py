@@ -13,7 +13,7 @@ from remask.errors import RemaskError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `remask`. Returns the exit status: 0 all well, 1 some requests failed, 2 nothing could be done."""
+    """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
     except RemaskError as error:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.WARNING if args.quiet else logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr
     )
-    # Libraries that log every request of their own would drown ours.
+    # These libraries log every request that they send.
     for name in ("httpx", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has gone. Python would complain again when it flushes at exit.
+        # The reader of the output has closed the pipe. Without this, Python reports it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as if ended by SIGPIPE
     except KeyboardInterrupt:
@@ -49,9 +49,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of `argv`; `run` among them runs the command. What cannot be parsed ends the process, with usage.
+    """Parse `argv`. The attribute `run` of the result runs the command.
 
-    Only the command that `argv` names is imported.
+    Only the command that `argv` names is imported. If `argv` is invalid, prints the usage and ends the process.
     """
     known = all_commands()
     words = _joined(list(argv), known)
@@ -77,17 +77,17 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def _place(words: list[str]) -> int:
-    """Where the command stands."""
+    """Return the index of the command in `words`; their number if there is no command."""
     return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
 
 
 def _joined(words: list[str], known: Container[str]) -> list[str]:
-    """`words` with a command of two words, such as `bench serve`, as one."""
+    """Return `words` with a command of two words, such as `bench serve`, joined to one."""
     place = _place(words)
     name = " ".join(words[place : place + 2])
     return [*words[:place], name, *words[place + 2 :]] if name in known else words
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
-    """Flags that a file of `remask serve --config` may hold."""
+    """Return the flags that the file of `remask serve --config` may hold."""
     return [flag for flag in parser._option_string_actions if flag.startswith("--") and flag != "--help"]

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they become a model."""
+"""Options that several commands share, and the model that they name."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ _DEFAULTS = EngineConfig()
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
-    """`--model`, `--dtype` and what else says which weights run where; `model` is the default, if there is one."""
+    """Add `--model`, `--dtype` and the other options that choose weights and device. `model` is the default."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -32,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Limits of the engine."""
+    """Add the options that limit the engine."""
     group = parser.add_argument_group("engine")
     group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
     group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
@@ -45,7 +45,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.store_budget_tokens,
         help="tokens the prefix store may hold",
     )
-    group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="of stored prefixes")
+    group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="order of eviction")
     group.add_argument(
         "--prefix-match",
         default=_DEFAULTS.prefix_match,
@@ -61,7 +61,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's limits as given."""
+    """Return the engine's limits as the options give them."""
     return EngineConfig(
         max_num_seqs=args.max_num_seqs,
         max_model_len=args.max_model_len,
@@ -81,7 +81,7 @@ def open_llm(
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
 ) -> LLM:
-    """The model that the options name. Raises what `LLM` raises."""
+    """Load the model that the options name. Raises what `LLM` raises."""
     return LLM(
         args.model,
         cache=cache,
@@ -96,18 +96,18 @@ def open_llm(
 
 
 def check_folder(option: str, path: str | None) -> None:
-    """Raise `ConfigError` where `path` cannot hold a file: a long measurement must not end in one."""
+    """Raise `ConfigError` if the folder of `path` does not exist, before a long measurement fails to write there."""
     if path is not None and not Path(path).parent.is_dir():
         raise ConfigError(f"{option}: there is no folder {str(Path(path).parent)!r}; make it, or name another file")
 
 
 def object_option(option: str, text: str | None) -> dict[str, Any]:
-    """The JSON object given to `option`; empty without one. Raises `ConfigError` on anything else."""
+    """Return the JSON object given to `option`, or an empty one. Raises `ConfigError` on anything else."""
     return {} if text is None else json_object(option, text)
 
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
-    """`--sampling`; the bundled models answer as they were trained to without one."""
+    """Return `--sampling`. The default of a bundled model is what it was trained for; of others it is empty."""
     if args.sampling is None and args.model in BUNDLED_SAMPLING:
         return dict(BUNDLED_SAMPLING[args.model])
     return object_option("--sampling", args.sampling)

@@ -17,7 +17,7 @@ _DEFAULTS = ProfileSettings()
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
-    parser.add_argument("--output", metavar="FILE", help="where the table goes, as JSON")
+    parser.add_argument("--output", metavar="FILE", help="write the table to this file, as JSON")
     parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
     group = parser.add_argument_group("measurement")
     group.add_argument(
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_DEFAULTS.max_samples,
         metavar="N",
-        help=f"where growing ends anyway (default {_DEFAULTS.max_samples})",
+        help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
     )
     group.add_argument(
         "--tolerance",
@@ -44,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
-    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="of the choice of prompts (default 0)")
+    group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_model_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile, print the table, and save what was asked for."""
+    """Profile the model, print the table, and write the files that were asked for."""
     settings = ProfileSettings(
         tau=args.tau,
         ratios=None if args.ratios is None else tuple(args.ratios),
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     )
     draw = None if args.plot is None else _picture(args.plot)
     check_folder("--output", args.output)
-    # Profiling brings memory of its own; the engine's is kept as small as it can be.
+    # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
     table = profile(llm, prompts, settings, progress=llm.progress)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _picture(path: str) -> Callable[[DepthTable], None]:
-    """What draws a table into the file `path`: the drawing that an installed package registers under its name."""
+    """Return a function that draws a table into the file `path`. The laboratory registers it as an entry point."""
     for entry in entry_points(group="remask.drawings", name="depth-table"):
         draw: Callable[[DepthTable], None] = entry.load()(path)
         return draw
@@ -88,7 +88,7 @@ def _picture(path: str) -> Callable[[DepthTable], None]:
 
 
 def report(table: DepthTable) -> str:
-    """The table as text: per ratio the depth that a lookup gives, and the mean of the depths of single requests."""
+    """Return the table as text: for each ratio the depth of a lookup, and the mean of the depths of single requests."""
     lookup = table.lookup
     lines = [
         f"{table.model}: {table.layers} layers, tau {table.tau:g}, {table.definition} similarity, "

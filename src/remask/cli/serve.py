@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:
-    """What requests get that leave it out."""
+    """Add the options that give values to what a request leaves out."""
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--cache", default=AUTO, metavar="SPEC", help="policy or composition (auto: bicache where defined)"
@@ -64,25 +64,32 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> Any:
-    """Where to listen, whom to let in, and how much to take. Returns the group."""
+    """Add the options for the address, the API keys and the limits of the server. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
     group.add_argument(
-        "--api-key", nargs="+", metavar="KEY", help=f"let in who sends one of these; also from {KEY_VARIABLE}"
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"accept only requests with one of these keys; also from {KEY_VARIABLE}",
     )
     group.add_argument("--max-queue", type=int, default=256, help="requests that may wait (default 256)")
     group.add_argument("--max-body-bytes", type=int, default=4 << 20, help="longest request body (default 4 MiB)")
     group.add_argument("--max-messages", type=int, default=1024, help="most messages a conversation (default 1024)")
     group.add_argument(
-        "--drain-timeout", type=float, default=30.0, metavar="S", help="for accepted requests at the end"
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that accepted requests get at shutdown (default 30)",
     )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
     return group
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal stops the server."""
     check_extra(*_NEEDED)
     from remask.server.app import create_app
     from remask.server.config import ServerConfig
@@ -96,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = read_template(args.chat_template)
     cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
-    # Loading a model may take minutes: a port that is taken is told before.
+    # Loading a model may take minutes. If the port is taken, the error comes before that.
     with bind(args.host, args.port) as listener:
         llm = open_llm(args, args.cache or AUTO, cache_config, limits)
         if template is not None and llm.tokenizer is not None:
@@ -108,17 +115,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_threads() -> int:
-    """Threads for a server's model: one a core, but for one core, which is left to HTTP.
+    """Return the number of CPU threads for the model: the number of cores minus one, which is left to HTTP.
 
-    Threads of the model that wait for each other spin, and hold up whoever shares their cores. A lower number that
-    PyTorch was told of, as by OMP_NUM_THREADS, is kept.
+    The model's threads spin while they wait for each other, so they delay everything that shares their cores. If
+    PyTorch has a lower number already, for instance from OMP_NUM_THREADS, that number is kept.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(torch.get_num_threads(), max(1, cores - 1))
 
 
 def check_extra(*needed: str) -> None:
-    """Raise `ConfigError` where packages of the `server` or the `ray` extra are missing."""
+    """Raise `ConfigError` if packages of the `server` or the `ray` extra are missing."""
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         extra = "ray" if missing == ["ray"] else "server"
@@ -126,7 +133,7 @@ def check_extra(*needed: str) -> None:
 
 
 def server_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of `ServerConfig` as given; `args.model` is known. Raises `ConfigError` on a port that is none."""
+    """Return the fields of `ServerConfig`. `args.model` must be set. Raises `ConfigError` on a bad port."""
     whole("--port", args.port, low=0, high=MAX_PORT)
     return {
         "model_names": args.served_model_name or [args.model],
@@ -142,7 +149,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_template(path: str | None) -> str | None:
-    """The Jinja text in the file that `--chat-template` names, if it names one."""
+    """Return the Jinja text of the file `path`; None without a path. Raises `ConfigError` if it cannot be read."""
     if path is None:
         return None
     try:
@@ -152,8 +159,8 @@ def read_template(path: str | None) -> str | None:
 
 
 def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced: bool) -> None:
-    """One line with every choice, what `auto` came to included."""
-    told = {
+    """Log one line with every setting, after `auto` was resolved."""
+    settings = {
         "url": url,
         "model": args.model,
         "names": list(config.model_names),
@@ -177,4 +184,4 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "profile_dir": args.profile_dir if traced else None,
         "profile_steps": args.profile_steps if traced else None,
     }
-    log.info("remask serve: %s", json.dumps(told))
+    log.info("remask serve: %s", json.dumps(settings))

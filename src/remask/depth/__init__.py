@@ -1,1 +1,1 @@
-"""Depth profiling: how far a shared prefix may be reused, measured on the model at hand."""
+"""Depth profiling: in how many layers a model may reuse a shared prefix."""

@@ -1,4 +1,4 @@
-"""Conversations of any length, made of what there is: chat prompts, token ids, the bundled model's task, or chance."""
+"""Conversations of any length: from chat prompts, token ids, the bundled model's task, or random tokens."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A token sequence that waits for the assistant; `ends` are the lengths at which a user's next turn begins."""
+    """A token sequence whose next turn is the assistant's. `ends` are the lengths at which a user's turn begins."""
 
     tokens: Sequence[int]
     ends: tuple[int, ...] = ()
@@ -27,30 +27,30 @@ class PromptSet(Protocol):
 
     @property
     def source(self) -> str:
-        """What they are, for the table."""
+        """A description of the prompts, for the table."""
         ...
 
     @property
     def canvas(self) -> int:
-        """Usual length of a canvas in tokens, at most."""
+        """Default length of the longest canvas, in tokens."""
         ...
 
     @property
     def response(self) -> int:
-        """Usual number of masks at its end."""
+        """Default number of masks at the end of a canvas."""
         ...
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """A conversation of at least `length` tokens; the same state of `rng` gives the same one."""
+        """Return a conversation of at least `length` tokens. The same state of `rng` gives the same conversation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompts:
-    """Conversations put together from single ones: the turns of some, then the question of one more.
+    """Long conversations made of single ones: the turns of several, then the question of one more.
 
-    The last conversation's system message stands first. A prompt without an answer is followed by the next prompt, in
-    one message with it, because chat templates may insist on alternating roles.
+    The system message of the last one comes first. A prompt without an answer is joined with the next prompt to one
+    message, because some chat templates require alternating roles.
     """
 
     source: str
@@ -60,7 +60,7 @@ class ChatPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Shuffled conversations, as many as `length` tokens take."""
+        """Return shuffled conversations, as many as give `length` tokens."""
         order = rng.sample(self.conversations, len(self.conversations))
 
         def compose(turns: int) -> list[Message]:
@@ -82,10 +82,10 @@ class TransitPrompts:
     canvas: int = 288  # the system prompt, one question and one response
     response: int = 16
     rows: tuple[int, int] = (16, 64)  # of a table, so that system prompts end at many ratios
-    hops: int | None = None  # that every question asks for; None: any number
+    hops: int | None = None  # of every question; None: any number
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """A fresh table of any usual length, and as many questions as `length` tokens take."""
+        """Return a new table with a number of rows within `rows`, and as many questions as give `length` tokens."""
         seed, rows = rng.getrandbits(32), rng.randint(*self.rows)
 
         def compose(turns: int) -> list[Message]:
@@ -105,7 +105,7 @@ class TransitPrompts:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompts:
-    """Prompts given as token ids, one after the other."""
+    """Prompts that are given as token ids, joined one after the other."""
 
     source: str
     prompts: tuple[tuple[int, ...], ...]
@@ -113,7 +113,7 @@ class TokenPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Shuffled prompts, as many as `length` tokens take."""
+        """Return shuffled prompts, as many as give `length` tokens."""
         order = rng.sample(self.prompts, len(self.prompts))
         tokens = _grown(lambda count: [token for i in range(count) for token in order[i % len(order)]], length)
         return Conversation(tokens, tuple(accumulate(len(prompt) for prompt in order)))
@@ -129,14 +129,14 @@ class RandomPrompts:
     response: int = 128
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """`length` tokens, none of them the mask."""
+        """Return `length` tokens without the mask token."""
         mask = self.config.mask_id
         drawn = (rng.randrange(self.config.vocab - 1) for _ in range(length))
         return Conversation([token + (token >= mask) for token in drawn])
 
 
 def _until_question(conversation: Sequence[Message]) -> list[Message]:
-    """The conversation as it stands when the last user turn waits for its answer."""
+    """Return the conversation up to its last user turn, without the answer."""
     last = max(place for place, message in enumerate(conversation) if message["role"] == "user")
     return list(conversation[: last + 1])
 
@@ -147,7 +147,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _grown_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], length: int) -> Conversation:
-    """The first of `compose(1)`, `compose(2)`, `compose(4)`, ... that has `length` tokens.
+    """Return the first of `compose(1)`, `compose(2)`, `compose(4)`, ... that has `length` tokens.
 
     Without a chat template the texts are joined by blank lines, and no ends of turns are known.
     """
@@ -172,7 +172,7 @@ def _grown_chat(tokenizer: Tokenizer, compose: Callable[[int], list[Message]], l
 
 
 def _grown(render: Callable[[int], list[int]], length: int) -> list[int]:
-    """The first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens."""
+    """Return the first of `render(1)`, `render(2)`, `render(4)`, ... that has `length` tokens."""
     count, tokens = 1, render(1)
     while len(tokens) < length:
         count *= 2

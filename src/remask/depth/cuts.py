@@ -21,9 +21,9 @@ class Cut:
 
 
 def reachable(ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
-    """The ratios to measure, ascending; None takes `RATIOS` as far as they fit.
+    """Return the ratios to measure, ascending. None takes those of `RATIOS` that fit.
 
-    Raises `ConfigError` where one that was asked for cannot be reached exactly on a canvas this long, or none fits.
+    Raises `ConfigError` if a given ratio cannot be reached exactly on a canvas of this length, or if none fits.
     """
     reached = {r for r in range(100) if percent(_longest(r, canvas), canvas) == r and _longest(r, canvas) < canvas}
     if ratios is None:
@@ -40,14 +40,14 @@ def reachable(ratios: Sequence[int] | None, canvas: int) -> tuple[int, ...]:
 
 
 def _longest(ratio: int, canvas: int) -> int:
-    """Prefix of a canvas of the greatest length."""
+    """Return the prefix length of the longest canvas at this ratio."""
     return max(1, round(ratio * canvas / 100))
 
 
 def cut_at(first: Conversation, last: Sequence[int], ratio: int, canvas: int, response: int) -> Cut:
-    """A canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
+    """Cut a canvas of at most `canvas` tokens at `ratio` percent: the head of `first`, the tail of `last`, and masks.
 
-    The prefix is one of the turns of `first` if one is long enough.
+    The prefix ends with a turn of `first` if that makes it long enough.
     """
     longest = _longest(ratio, canvas)
     prefix = max((end for end in first.ends if longest <= 2 * end <= 2 * longest), default=longest)

@@ -1,4 +1,4 @@
-"""Which depth table a model gets where none is given: one that came with the package, or a profile made now."""
+"""The depth table of a model if none is given: one that comes with the package, or a new profile."""
 
 import logging
 from importlib.resources import files
@@ -17,7 +17,7 @@ TABLES = "tables"
 
 
 def find_table(llm: Subject) -> DepthTable:
-    """A shipped table that fits the model; without one the model is profiled now."""
+    """Return a shipped table that fits the model. If there is none, profile the model."""
     shipped = shipped_table(llm.loaded)
     if shipped is not None:
         how = "shape" if shipped.fingerprint is None else "fingerprint"
@@ -33,7 +33,7 @@ def find_table(llm: Subject) -> DepthTable:
 
 
 def shipped_table(model: LoadedModel) -> DepthTable | None:
-    """The table of `model` that came with the package; one that goes by shape only where none has its fingerprint."""
+    """Return the shipped table of `model`, by fingerprint, else by shape; None if there is none."""
     folder = Path(str(files("remask"))) / TABLES
     fitting = [table for table in map(DepthTable.load, sorted(folder.glob("*.json"))) if table.fits(model)]
     return min(fitting, key=lambda table: table.fingerprint is None, default=None)

@@ -1,4 +1,4 @@
-"""`profile`: the depth table of a model, measured on prompts cut to every prefix ratio, with as many as it takes."""
+"""`profile` measures the depth table of a model, on prompts that are cut to every prefix ratio."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ from remask.models.loaded import LoadedModel
 from remask.models.transformer import Transformer
 
 FIRST_SAMPLES = 8
-STILL = 2  # growths in a row that must leave the table as it was
+STILL = 2  # doublings in a row that must leave the table unchanged
 
 
 class Subject(Protocol):
-    """What is profiled: an `LLM`, of which profiling needs no more than this."""
+    """The parts of an `LLM` that profiling needs."""
 
     loaded: LoadedModel
     model: Transformer
@@ -39,14 +39,14 @@ class ProfileSettings:
     Attributes:
         tau: similarity that a layer must exceed.
         ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
-        samples: requests per ratio; None grows their number until the table stands still.
-        max_samples: where growing ends anyway.
-        tolerance: L1 distance between tables, in layers per ratio, that counts as standing still.
-        official: the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token. Otherwise
-            the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        samples: requests per ratio; None doubles their number until the table no longer changes.
+        max_samples: most requests per ratio.
+        tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
+        official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
+            Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
         canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
         response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
-        seed: of the choice of prompts.
+        seed: seed of the choice of prompts.
     """
 
     tau: float = 0.97
@@ -77,7 +77,7 @@ class Cuts:
     Attributes:
         ratios: in percent, ascending.
         canvas, response: tokens of the longest canvas, and masks at its end.
-        definition: of similarity.
+        definition: how similarity is computed.
     """
 
     def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
@@ -97,10 +97,10 @@ class Cuts:
         self._probe = PrefixProbe(llm.model, self.canvas)
 
     def measure(self, number: int, tick: Callable[[], object], head: int | None = None) -> NDArray[np.float64]:
-        """Similarities of one request, K and V averaged with equal weight: [ratios, layers]. `tick`s per ratio.
+        """Return the similarities of one request, the mean of K and V: [ratios, layers]. Calls `tick` once per ratio.
 
-        With `head` the prefix is that of request `head`, whatever its turns are: the same question under another
-        prefix of the same length.
+        With `head` the prefix is that of request `head`, cut to the same length wherever its turns end. The question
+        stays that of request `number`.
         """
         rows = []
         for cut in self.cut(number, head):
@@ -109,14 +109,14 @@ class Cuts:
         return np.stack(rows)
 
     def cut(self, number: int, head: int | None = None) -> list[Cut]:
-        """The canvases that `measure` looks at, one a ratio."""
+        """Return the canvases that `measure` compares, one per ratio."""
         conversation = self.draw(number)
         first = conversation if head is None else Conversation(self.draw(head).tokens)
         return [cut_at(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
 
     def draw(self, number: int) -> Conversation:
-        """The conversation that request `number` is cut from, the same one every time."""
-        # Each request has a random stream of its own, so that growing N keeps the requests so far.
+        """Return the conversation from which request `number` is cut. It is the same in every call."""
+        # Each request has its own random stream, so a larger N keeps the requests of a smaller one.
         return self._prompts.draw(random.Random(f"{self._seed}:{number}"), self.canvas)
 
 
@@ -126,9 +126,9 @@ def profile(
     """Measure the depth table of a model (BiCache section 5.1).
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
-    canvas; what stood between them is left out. The prefix ends with a turn where one ends between half of what the
-    longest canvas allows and all of it. The same conversations serve all ratios. Depth is the number of leading layers
-    whose mean similarity over the conversations exceeds tau.
+    canvas; what is between them is left out. The prefix ends with a turn if one ends between half of the length that
+    the longest canvas allows and all of it. The same conversations serve all ratios. Depth is the number of leading
+    layers whose mean similarity over the conversations exceeds tau.
 
     N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
 

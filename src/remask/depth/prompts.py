@@ -1,4 +1,4 @@
-"""Which prompts to profile a model on: GSM8K by default, the bundled model's own task for it, or a file of prompts."""
+"""The prompts of a profile: GSM8K by default, the bundled model's own task for that model, or a file of prompts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,11 +20,11 @@ from remask.models.tokenizer import ROLES, Tokenizer
 from remask.tasks import gsm8k, humaneval, transit
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
-READABLE = 0.9  # share of words that must survive encoding for a set to suit a tokenizer
+READABLE = 0.9  # a prompt set suits a tokenizer if this share of its words survives encoding and decoding
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
-    """The prompts to profile `model` on if none are given.
+    """Return the prompts on which `model` is profiled if none are given.
 
     GSM8K, or the transit task for a tokenizer that cannot read GSM8K and can read the task's small vocabulary (the
     bundled model's); random token ids without a tokenizer that reads either.
@@ -40,7 +40,7 @@ def default_prompts(model: LoadedModel) -> PromptSet:
 
 
 def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
-    """Kinds of tasks that `model` can be profiled on, by name, its default prompts' kind first.
+    """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
 
     Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; rides of one, two and three hops for the
     bundled model's; random token ids for every model.
@@ -60,9 +60,9 @@ def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
 
 
 def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
-    """Prompts of a JSONL file, each line an object of `messages`, `prompt` (text) or `prompt_token_ids`.
+    """Read the prompts of a JSONL file. Each line is an object of `messages`, `prompt` (text) or `prompt_token_ids`.
 
-    Raises `ConfigError`, with the number of the line, where one cannot be used with `model`.
+    Raises `ConfigError`, with the number of the line, if a line cannot be used with `model`.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -93,14 +93,14 @@ def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:
 
 
 def _reads(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether nearly all words of `text` are left after encoding and decoding."""
+    """Whether nearly all words of `text` survive encoding and decoding."""
     words = text.lower().split()
     left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
     return sum(word in left for word in words) >= READABLE * len(words)
 
 
 def _line(text: str, model: LoadedModel) -> Any:
-    """The prompt on one line: a tuple of messages, or a tuple of token ids."""
+    """Return the prompt of one line: a tuple of messages, or a tuple of token ids."""
     line = json_object("a line", text)
     for key in line:
         if key not in KINDS:

@@ -103,8 +103,8 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RemaskError):
-        told = as_api_error(cause)
-        return ApiError(told.status, str(told), told.param or field, told.code)
+        error = as_api_error(cause)
+        return ApiError(error.status, str(error), error.param or field, error.code)
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     # A field that allows several types has one problem for each type.

@@ -42,8 +42,8 @@ class ChatShape:
     def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
         """A choice that is not streamed."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        told = self._logprobs(scored, logprobs)
-        return {"index": index, "message": message, "logprobs": told, "finish_reason": finish}
+        scores = self._logprobs(scored, logprobs)
+        return {"index": index, "message": message, "logprobs": scores, "finish_reason": finish}
 
     def chunk(self, choices: list[Json]) -> Json:
         """A chunk of a stream."""
@@ -71,7 +71,7 @@ class ChatShape:
 
     def _token(self, item: Scored) -> Json:
         text = self.names.token_text(item.token)
-        # Bytes that are no whole character cannot be told from the text.
+        # The text does not show which bytes an incomplete character has.
         encoded = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
         return {"token": text, "logprob": item.logprob, "bytes": encoded, "top_logprobs": []}
 
@@ -115,8 +115,8 @@ class CompletionShape:
         }
 
     def _choice(self, index: int, text: str, scored: Sequence[Scored], wanted: bool, finish: str | None) -> Json:
-        told = self._logprobs(scored) if wanted else None
-        return {"index": index, "text": text, "logprobs": told, "finish_reason": finish}
+        scores = self._logprobs(scored) if wanted else None
+        return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
     def _logprobs(self, scored: Sequence[Scored]) -> Json:
         return {
@@ -142,18 +142,18 @@ def usage(results: Sequence[Result], choices: int) -> Json:
 
 
 def work(results: Sequence[Result]) -> Json:
-    """What the answer cost, which OpenAI has no fields for."""
-    told: Json = {
+    """The work of an answer, for which OpenAI's API has no fields."""
+    fields: Json = {
         name: sum(getattr(result.usage, name) for result in results) for name in ("steps", "forwards", "row_layers")
     }
     corrections = [r.usage.correction_steps for r in results if r.usage.correction_steps is not None]
     if corrections:
-        told["correction_steps"] = sum(corrections)
-    told["prefix_depth"] = max(result.usage.prefix_depth for result in results)
+        fields["correction_steps"] = sum(corrections)
+    fields["prefix_depth"] = max(result.usage.prefix_depth for result in results)
     notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)
     if notes:
-        told["prefix_note"] = "; ".join(notes)
-    return told
+        fields["prefix_note"] = "; ".join(notes)
+    return fields
 
 
 def _streamed(index: int, fields: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:

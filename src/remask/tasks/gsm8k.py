@@ -42,7 +42,7 @@ def conversations() -> tuple[tuple[Message, Message], ...]:
 def make_questions(requests: int, prompts: int, seed: int) -> list[Question]:
     """Draws `requests` questions over `prompts` system prompts, dealt out evenly.
 
-    A prompt's worked examples are never asked under any prompt. Questions repeat once all of the others are used.
+    A worked example of one prompt is not a question under any prompt. Questions repeat after all others were used.
     """
     rng = random.Random(seed)
     order = rng.sample(conversations(), len(conversations()))
@@ -56,13 +56,13 @@ def make_questions(requests: int, prompts: int, seed: int) -> list[Question]:
 
 
 def is_solved(answer: str, text: str) -> bool:
-    """Whether the last number in `text` is `answer`, wherever it stands; separators of thousands aside."""
+    """Whether the last number in `text` is `answer`, apart from thousands separators."""
     numbers: list[str] = _NUMBER.findall(text)
     return bool(numbers) and numbers[-1].replace(",", "") == answer.replace(",", "")
 
 
 def keeps_format(text: str) -> bool:
-    """Whether `text` ends as the rules ask: with the separator, once in it, and a plain number."""
+    """Whether `text` follows the rules: steps, then one separator, then a plain number."""
     steps, _, tail = text.partition(SEPARATOR)
     return bool(steps.strip()) and bool(_NUMBER.fullmatch(tail.strip()))
 
@@ -78,6 +78,6 @@ def final_number(worked: str) -> str:
 
 
 def _split(worked: Message) -> tuple[str, str]:
-    """A worked answer's steps, ending in the separator, and its final number."""
+    """Split a worked answer into its steps, which end with the separator, and its final number."""
     steps = worked["content"].rpartition("####")[0]
     return f"{steps.strip()}\n{SEPARATOR}", final_number(worked["content"])

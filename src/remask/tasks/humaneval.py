@@ -1,4 +1,4 @@
-"""HumanEval: Python functions to complete, as prompts to profile on. Nothing here runs code.
+"""HumanEval: Python functions to complete, as prompts for `remask profile`. Nothing here runs code.
 
 `data/humaneval.jsonl` holds the first 40 problems of HumanEval and their reference solutions (OpenAI, MIT licence in
 `data/LICENSE.humaneval`).

@@ -1,4 +1,4 @@
-"""The timetable task: the minutes past the hour at which a bus leaves, each determined by the one before.
+"""The timetable task: list the minutes past the hour at which a bus leaves. Each one follows from the one before.
 
 A prompt gives the interval and the first departures, and the response goes on until it is full::
 
@@ -19,14 +19,14 @@ from typing import Final
 from remask.errors import ConfigError
 
 MINUTES: Final = 60
-"""Minutes of an hour, at which a list wraps."""
+"""Minutes of an hour, after which a list starts again from 0."""
 
 MAX_INTERVAL: Final = 4
 """The longest interval that a timetable has, in minutes."""
 
 
 HELD_OUT: Final = 100
-"""Timetables that training never asks for."""
+"""Timetables that are not in the training prompts."""
 
 GIVEN: Final = 4
 """Departures that a prompt shows."""
@@ -47,7 +47,7 @@ class Timetable:
 
     @property
     def rule(self) -> str:
-        """What opens a prompt, and says all that there is to know."""
+        """The start of a prompt, which gives the interval and the first minute."""
         return f"bus every {self.interval} minutes from {self.start} :"
 
     @property
@@ -65,12 +65,12 @@ class Timetable:
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Tells whether `text` is exactly `answer`, white space at both ends aside: one wrong departure makes it wrong."""
+    """Returns whether `text` is `answer`, apart from white space at both ends. One wrong departure makes it wrong."""
     return text.strip() == answer
 
 
 def timetables(*, held_out: bool) -> list[Timetable]:
-    """The timetables that evaluations ask for, or all others, from which training draws its prompts."""
+    """Returns the timetables for evaluation (`held_out`), or all others, from which training draws its prompts."""
     every = [Timetable(interval, start) for interval in range(1, MAX_INTERVAL + 1) for start in range(MINUTES)]
     # By lot: a rule on the numbers could hold out every list that some departure stands on.
     random.Random(0).shuffle(every)
@@ -78,7 +78,7 @@ def timetables(*, held_out: bool) -> list[Timetable]:
 
 
 def make_timetables(count: int, seed: int) -> list[Timetable]:
-    """Draws `count` held-out timetables, none a second time before all were drawn once; fixed by the arguments."""
+    """Draws `count` held-out timetables. None repeats before all were drawn. The same arguments give the same list."""
     if count < 1:
         raise ConfigError(f"count is {count}; a workload has at least 1 timetable.")
     known = timetables(held_out=True)

@@ -71,7 +71,7 @@ class TransitPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TransitQuestion:
-    """A rider at the stop `start` who asks where `hops` hops lead."""
+    """A rider at the stop `start` who asks which stop is `hops` hops away."""
 
     start: str
     hops: int
@@ -156,13 +156,13 @@ def reference_response(prompt: TransitPrompt, question: TransitQuestion) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    """What follows the last ``##`` of `text`, white space at both ends aside; None where there is no ``##``."""
+    """Returns the text after the last ``##`` without white space at both ends; None if there is no ``##``."""
     _, separator, tail = text.rpartition(SEPARATOR)
     return tail.strip() if separator else None
 
 
 def is_correct(text: str, answer: str) -> bool:
-    """Tells whether what follows the last ``##`` of `text` is exactly `answer`, white space at both ends aside.
+    """Returns whether the text after the last ``##`` of `text` is `answer`, apart from white space at both ends.
 
     The match is strict: other case, further words or punctuation, or no ``##`` at all make a response wrong.
     """
@@ -170,12 +170,12 @@ def is_correct(text: str, answer: str) -> bool:
 
 
 def is_ride(prompt: TransitPrompt, question: TransitQuestion, text: str) -> bool:
-    """Tells whether `text` walks the line as the rules say: what stands before its first ``##``, if it has one."""
+    """Returns whether `text` names the right stops in order, up to its first ``##`` if it has one."""
     return text.partition(SEPARATOR)[0].strip() == " > ".join(route(prompt, question))
 
 
 def keeps_format(text: str) -> bool:
-    """Tells whether `text` has one ``##``, with something before it and a single word after it."""
+    """Returns whether `text` has one ``##``, with something before it and a single word after it."""
     ride, _, tail = text.partition(SEPARATOR)
     return bool(ride.strip()) and SEPARATOR not in tail and len(tail.split()) == 1
 

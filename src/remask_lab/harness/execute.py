@@ -79,16 +79,16 @@ def run_tests(
                 judge = start_program("judge", job, verdict, near.fileno())
                 near.close()
                 status = _wait(judge, until)
-                # What ended the candidate is known a moment after its end of the line is closed.
+                # The exit status of the candidate is known a moment after its end of the connection is closed.
                 ended = candidate.status(2.0) if status == ENDED else None
             finally:
                 candidate.end()
             if candidate.supervisor.returncode < 0:
                 log.error("Generated code ended its supervisor: some of its processes may run on")
-            told = _text(report)
-            if told and candidate.supervisor.returncode == NOT_BUILT:
-                raise SandboxError(f"Generated code could not be run safely ({confinement.mode}): {told}")
-            return _outcome(status, ended, told or _text(verdict), limits)
+            failure = _text(report)
+            if failure and candidate.supervisor.returncode == NOT_BUILT:
+                raise SandboxError(f"Generated code could not be run safely ({confinement.mode}): {failure}")
+            return _outcome(status, ended, failure or _text(verdict), limits)
     finally:
         near.close()
         far.close()
@@ -122,13 +122,13 @@ def _wait(judge: "subprocess.Popen[bytes]", until: float) -> int | None:
             judge.wait()
 
 
-def _outcome(status: int | None, ended: int | None, told: str, limits: Limits) -> str | None:
+def _outcome(status: int | None, ended: int | None, failure: str, limits: Limits) -> str | None:
     if status == PASSED:
         return None
-    if status is None and not told:
+    if status is None and not failure:
         return f"it ran longer than {limits.seconds:g} seconds"
-    if told:
-        return told
+    if failure:
+        return failure
     if status == ENDED and ended is not None:
         return f"it ended early, with status {ended}" if ended < 128 else f"it ended early, by signal {ended - 128}"
     return f"its tests ended early, with status {status}"

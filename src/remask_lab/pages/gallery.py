@@ -23,7 +23,7 @@ from remask_lab.speed.command import REMASK
 ROOT = Path(__file__).parents[3]
 GROUPS = ("BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
 LARGEST = 100_000  # bytes of a picture
-COLORS = 192
+COLORS = (192, 64, 32)  # sizes of palettes; the first that makes a picture small enough is taken
 HEAD = """# Gallery
 
 What the papers' figures show, drawn from the models that come with the package. These are small models of narrow
@@ -143,7 +143,7 @@ def _pictures(entries: Sequence[Picture], folder: Path) -> set[Path]:
 
 
 def _reduce(picture: Path) -> None:
-    """Reduce full colour to a palette, which is enough for plots. Raises `ConfigError` where Pillow is missing."""
+    """Reduce a picture to a palette. Raises `ConfigError` if Pillow is missing, or the picture stays too large."""
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
@@ -151,9 +151,12 @@ def _reduce(picture: Path) -> None:
     if not picture.is_file():
         raise ConfigError(f"the command did not make {str(picture)!r}")
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(picture, optimize=True)
-    if picture.stat().st_size >= LARGEST:
-        raise ConfigError(f"{str(picture)!r} has {picture.stat().st_size} bytes; a picture has less than {LARGEST}")
+        full = image.convert("RGB")
+    for colors in COLORS:
+        full.quantize(colors, dither=Image.Dither.NONE).save(picture, optimize=True)
+        if picture.stat().st_size < LARGEST:
+            return
+    raise ConfigError(f"{str(picture)!r} has {picture.stat().st_size} bytes; a picture has less than {LARGEST}")
 
 
 def _check(entries: Sequence[Picture]) -> None:

@@ -148,8 +148,8 @@ def variant(llm: LLM, given: Any) -> Variant:
         raise ConfigError(f"a variant's cache is a name, its cache_config and sampling are objects; got {given!r}")
     SamplingParams.from_mapping(sampling)
     policy = llm.policy(cache, settings)
-    name, told = (cache, settings) if isinstance(cache, str) else (name_of(cache), settings_of(cache))
-    words = described({**told, **sampling})
+    name, chosen = (cache, settings) if isinstance(cache, str) else (name_of(cache), settings_of(cache))
+    words = described({**chosen, **sampling})
     return Variant(f"{name} {words}".strip(), policy, sampling)
 
 

@@ -373,7 +373,7 @@ def _layers(report: FeaturesReport) -> Figure:
 
 def _changes(report: FeaturesReport) -> Figure:
     """Late changes over early ones, a point for each position, layer and pair of passes (dLLM-Cache, figure 2)."""
-    figure = new_figure("what the change of K and V tells of the outputs, response positions", height=6.4, width=8)
+    figure = new_figure("change of the outputs over that of K and V, response positions", height=6.4, width=8)
     values = {name: np.maximum(np.array(report.sample[name]), FLOOR) for name in FEATURES}
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, (early, late), pair in zip(panels, PAIRS, report.foresight, strict=True):
