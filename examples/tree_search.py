@@ -2,8 +2,8 @@
 
     python examples/tree_search.py
 
-Every node extends its parent's text, and siblings differ by their seed. The K/V of a block-causal model do not depend on
-later tokens, so a node reads all whole pages of its ancestors from the store and computes its own blocks only. The
+Every node extends its parent's text, and siblings differ by their seed. The K/V of a block-causal model do not depend
+on later tokens, so a node reads all whole pages of its ancestors from the store and computes its own blocks only. The
 weights are random: the example shows what is shared, not good text.
 """
 
