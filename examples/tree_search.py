@@ -2,9 +2,9 @@
 
     python examples/tree_search.py
 
-Every node extends its parent's text, and siblings differ by their seed. The K/V of a block-causal model do not depend on
-later tokens, so a node reads all whole pages of its ancestors from the store and computes its own blocks only. The
-weights are random: the example shows what is shared, not good text.
+Every node extends its parent's text, and siblings differ by their seed. The K/V of a block-causal model do not
+depend on later tokens, so a node reads all whole pages of its ancestors from the store and computes its own blocks
+only. The weights are random: the example shows what is shared, not good text.
 """
 
 from dataclasses import dataclass

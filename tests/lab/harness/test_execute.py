@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remask_lab.harness.formats import FORMATS
 
 from remask_lab.harness import execute
 from remask_lab.harness.execute import SandboxError, offered, run_tests
+from remask_lab.harness.formats import FORMATS
 from remask_lab.harness.sandbox import confinement as confinements
 from remask_lab.harness.sandbox.confinement import Confinement, Limits, choices, make_cgroup, visible_paths
 from remask_lab.harness.sandbox.values import decode, encode
