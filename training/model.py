@@ -155,7 +155,7 @@ def _offset_heads(block: Block, shape: ModelShape, common: Tensor) -> None:
 
     After the norm every token has about sqrt(d / 2) of the common direction. Queries map it to a fixed vector u and
     keys to u rotated back by the offset, so that their product after RoPE peaks exactly there. Only the faster half of
-    the frequencies takes part: the slower ones hardly tell neighbours apart.
+    the frequencies takes part: the slower ones hardly distinguish neighbours.
     """
     head_dim = shape.head_dim
     strength = 6.0 / math.sqrt(shape.d_model / 2)

@@ -1,9 +1,9 @@
 """Trains the bundled uniform model from scratch: `python training/train_uniform.py --out DIR`.
 
-Every canvas is drawn afresh, so there is no data set and no epoch, and the number of steps, not a clock, says when
-training ends: the defaults are those of the bundled model. The loss is the cross-entropy of the clean token at
-every position of the window, whether noise replaced it or not: the model is not told which, and has to say what it
-believes. Evaluations decode with the engine itself.
+Every canvas is drawn afresh, so there is no data set and no epoch. Training ends after a number of steps; the defaults
+are those of the bundled model. The loss is the cross-entropy of the clean token at every position of the window,
+whether noise replaced it or not, because the model does not know which tokens are noise. Evaluations decode with the
+engine.
 """
 
 import argparse

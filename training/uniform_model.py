@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from training.model import offset_vectors, rope_tables, rotate
 
 FREQUENCIES: Final = 3
-"""Rotations by which the heads of the first layer tell positions apart at initialisation."""
+"""Rotations by which the heads of the first layer distinguish positions at initialisation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def initialize(model: DenseGidd) -> None:
 
     As in the masked model, embeddings share a common direction, which queries and keys of the first layer map to
     vectors whose product after RoPE peaks at one distance a head. The norm of queries and keys bounds that product, so
-    only the fastest rotations take part, which tell neighbours apart best, and the gains begin at 1.5.
+    only the fastest rotations take part, which distinguish neighbours best, and the gains begin at 1.5.
     """
     shape = model.shape
     common = F.normalize(torch.randn(shape.hidden_size), dim=0)

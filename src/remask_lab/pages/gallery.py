@@ -26,10 +26,10 @@ LARGEST = 100_000  # bytes of a picture
 COLORS = (192, 64, 32)  # sizes of palettes; the first that makes a picture small enough is taken
 HEAD = """# Gallery
 
-What the papers' figures show, drawn from the models that come with the package. These are small models of narrow
-tasks: they show that a measurement works and what it looks like, not what a model of 8B would show. Each picture stands
-with the command that made it, to be run from the root of a checkout; `--model` takes any other model. The page is made
-by `python -m remask_lab.pages.gallery`.
+The papers' figures, measured on the models that come with the package. These are small models of narrow tasks: the
+pictures show that a measurement works and what it looks like, not what a model of 8B would show. Below each picture is
+the command that made it. Run it in the root of a checkout; `--model` takes any other model.
+`python -m remask_lab.pages.gallery` writes this page.
 """
 
 

@@ -27,10 +27,9 @@ QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end of table -->)", re
 BENCH = "bench"
 HEAD = """# Results
 
-Made from the result files in `benchmarks/results` by `python -m remask_lab.pages.results`; nothing here is typed. The
-papers' numbers are copied from them and stand beside ours for comparison of ratios, not of absolute figures: other
-models, other machines.
-[Benchmarks](../benchmarks/README.md) says what the columns mean.
+`python -m remask_lab.pages.results` writes this page from the result files in `benchmarks/results`. The papers' numbers
+are copied from the papers. They come from other models and machines, so compare ratios, not absolute figures.
+[Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns.
 """
 
 
