@@ -188,7 +188,7 @@ class ListOf(Values):
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` that gives the length of a list that is too long, or names the first item that is wrong."""
+        """Raise `ConfigError` that gives the length of a list that is too long, or names the first wrong item."""
         if isinstance(value, list | tuple) and len(value) > self.most:
             raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
         if self.fits(value):

@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-
 _ERROR = 2**-20  # bounds what float32 leaves uncertain of a share, and of a time
 
 
