@@ -84,6 +84,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> Any:
         metavar="S",
         help="seconds that accepted requests get at shutdown (default 30)",
     )
+    group.add_argument(
+        "--step-limit", type=float, default=30.0, metavar="S", help="a longer step fails /health (default 30)"
+    )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
     return group
 
@@ -144,6 +147,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "drain_timeout": args.drain_timeout,
         "max_body_bytes": args.max_body_bytes,
         "max_messages": args.max_messages,
+        "step_limit": args.step_limit,
         "allowed_origins": args.allowed_origins,
     }
 
@@ -177,6 +181,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "drain_timeout": config.drain_timeout,
         "max_body_bytes": config.max_body_bytes,
         "max_messages": config.max_messages,
+        "step_limit": config.step_limit,
         "api_keys": len(config.api_keys),
         "allowed_origins": list(config.allowed_origins),
         "chat_template": args.chat_template

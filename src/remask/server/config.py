@@ -21,6 +21,7 @@ class ServerConfig:
         drain_timeout: seconds that accepted requests have to finish when the server stops.
         max_body_bytes: largest request body; a larger one is refused with 413.
         max_messages: most messages in a conversation.
+        step_limit: seconds that one step of the engine may take; `/health` reports a longer one.
         max_choices: most answers to one request: `n` times its prompts.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
     """
@@ -34,6 +35,7 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     max_messages: int = 1024
     max_choices: int = 128
+    step_limit: float = 30.0
     allowed_origins: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -45,6 +47,7 @@ class ServerConfig:
         whole("max_queue", self.max_queue, low=0)
         whole("seed", self.seed, low=0, optional=True)
         real("drain_timeout", self.drain_timeout, low=0.0)
+        real("step_limit", self.step_limit, low=0.0, above=True)
         for name in ("max_body_bytes", "max_messages", "max_choices"):
             whole(name, getattr(self, name), low=1)
         for origin in self.allowed_origins:
