@@ -149,7 +149,7 @@ class Engine:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
         pending.arrived = time.perf_counter()
-        insort(self._waiting, pending, key=lambda each: each.request.priority)
+        insort(self._waiting, pending, key=lambda each: each.turn)
         self._ids.add(pending.request.id)
 
     def add(self, request: Request) -> None:
