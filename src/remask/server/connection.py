@@ -37,7 +37,7 @@ class Connection(HttpToolsProtocol):
     - An answer that is given before the whole body has come (401, 413) is not lost: the rest of the body is read and
       discarded for a while. Closing at once would reset the connection, and the client would not see the answer.
     - A client that closes only its sending side gets its answers. Whether it still listens is found out by interim
-      responses, which clients discard.
+      responses, and within a stream by the `comment` in its scope's state; clients discard both.
     """
 
     limits: ClassVar[ConnectionLimits]
@@ -173,8 +173,12 @@ class Connection(HttpToolsProtocol):
         cycle = self._active
         if cycle is None or self.transport.is_closing() or self.cycle.response_complete:
             return
-        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
-            self.transport.write(_CONTINUE)
+        comment: bytes | None = cycle.scope["state"].get("comment")
+        if not cycle.response_started:
+            if cycle.scope["http_version"] == "1.1":
+                self.transport.write(_CONTINUE)
+        elif comment is not None and cycle.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(comment), comment))
         self._probe_timer = self.loop.call_later(wait, self._probe, min(2 * wait, _LAST_PROBE_S))
 
     def _refuse(self, status: int, message: str) -> None:
