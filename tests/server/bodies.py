@@ -78,6 +78,10 @@ def _fitted(fields: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
+def _lists(prompt: list[Any]) -> list[list[int]]:
+    return prompt if isinstance(prompt[0], list) else [prompt]
+
+
 @st.composite
 def bodies(
     draw: st.DrawFn, kind: ModelKind, policies: tuple[str, ...], vocab: int, usual: bool = True
@@ -99,6 +103,8 @@ def bodies(
         del body["block_length"]
     if kind == "block_causal":
         del body["block_length"]  # the model's own
+    if usual and "deadline_s" in body:
+        body["deadline_s"] += 30
     if "steps" in body and usual:
         body["steps"] = LENGTH // block * max(1, body["steps"] * block // LENGTH)
     ids = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12)
@@ -106,12 +112,15 @@ def bodies(
         "abc ,", min_size=1, max_size=20
     )
     body["prompt"] = draw(text | ids | st.lists(ids, min_size=1, max_size=2))
+    if usual and "prefix_length" in body:
+        shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
+        body["prefix_length"] = min(body["prefix_length"], shortest)
     if draw(st.booleans()):
         body["cache"] = draw(st.sampled_from(policies))
     for name, values in {
         "n": st.integers(1, 2),
         "stream": st.booleans(),
-        "logprobs": st.just(0),
+        "logprobs": st.none() if kind == "uniform" else st.just(0),
         "user": st.text(max_size=5),
     }.items():
         if draw(st.integers(0, 5)) == 0:
