@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import uvicorn
 
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
+from remask.server.run import Server
 from remask.server.service import Service
 from remask.tasks.transit import make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
@@ -89,8 +89,8 @@ def serving(llm: LLM | None = None, **settings: Any) -> Iterator[Running]:
     app = create_app(llm or make_llm(), config)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    server = Server(app, listener)
+    thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:

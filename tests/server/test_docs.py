@@ -36,7 +36,18 @@ def test_flags() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    assert named("Flags") - {"MODEL"} == flags - {"-h", "--help"}
+    assert (named("Flags") - {"MODEL"}) | named("Limits") == flags - {"-h", "--help"}
+    assert named("Flags").isdisjoint(named("Limits"))
+
+
+def test_defaults_of_limits() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    for cells in table("Limits"):
+        default = parser.get_default(cells[0].strip("`").removeprefix("--").replace("-", "_"))
+        if default is not None:
+            number, _, unit = cells[1].partition(" ")
+            assert float(number) * {"MiB": 2**20}.get(unit, 1) == default, cells[0]
 
 
 def test_fields() -> None:

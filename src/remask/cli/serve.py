@@ -26,6 +26,23 @@ from remask.models.source import BUNDLED
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "REMASK_API_KEY"
+PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
+_LIMITS = (
+    "max_queue",
+    "drain_timeout",
+    "max_body_bytes",
+    "max_messages",
+    "max_choices",
+    "max_prompt_chars",
+    "max_request_chars",
+    "text_workers",
+    "header_timeout",
+    "body_timeout",
+    "keep_alive_timeout",
+    "max_connections",
+    "step_limit",
+    "max_priority",
+)
 MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
@@ -77,6 +94,30 @@ def add_server_options(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--max-queue", type=int, default=256, help="requests that may wait (default 256)")
     group.add_argument("--max-body-bytes", type=int, default=4 << 20, help="longest request body (default 4 MiB)")
     group.add_argument("--max-messages", type=int, default=1024, help="most messages a conversation (default 1024)")
+    group.add_argument("--max-choices", type=int, default=128, help="most answers: n times the prompts (default 128)")
+    group.add_argument(
+        "--max-prompt-chars",
+        type=int,
+        metavar="N",
+        help="longest prompt or conversation (default 64 a token of canvas)",
+    )
+    group.add_argument(
+        "--max-request-chars", type=int, metavar="N", help="all prompts of a request (default 4 longest prompts)"
+    )
+    group.add_argument("--text-workers", type=int, default=4, metavar="N", help="threads that tokenize (default 4)")
+    group.add_argument("--header-timeout", type=float, default=10.0, metavar="S", help="for a request's headers")
+    group.add_argument("--body-timeout", type=float, default=60.0, metavar="S", help="for a request's body")
+    group.add_argument("--keep-alive-timeout", type=float, default=5.0, metavar="S", help="of idle connections")
+    group.add_argument("--max-connections", type=int, default=1024, metavar="N", help="at a time (default 1024)")
+    group.add_argument(
+        "--max-priority", type=int, default=0, metavar="N", help="requests may have priorities from -N up (default 0)"
+    )
+    group.add_argument(
+        "--priority-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
+    )
     group.add_argument(
         "--drain-timeout",
         type=float,
@@ -143,11 +184,8 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "api_keys": [*(args.api_key or []), *filter(None, [os.environ.get(KEY_VARIABLE)])],
         "sampling": sampling_option(args),
         "seed": args.seed,
-        "max_queue": args.max_queue,
-        "drain_timeout": args.drain_timeout,
-        "max_body_bytes": args.max_body_bytes,
-        "max_messages": args.max_messages,
-        "step_limit": args.step_limit,
+        "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
+        **{name: getattr(args, name) for name in _LIMITS},
         "allowed_origins": args.allowed_origins,
     }
 
@@ -177,12 +215,9 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "max_model_len": llm.engine.max_model_len,
         "engine": {name: getattr(llm.engine_config, name) for name in llm.engine_config.__dataclass_fields__},
         "seed": config.seed,
-        "max_queue": config.max_queue,
-        "drain_timeout": config.drain_timeout,
-        "max_body_bytes": config.max_body_bytes,
-        "max_messages": config.max_messages,
-        "step_limit": config.step_limit,
+        **{name: getattr(config, name) for name in _LIMITS},
         "api_keys": len(config.api_keys),
+        "priority_keys": len(config.priority_keys),
         "allowed_origins": list(config.allowed_origins),
         "chat_template": args.chat_template
         or ("the model's" if llm.tokenizer and llm.tokenizer.has_chat_template else None),

@@ -35,7 +35,10 @@ class Terms:
         "Only requests of the same salt share stored prefixes; one per tenant keeps them apart.",
     )
     priority: int = declare(
-        0, Whole(-LARGEST), "Requests of lower priority numbers begin first, equal ones in order of arrival."
+        0,
+        Whole(-LARGEST),
+        "Requests of lower priority numbers begin first, equal ones in order of arrival. "
+        "Each number weighs as much as 10 seconds of waiting.",
     )
     deadline_s: float | None = declare(
         None,

@@ -282,8 +282,8 @@ class Engine:
         return pending.starts > 0 or any(running.pending.starts > 1 for running in self._running_requests())
 
     def _queue(self, pending: PendingRequest) -> None:
-        """Put a request where it belongs: by priority, then by arrival."""
-        insort(self._waiting, pending, key=lambda each: (each.request.priority, each.arrived))
+        """Put a request where it belongs: in the order of turns."""
+        insort(self._waiting, pending, key=lambda each: each.turn)
 
     def _find_place(self, pending: PendingRequest) -> Decision | None:
         """Where a request can begin. What nobody reads gives way to it. None where its policy failed and it ended."""

@@ -8,6 +8,8 @@ from remask.engine.request import Request
 from remask.engine.stops import StopRule
 from remask.sampling.decoder import Decoding
 
+PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
+
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
@@ -28,6 +30,14 @@ class PendingRequest:
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0
     starts: int = 0
+
+    @property
+    def turn(self) -> float:
+        """When it is its turn to begin, on the clock of `arrived`. Requests begin in the order of their turns.
+
+        The turn is fixed and later arrivals have later ones, so every request comes first after a while.
+        """
+        return self.arrived + PRIORITY_STEP_S * self.request.priority
 
     @property
     def canvases(self) -> int:

@@ -19,8 +19,9 @@ class Request:
         prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
         policy: the cache policy. The default caches nothing.
         cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
-        priority: requests with lower numbers begin first, and equal ones in order of arrival. Requests that already
-            run are not affected.
+        priority: requests with lower numbers begin first, and equal ones in order of arrival; each number weighs as
+            much as `PRIORITY_STEP_S` seconds of waiting, so none waits for ever. Requests that already run are not
+            affected.
         deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
             no limit.
         drafts: the engine also reports what every pass predicted (`Draft`).

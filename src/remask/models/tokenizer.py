@@ -27,10 +27,13 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint. `decode` leaves out `special_ids` by default."""
+    """The tokenizer of a checkpoint, for any number of threads. `decode` leaves out `special_ids` by default."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
+        # The first encoding changes what a checkpoint's settings say of truncation and padding, those after it only
+        # read: from here on any thread may encode and decode.
+        backend.encode("", verbose=False)
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
 

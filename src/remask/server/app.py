@@ -43,7 +43,13 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
     add_handlers(app)
     for part in (inference, info, cache, playground):
         app.include_router(part.router())
-    app.add_middleware(Gate, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(
+        Gate,
+        api_keys=config.api_keys,
+        max_body_bytes=config.max_body_bytes,
+        priority_keys=config.priority_keys,
+        body_timeout=config.body_timeout,
+    )
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

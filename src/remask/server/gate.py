@@ -1,5 +1,6 @@
 """Checks that every request passes (id, API key, body size), and the access log."""
 
+import asyncio
 import hmac
 import json
 import logging
@@ -24,11 +25,24 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. Sets `request_id` and `log_fields` in `scope["state"]`; the access log writes `log_fields`."""
+    """ASGI middleware. Sets `request_id`, `log_fields` and `leads` in `scope["state"]`.
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
-        self.app, self.max_body_bytes = app, max_body_bytes
-        self._keys = [key.encode() for key in api_keys]
+    The access log writes `log_fields`. `leads` says whether the request may have a priority before others: it has one
+    of the `priority_keys`, or there are none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        *,
+        priority_keys: Sequence[str] = (),
+        body_timeout: float,
+    ) -> None:
+        self.app, self.max_body_bytes, self.body_timeout = app, max_body_bytes, body_timeout
+        self._keys = tuple(key.encode() for key in api_keys)
+        self._priority_keys = tuple(key.encode() for key in priority_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on, or refuse it."""
@@ -65,13 +79,22 @@ class Gate:
             log.info("%s", json.dumps(line))
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._known(headers.get("authorization", "")):
+        known, leads = self._known(headers.get("authorization", ""))
+        scope["state"]["leads"] = leads
+        if not known and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 401, "an API key is needed, as the header 'Authorization: Bearer KEY'; this one is unknown"
             )
             await error_response(error)(scope, receive, send)
             return
-        body = await self._body(headers, receive)
+        try:
+            async with asyncio.timeout(self.body_timeout):
+                body = await self._body(headers, receive)
+        except TimeoutError:
+            late = error_response(ApiError(408, f"the body was not complete within {self.body_timeout:g} s"))
+            late.headers["Connection"] = "close"
+            await late(scope, receive, send)
+            return
         if body is None:
             error = ApiError(
                 413, f"the body is larger than {self.max_body_bytes} bytes, the most that this server accepts"
@@ -89,12 +112,19 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _known(self, header: str) -> bool:
-        """Whether the header holds a known key. The time of the comparison does not depend on the key that was sent."""
+    def _known(self, header: str) -> tuple[bool, bool]:
+        """Whether the header holds a known key, or none is needed; and whether it may lead.
+
+        The time of the comparison does not depend on the key that was sent.
+        """
         scheme, _, key = header.partition(" ")
         given = key.strip().encode("latin-1", "replace")
-        matches = [hmac.compare_digest(given, own) for own in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        bearer = scheme.lower() == "bearer"
+        matches = {
+            keys: [hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
+        }
+        plain, leading = (bearer and any(matches[keys]) for keys in (self._keys, self._priority_keys))
+        return plain or leading or not (self._keys or self._priority_keys), leading or not self._priority_keys
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the whole body; None if it is too large."""

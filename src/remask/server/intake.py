@@ -17,14 +17,15 @@ from remask.llm import LLM
 from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy, parse
 from remask.sampling.rules import resolve
-from remask.server.config import ServerConfig
+from remask.server.config import CHARS_A_TOKEN, ServerConfig
 from remask.server.errors import ApiError
-from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message
+from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from remask.server.sampling import fit
+from remask.server.texts import ITEM
 
 
 class Intake:
-    """Makes requests of bodies. Everything here is host work on texts, and safe on any one thread beside the engine's.
+    """Makes requests of bodies. Everything here is host work on texts, and safe on any threads beside the engine's.
 
     Raises `ConfigError` when made, where the model folder has no tokenizer or the default cache policy cannot be.
     """
@@ -44,6 +45,8 @@ class Intake:
         fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
         self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
+        self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
+        self.max_request_chars = config.max_request_chars or 4 * self.max_prompt_chars
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 for a model that is not served. No name means the one that is."""
@@ -51,10 +54,48 @@ class Intake:
             served = ", ".join(self.config.model_names)
             raise ApiError(404, f"the model {name!r} does not exist; served: {served}", "model", "model_not_found")
 
+    def check_priority(self, priority: int, *, leads: bool) -> None:
+        """Raise `ConfigError` for a priority before that of others which the request may not have.
+
+        `leads` says whether its key may have one at all.
+        """
+        most = self.config.max_priority if leads else 0
+        if priority < -most:
+            why = "" if leads else ", as a negative one needs a priority key"
+            raise ConfigError(f"priority={priority} is not open to this request: send {-most} or more{why}")
+
+    def check_size(self, body: GenerationBody | TokenizeBody) -> int:
+        """Return about how many characters are to be tokenized for a body; each of its texts counts for some more.
+
+        Raises `ConfigError` on more messages, prompts or characters than the server takes. It looks at lengths alone,
+        so it is done before any text is read.
+        """
+        if isinstance(body, CompletionBody):
+            texts = [text for text in prompts_of(body) if isinstance(text, str)]
+            self._check_choices(body, len(prompts_of(body)))
+            lengths = [len(text) for text in texts]
+        else:
+            messages = (body.messages if isinstance(body, ChatBody | TokenizeBody) else None) or []
+            if len(messages) > self.config.max_messages:
+                raise ConfigError(
+                    f"messages holds {len(messages)} messages; at most {self.config.max_messages} are taken"
+                )
+            if isinstance(body, ChatBody):
+                self._check_choices(body, 1)
+            prompt = body.prompt if isinstance(body, TokenizeBody) else None
+            lengths = [len(prompt or "") + sum(message.chars for message in messages)]
+        field = "prompt" if isinstance(body, CompletionBody) or getattr(body, "prompt", None) else "messages"
+        most, together = self.max_prompt_chars, self.max_request_chars
+        if max(lengths, default=0) > most:
+            raise ConfigError(f"{field} has {max(lengths)} characters; at most {most} are taken (max_prompt_chars)")
+        if sum(lengths) > together:
+            raise ConfigError(
+                f"{field} has {sum(lengths)} characters altogether; at most {together} are taken (max_request_chars)"
+            )
+        return sum(lengths) + ITEM * len(lengths)
+
     def conversation(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation."""
-        if len(messages) > self.config.max_messages:
-            raise ConfigError(f"messages holds {len(messages)} messages; at most {self.config.max_messages} are taken")
         return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt)
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
@@ -66,10 +107,7 @@ class Intake:
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
         self.check_model(body.model)
-        prompt: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-        if isinstance(body.prompt, list) and (not prompt or isinstance(prompt[0], int)):
-            prompt = [body.prompt]
-        tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompt]
+        tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompts_of(body)]
         return self._requests(body, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
@@ -88,11 +126,6 @@ class Intake:
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str
     ) -> list[Request]:
         choices = 1 if body.n is None else body.n
-        if choices < 1 or choices * len(prompts) > self.config.max_choices:
-            raise ConfigError(
-                f"n={choices} for {len(prompts)} prompts: n must be at least 1, and n times the prompts at most "
-                f"{self.config.max_choices}"
-            )
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
@@ -119,6 +152,14 @@ class Intake:
                 for choice in range(choices)
             ]
         return requests
+
+    def _check_choices(self, body: GenerationBody, prompts: int) -> None:
+        choices = 1 if body.n is None else body.n
+        if choices < 1 or choices * prompts > self.config.max_choices:
+            raise ConfigError(
+                f"n={choices} for {prompts} prompts: n must be at least 1, and n times the prompts at most "
+                f"{self.config.max_choices}"
+            )
 
     def _policy(self, terms: Terms) -> CachePolicy:
         llm = self.llm
@@ -164,3 +205,11 @@ class Intake:
                     f"logprobs are the logarithms of confidences, and under remasking {rule.name!r} those are no "
                     "probabilities; use remasking 'low_confidence'"
                 )
+
+
+def prompts_of(body: CompletionBody) -> list[Any]:
+    """The prompts of a body, each a text or token ids."""
+    prompt = body.prompt
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)

@@ -14,8 +14,14 @@ from remask.server.neutral import refuse_unsupported
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 
+MAX_ITEMS = 8192  # messages, parts of a message, and prompts of one body; the server's own limits are below it
+MAX_TOKEN_IDS = 1 << 20
+
+# The first item that does not fit ends the check: a list may hold a million of them.
 Count: TypeAlias = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-TokenIds: TypeAlias = list[int]
+TokenIds: TypeAlias = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Texts: TypeAlias = Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)]
+TokenLists: TypeAlias = Annotated[list[TokenIds], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -47,9 +53,15 @@ class Message(Body):
     """One turn. With `cache_control` the shared prefix ends at the end of this message."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
     name: str | None = None
     cache_control: CacheControl | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters of its text and its name."""
+        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return len(self.name or "") + sum(map(len, texts))
 
     @property
     def rendered(self) -> dict[str, str]:
@@ -57,6 +69,9 @@ class Message(Body):
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         named = {} if self.name is None else {"name": self.name}
         return {"role": self.role, "content": text, **named}
+
+
+Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
 @with_declared(SamplingParams, Terms)
@@ -99,7 +114,7 @@ class GenerationBody(Body):
 class ChatBody(GenerationBody):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", _MAX_TOKENS)] = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
@@ -127,7 +142,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`. A prompt is text or token ids; a list of prompts gives a choice for each."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: str | Texts | TokenIds | TokenLists
     logprobs: Count | None = None
 
     @property
@@ -146,7 +161,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Messages | None = None
     add_generation_prompt: bool = True
 
 

@@ -54,6 +54,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, or stop when the client disconnects."""
+        scope["state"]["comment"] = b":\n\n"  # may stand between two events
         try:
             await run_while_connected(receive, self._pump(scope, receive, send))
         except ClientGoneError:

@@ -1,7 +1,9 @@
 """Runs the application under uvicorn. It drains before it stops."""
 
 import asyncio
+import gc
 import logging
+import math
 import socket
 from types import FrameType
 
@@ -9,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from remask.errors import ConfigError
+from remask.server.connection import ConnectionLimits, connection_class
 from remask.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -54,16 +57,21 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+        service: Service = app.state.service
+        config = service.config
+        limits = ConnectionLimits(config.header_timeout, config.keep_alive_timeout, config.max_connections)
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
+                http=connection_class(limits),
+                timeout_keep_alive=math.ceil(limits.keep_alive_timeout),
                 timeout_graceful_shutdown=SEND_TIMEOUT_S,
                 server_header=False,
             )
         )
-        self._service: Service = app.state.service
+        self._service = service
         self._listener = listener
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -76,6 +84,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start as uvicorn does, and remember the event loop."""
         self._loop = asyncio.get_running_loop()
+        # The model's objects stay. Without this every large body makes the collector look at all of them, again and
+        # again, and the event loop stands still so long.
+        gc.collect()
+        gc.freeze()
         await super().startup(sockets)
         if self.started:
             log.info("running on %s", url_of(self._listener))

@@ -1,10 +1,8 @@
 """The state that the endpoints share: the engine, the intake, the metrics, and the way an answer is made."""
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -12,6 +10,7 @@ from fastapi import Request, Response
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.pending import PendingRequest
+from remask.errors import QueueFullError
 from remask.llm import LLM
 from remask.server.answer import Answer
 from remask.server.config import ServerConfig
@@ -22,6 +21,7 @@ from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, run_while_connected
 from remask.server.shapes import Names
+from remask.server.texts import TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
 
@@ -40,16 +40,27 @@ class Service:
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        # Tokenizers may be slow on long texts, and are not thread-safe.
-        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="remask-text")
+        self.texts = TextWorkers(config.text_workers)
+        self._taking = 0  # bodies whose texts are being tokenized, or wait for that
 
     def close(self) -> None:
-        """End the tokenizer thread."""
-        self._tokenizer_thread.shutdown()
+        """End the text threads."""
+        self.texts.close()
 
-    async def off_loop(self, call: Callable[..., T], *args: Any) -> T:
-        """Run a call in the tokenizer thread, away from the event loop. Returns what the call returns."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, call, *args)
+    async def off_loop(self, request: Request, size: int, call: Callable[..., T], *args: Any) -> T:
+        """Return what `call` returns, away from the event loop. `size` is about how many characters it works on.
+
+        Raises `QueueFullError` where as many bodies are being tokenized as requests may wait, and `ClientGoneError`
+        if the client disconnects first.
+        """
+        most = self.llm.engine_config.max_num_seqs + self.config.max_queue
+        if self._taking >= most:
+            raise QueueFullError(f"the texts of {most} requests wait to be tokenized; try again later")
+        self._taking += 1
+        try:
+            return await run_while_connected(request.receive, self.texts.run(size, call, *args))
+        finally:
+            self._taking -= 1
 
     async def answer(
         self,
@@ -62,7 +73,12 @@ class Service:
         name, log_fields = request.state.request_id, request.state.log_fields
         if body.user is not None:
             log_fields["user"] = body.user[:MAX_LOGGED_USER]
-        pending = await self.off_loop(self._checked, make, body, name)
+        self.intake.check_priority(body.terms.priority, leads=request.state.leads)
+        size = self.intake.check_size(body)
+        try:
+            pending = await self.off_loop(request, size, self._checked, make, body, name)
+        except ClientGoneError:
+            return Response(status_code=CLOSED_BY_CLIENT)
         names = Names(
             name, int(time.time()), body.model or self.config.model_names[0], self._fingerprint, self.token_text
         )

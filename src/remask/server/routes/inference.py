@@ -27,10 +27,12 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     service.intake.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ConfigError("a body needs either prompt or messages")
+    size = service.intake.check_size(body)
     if body.prompt is not None:
-        tokens = await service.off_loop(service.intake.tokenizer.encode, body.prompt)
+        tokens = await service.off_loop(request, size, service.intake.tokenizer.encode, body.prompt)
     else:
-        tokens = await service.off_loop(service.intake.conversation, body.messages, body.add_generation_prompt)
+        call = service.intake.conversation
+        tokens = await service.off_loop(request, size, call, body.messages, body.add_generation_prompt)
     fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
     return json_response(fields)
 
@@ -39,11 +41,14 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """Return the text of token ids, special tokens included."""
     service = service_of(request)
     service.intake.check_model(body.model)
-    vocab = service.llm.loaded.config.vocab
+    vocab, most = service.llm.loaded.config.vocab, service.intake.max_prompt_chars
+    if len(body.tokens) > most:
+        raise ConfigError(f"tokens holds {len(body.tokens)} token ids; at most {most} are taken (max_prompt_chars)")
     bad = [token for token in body.tokens if not 0 <= token < vocab]
     if bad:
         raise ConfigError(f"tokens holds {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
-    return json_response({"prompt": await service.off_loop(service.intake.tokenizer.decode, body.tokens, False)})
+    call, tokens = service.intake.tokenizer.decode, body.tokens
+    return json_response({"prompt": await service.off_loop(request, len(tokens), call, tokens, False)})
 
 
 def router() -> APIRouter:

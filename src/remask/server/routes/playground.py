@@ -33,7 +33,8 @@ class Caching(Body):
 async def begin(request: Request, number: Number = 0) -> Response:
     """Return the messages, sampling parameters and cache policies that the page starts with."""
     service = service_of(request)
-    return json_response(await service.off_loop(example, service.llm, service.config.sampling, number))
+    made = await service.off_loop(request, 0, example, service.llm, service.config.sampling, number)
+    return json_response(made)
 
 
 async def open_pages(request: Request) -> Response:

@@ -1,0 +1,39 @@
+"""Threads that render and tokenize texts, away from the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SHORT = 16_384  # characters that are tokenized in some milliseconds
+ITEM = 64  # characters that a further text counts as, however short it is
+
+
+class TextWorkers:
+    """`threads` threads, two at least. Long texts never hold all of them, so short ones do not wait for long ones.
+
+    Tokenizers release the interpreter's lock while they work.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="remask-text")
+        self._long = asyncio.Semaphore(threads - 1)
+
+    async def run(self, size: int, call: Callable[..., T], *args: Any) -> T:
+        """Return what `call` returns, and raise what it raises. `size` is about how many characters it works on.
+
+        A call whose caller is cancelled does not begin; once begun it runs to its end, and holds its thread so long.
+        """
+        if size <= SHORT:
+            return await asyncio.wrap_future(self._pool.submit(call, *args))
+        await self._long.acquire()
+        loop = asyncio.get_running_loop()
+        work = self._pool.submit(call, *args)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._long.release))
+        return await asyncio.wrap_future(work)
+
+    def close(self) -> None:
+        """End the threads once they have done what they were given."""
+        self._pool.shutdown()

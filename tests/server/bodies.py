@@ -1,0 +1,128 @@
+"""Bodies made of the declared fields: what a declaration allows, most of it such that the request can run."""
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from remask.core.checks import Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
+from remask.core.fields import Declared, Nested, declared
+from remask.core.kinds import ModelKind
+from remask.core.remasking import names_on
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+
+Bodies = st.SearchStrategy[dict[str, Any]]
+
+USUAL = 16  # numbers are most often so far from their lower bounds at most
+LENGTH = 16
+# What the declarations leave to the code that knows the model, the policy or other fields.
+_CHOSEN = ("cache", "cache_config", "order", "initial_canvas", "max_tokens", "block_length", "canvas_length")
+
+
+def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
+    """Values of a set: near its lower bound where they are `usual`, else all, the bounds most often."""
+    match values:
+        case Whole(low, high):
+            near = st.integers(max(low, 0), min(high, max(low, 0) + USUAL))
+            return near if usual else near | st.sampled_from([low, high, high - 1]) | st.integers(low, high)
+        case Real(low, high, above):
+            top = min(high, low + (1.0 if usual else 1e30))
+            return st.floats(low, top, exclude_min=above, allow_nan=False).map(lambda number: number or 0.0)
+        case Flag():
+            return st.booleans()
+        case Choice(names):
+            return st.sampled_from(names)
+        case Text():
+            text = st.text(
+                st.characters(codec="utf-8", exclude_characters="\x00"), min_size=0, max_size=8 if usual else 300
+            )
+            return text.filter(values.fits)
+        case ListOf(of):
+            several = st.lists(values_of(of, usual), max_size=3 if usual else 40)
+            return (several | values_of(of, usual)) if values.single else several
+        case Nested(cls):
+            return fields_of(declared(cls), usual)
+        case Settings():
+            return st.just({})
+        case _:
+            raise TypeError(f"no strategy for {values!r}")
+
+
+def fields_of(declarations: dict[str, Declared], usual: bool = True, most: int = 3) -> Bodies:
+    """A few of the declared fields, each with one of its values."""
+    pairs = [
+        st.tuples(st.just(name), values_of(declaration.values, usual)) for name, declaration in declarations.items()
+    ]
+    return st.lists(st.one_of(pairs), max_size=most, unique_by=lambda pair: pair[0]).map(dict)
+
+
+def _fitted(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, but for those that contradict another one that was drawn before."""
+    body = dict(fields)
+    given = list(body)
+    for one, other in (("threshold", "factor"), ("steps", "steps_per_block"), ("steps", "threshold")):
+        if one in body and other in body:
+            del body[max(one, other, key=given.index)]
+    rule = body.get("remasking")
+    if rule != "slowfast":
+        body.pop("slowfast", None)
+    if rule == "slowfast":
+        for name in ("steps", "steps_per_block"):
+            body.pop(name, None)
+    if rule == "confidence_threshold":
+        body.setdefault("threshold", 0.9)
+    if not body.get("correction_steps"):
+        for name in ("correction_temperature", "correction_tokens"):
+            body.pop(name, None)
+    return body
+
+
+def _lists(prompt: list[Any]) -> list[list[int]]:
+    return prompt if isinstance(prompt[0], list) else [prompt]
+
+
+@st.composite
+def bodies(
+    draw: st.DrawFn, kind: ModelKind, policies: tuple[str, ...], vocab: int, usual: bool = True
+) -> dict[str, Any]:
+    """A body of `/v1/completions` whose fields are declared for this kind of model."""
+    sampling = {
+        name: declaration
+        for name, declaration in declared(SamplingParams).items()
+        if kind in declaration.kinds and name not in _CHOSEN
+    }
+    terms = {name: declaration for name, declaration in declared(Terms).items() if name not in _CHOSEN}
+    if "remasking" in sampling:
+        rules = tuple(name for name in names_on(kind) if name != "order")
+        sampling["remasking"] = replace(sampling["remasking"], values=Choice(rules))
+    fields = _fitted({**draw(fields_of(sampling, usual)), **draw(fields_of(terms, usual, most=2))})
+    block = draw(st.sampled_from([1, 2, 4, 8]))
+    body: dict[str, Any] = {"max_tokens": LENGTH, "block_length": block, **fields}
+    if kind == "masked" and draw(st.booleans()):
+        del body["block_length"]
+    if kind == "block_causal":
+        del body["block_length"]  # the model's own
+    if usual and "deadline_s" in body:
+        body["deadline_s"] += 30
+    if "steps" in body and usual:
+        body["steps"] = LENGTH // block * max(1, body["steps"] * block // LENGTH)
+    ids = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12)
+    text = st.sampled_from(["from ivy", "from birch go 1 , where am i ?", "é x"]) | st.text(
+        "abc ,", min_size=1, max_size=20
+    )
+    body["prompt"] = draw(text | ids | st.lists(ids, min_size=1, max_size=2))
+    if usual and "prefix_length" in body:
+        shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
+        body["prefix_length"] = min(body["prefix_length"], shortest)
+    if draw(st.booleans()):
+        body["cache"] = draw(st.sampled_from(policies))
+    for name, values in {
+        "n": st.integers(1, 2),
+        "stream": st.booleans(),
+        "logprobs": st.none() if kind == "uniform" else st.just(0),
+        "user": st.text(max_size=5),
+    }.items():
+        if draw(st.integers(0, 5)) == 0:
+            body[name] = draw(values)
+    return body

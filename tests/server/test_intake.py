@@ -1,0 +1,290 @@
+"""What one request gives to read delays no other: sizes are checked first, and short texts keep a thread."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.core.sampling import SamplingParams
+from remask.engine.engine import Engine
+from remask.engine.pending import PRIORITY_STEP_S
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.server.config import CHARS_A_TOKEN, ServerConfig
+from remask.server.texts import SHORT
+from tests.server.serving import CHATS, SLOW, URL, Running, eventually, make_llm, serving
+
+COMPLETIONS = "/v1/completions"
+WORDS = "from ivy go one , "
+SMALL = {"prompt": "from ivy", "max_tokens": 8, "block_length": 8, "steps": 8}
+MIB4 = 4_000_000
+QUICK = SamplingParams(max_tokens=2, steps=1)
+LONGEST = CHARS_A_TOKEN * 1024  # of the bundled model's 1,024 positions
+
+
+class Texts:
+    """Stands before a tokenizer: long texts wait until they may pass."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.passing = inner, threading.Event()
+        self.begun: list[int] = []  # lengths of the long texts that a thread has taken
+
+    def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
+        if len(text) > SHORT:
+            self.begun.append(len(text))
+            assert self.passing.wait(30)
+        return self.inner(text, *args, **kwargs)
+
+
+@pytest.fixture
+def wide() -> Iterator[Running]:
+    """A server that takes texts of any length, with two text threads and room for six requests."""
+    limits = {"max_prompt_chars": MIB4, "max_request_chars": MIB4, "max_choices": 8192, "text_workers": 2}
+    with serving(make_llm(max_num_seqs=2), max_queue=4, **limits) as running:
+        yield running
+
+
+@pytest.fixture
+def texts(wide: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Texts]:
+    """The tokenizer of `wide`, held up on long texts."""
+    made = Texts(wide.service.intake.tokenizer.encode)
+    monkeypatch.setattr(wide.service.intake.tokenizer, "encode", made)
+    yield made
+    made.passing.set()
+
+
+def test_long_texts_leave_a_thread_to_short_ones(wide: Running, texts: Texts) -> None:
+    """Four long texts cannot be tokenized, whatever they wait for; short requests of all kinds are answered."""
+    long = WORDS * 2000
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {**SMALL, "prompt": long}),
+        (COMPLETIONS, {**SMALL, "prompt": ["from ivy", long]}),
+        (URL, {"messages": [{"role": "user", "content": long}]}),
+        ("/tokenize", {"prompt": long}),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        held = [pool.submit(wide.client.post, url, json=body) for url, body in bodies]
+        eventually(lambda: len(texts.begun) == 1 and wide.service._taking == 4)
+        for _ in range(3):
+            assert wide.ask().status_code == 200
+            assert wide.client.post(COMPLETIONS, json=SMALL).status_code == 200
+            assert wide.client.post("/tokenize", json={"prompt": "from ivy"}).status_code == 200
+            assert wide.client.get("/playground/example").status_code == 200
+        assert not any(each.done() for each in held)
+        assert len(texts.begun) == 1, "the other thread takes no long text"
+        texts.passing.set()
+        assert [each.result().status_code for each in held] == [400, 400, 400, 200]
+
+
+def test_a_prompt_of_a_million_characters_delays_nobody(wide: Running) -> None:
+    """It takes seconds; what comes later, and is small, is answered before."""
+    order: list[str] = []
+
+    def ask(name: str, prompt: Any) -> int:
+        status = wide.client.post(COMPLETIONS, json={**SMALL, "prompt": prompt}).status_code
+        order.append(name)
+        return status
+
+    with ThreadPoolExecutor(4) as pool:
+        abusive = [pool.submit(ask, "abusive", WORDS * 60_000) for _ in range(2)]
+        abusive.append(pool.submit(ask, "empty", [""] * 8000))
+        eventually(lambda: wide.service._taking == 3)
+        for _ in range(3):
+            assert ask("small", "from ivy") == 200
+        assert [each.result() for each in abusive] == [400] * 3
+    small = [place for place, name in enumerate(order) if name == "small"]
+    assert max(small) < max(place for place, name in enumerate(order) if name == "abusive")
+    assert small[0] < order.index("abusive")
+
+
+def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> None:
+    def ask() -> httpx.Response:
+        return wide.client.post("/tokenize", json={"prompt": WORDS * 2000})
+
+    with ThreadPoolExecutor(6) as pool:
+        held = [pool.submit(ask) for _ in range(6)]
+        eventually(lambda: wide.service._taking == 6)
+        refused = wide.client.post(COMPLETIONS, json=SMALL)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert wide.client.get("/health").status_code == 200
+        texts.passing.set()
+        assert [each.result().status_code for each in held] == [200] * 6
+    assert wide.client.post(COMPLETIONS, json=SMALL).status_code == 200
+
+
+def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Texts) -> None:
+    def leave() -> None:
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{wide.base}/tokenize", json={"prompt": WORDS * 2000}, timeout=0.3)
+
+    with ThreadPoolExecutor(3) as pool:
+        leaving: list[Future[None]] = [pool.submit(leave) for _ in range(3)]
+        for each in leaving:
+            each.result()
+    eventually(lambda: wide.service._taking == 0)
+    texts.passing.set()
+    last = wide.client.post("/tokenize", json={"prompt": WORDS * 2001})
+    assert last.status_code == 200
+    assert len(texts.begun) == 2, "the one that a thread had begun, and the last"
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param", "text"),
+    [
+        (COMPLETIONS, {"prompt": "x" * MIB4}, "prompt", f"at most {LONGEST}"),
+        (COMPLETIONS, {"prompt": ["from ivy", "x" * (LONGEST + 1)]}, "prompt", f"{LONGEST + 1} characters"),
+        (COMPLETIONS, {"prompt": ["x" * LONGEST] * 5}, "prompt", f"at most {4 * LONGEST}"),
+        (COMPLETIONS, {"prompt": [""] * 129}, "n", "129 prompts"),
+        (COMPLETIONS, {"prompt": [""] * 100_000}, "prompt", "at most 8192 items"),
+        (COMPLETIONS, {"prompt": [[1]] * 100_000}, "prompt", "at most 8192 items"),
+        (COMPLETIONS, {"prompt": [1] * 1_050_000}, "prompt", "at most 1048576 items"),
+        (COMPLETIONS, {"prompt": "from ivy", "n": 129}, "n", "at most 128"),
+        (URL, {"messages": [{"role": "user", "content": "x" * MIB4}]}, "messages", f"at most {LONGEST}"),
+        (URL, {"messages": [{"role": "user", "content": "x" * 1000}] * 100}, "messages", "100000 characters"),
+        (URL, {"messages": [{"role": "user", "name": "x" * MIB4, "content": ""}]}, "messages", f"at most {LONGEST}"),
+        (URL, {"messages": [{"role": "user", "content": ""}] * 1025}, "messages", "1025 messages"),
+        (URL, {"messages": [{"role": "user", "content": ""}] * 100_000}, "messages", "at most 8192 items"),
+        (URL, {"messages": [{}] * 1_000_000}, "messages.0.role", "required"),
+        (
+            URL,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 9000}]},
+            "messages.0.content",
+            "8192",
+        ),
+        ("/tokenize", {"prompt": "x" * MIB4}, "prompt", f"at most {LONGEST}"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * MIB4}]}, "messages", f"at most {LONGEST}"),
+        ("/detokenize", {"tokens": [1] * (LONGEST + 1)}, None, f"at most {LONGEST}"),
+    ],
+)
+def test_sizes_are_refused_before_a_text_is_read(
+    server: Running, monkeypatch: pytest.MonkeyPatch, url: str, body: dict[str, Any], param: str | None, text: str
+) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("a text was read")
+
+    for name in ("encode", "decode", "render_chat"):
+        monkeypatch.setattr(server.service.intake.tokenizer, name, read)
+    response = server.client.post(url, json=body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert text in error["message"]
+    assert len(error["message"]) < 1000
+
+
+def test_what_is_as_long_as_allowed_is_read(server: Running) -> None:
+    assert server.client.post("/tokenize", json={"prompt": "x" * LONGEST}).status_code == 200
+    refused = server.client.post(COMPLETIONS, json={"prompt": [(WORDS * LONGEST)[:LONGEST]] * 4})
+    assert "max_model_len" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_prompt_chars": 0},
+        {"max_request_chars": 0},
+        {"max_choices": 8193},
+        {"max_messages": 8193},
+        {"text_workers": 1},
+        {"header_timeout": 0},
+        {"body_timeout": float("inf")},
+        {"keep_alive_timeout": -1},
+        {"max_connections": 0},
+        {"max_priority": -1},
+        {"priority_keys": [" "]},
+    ],
+)
+def test_limits_that_cannot_be(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings)).removesuffix("s")):
+        ServerConfig(**{"model_names": ["m"], **settings})
+
+
+def ask_with(running: Running, key: str | None, priority: int) -> httpx.Response:
+    """A small request of that priority."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=30)
+
+
+def test_nobody_puts_himself_before_others_unless_allowed(server: Running) -> None:
+    for priority in (0, 1, 2**63 - 1):
+        assert ask_with(server, None, priority).status_code == 200
+    for priority in (-1, -(2**63 - 1)):
+        refused = ask_with(server, None, priority)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "priority"
+        assert "send 0 or more" in refused.json()["error"]["message"]
+
+
+def test_all_may_go_as_far_as_the_server_says() -> None:
+    with serving(max_priority=3) as running:
+        assert ask_with(running, None, -3).status_code == 200
+        assert "send -3 or more" in ask_with(running, None, -4).text
+
+
+def test_where_keys_lead_others_do_not() -> None:
+    with serving(api_keys=["plain"], priority_keys=["lead"], max_priority=2) as running:
+        assert ask_with(running, "lead", -2).status_code == 200
+        assert ask_with(running, "lead", -3).status_code == 400
+        assert ask_with(running, "plain", 0).status_code == 200
+        refused = ask_with(running, "plain", -1)
+        assert refused.status_code == 400
+        assert "priority key" in refused.json()["error"]["message"]
+        assert ask_with(running, None, 0).status_code == 401
+        assert ask_with(running, "leads", 0).status_code == 401
+        assert "lead" not in repr(running.service.config)
+
+
+class Clock:
+    """Stands in for `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_request_that_waits_is_overtaken_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Urgent requests keep coming, one as soon as the last has begun; the patient one still begins."""
+    engine, clock = make_llm(max_num_seqs=1).engine, Clock()
+    monkeypatch.setattr("remask.engine.engine.time.perf_counter", clock)
+    begun: list[str] = []
+
+    def run(engine: Engine) -> None:
+        while len(begun) < 20 and "patient" not in begun:
+            begun.extend(event.id for event in engine.step() if event.queued_s is not None)
+
+    engine.add(Request("first", [1, 2, 3], params=QUICK, priority=-2))
+    engine.add(Request("patient", [1, 2, 3], params=QUICK, priority=3))
+    for number in range(12):
+        clock.now += PRIORITY_STEP_S
+        engine.add(Request(f"urgent-{number}", [1, 2, 3], params=QUICK, priority=-2))
+    run(engine)
+    overtaken = begun.index("patient")
+    assert begun[:overtaken] == ["first", *(f"urgent-{number}" for number in range(overtaken - 1))]
+    assert overtaken - 1 == 5 - 1, "those that came within five steps of priority"
+    for name in tuple(engine._ids):
+        engine.cancel(name)
+
+
+def test_priorities_order_what_waits(server: Running) -> None:
+    """Over HTTP: what yields begins after what came later and does not."""
+    order: list[int] = []
+    with serving(make_llm(max_num_seqs=1), max_priority=1) as running, ThreadPoolExecutor(4) as pool:
+
+        def ask(priority: int) -> None:
+            assert running.client.post(COMPLETIONS, json={**SMALL, "priority": priority}).status_code == 200
+            order.append(priority)
+
+        with running.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
+            next(response.iter_lines())
+            asked = []
+            for waiting, priority in enumerate((1, 0, -1), start=1):
+                asked.append(pool.submit(ask, priority))
+                eventually(lambda waiting=waiting: running.service.engine.waiting == waiting)  # type: ignore[misc]
+        for each in asked:
+            each.result()
+    assert order == [-1, 0, 1]
