@@ -44,7 +44,7 @@ def _no_process_stays() -> Iterator[None]:
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m['content'] | trim }}{{ eos_token }}{% endfor %}",
         "{% for m in messages %}\n  {% if loop.first %}first{% endif %}\n{{ m | tojson }}{% endfor %}\n",
         "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ loop.index }}{% endfor %}",
-        "{% set ns = namespace(seen=0) %}{% for m in messages %}{% set ns.seen = ns.seen + 1 %}{% endfor %}{{ ns.seen }}",
+        "{% set n = namespace(seen=0) %}{% for m in messages %}{% set n.seen = n.seen + 1 %}{% endfor %}{{ n.seen }}",
         "{% macro turn(m) %}<{{ m.role }}>{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}",
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
         "{{ strftime_now('%Y') }}{{ messages[1:] | length }}{{ tools is none }}{{ documents is none }}{{ absent }}",
@@ -129,7 +129,12 @@ def test_threads_render_at_the_same_time_and_get_their_own() -> None:
 
 def test_a_template_that_runs_too_long_holds_up_no_other_thread() -> None:
     template = ChatTemplate(f"{{% if messages[0].content == 'loop' %}}{BILLIONS}{{% endif %}}ok", {})
-    slow = threading.Thread(target=lambda: pytest.raises(ConfigError, template.render, [turn("user", "loop")], True))
+
+    def loop() -> None:
+        with pytest.raises(ConfigError, match="processor time"):
+            template.render([turn("user", "loop")], True)
+
+    slow = threading.Thread(target=loop)
     slow.start()
     done = 0
     while slow.is_alive():

@@ -1,4 +1,4 @@
-"""Chat templates. They are programs of whoever made the checkpoint, so they run in processes of their own, with limits."""
+"""Chat templates: programs of whoever made a checkpoint. They run in processes of their own, with limits."""
 
 import marshal
 import signal
@@ -65,7 +65,8 @@ class ChatTemplate:
         """What a process answers: the kind of the answer, and its text."""
         worker = self._take()
         try:
-            assert worker.stdin is not None and worker.stdout is not None
+            assert worker.stdin is not None
+            assert worker.stdout is not None
             with suppress(BrokenPipeError):  # a process that has ended answers nothing
                 worker.stdin.write(frame)
                 worker.stdin.flush()
