@@ -31,18 +31,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has gone. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone
         return 141  # as if ended by SIGPIPE
+    except OSError as error:
+        # Files have errors of their own, which name them. What cannot be printed is still held and fails again.
+        try:
+            sys.stdout.flush()
+        except OSError as printed:
+            _drop_output()
+            print(
+                f"remask {args.command}: error: standard output cannot be written: {printed.strerror}", file=sys.stderr
+            )
+            return 2
+        raise error
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130
     return status
 
 
+def _drop_output() -> None:
+    """Let what is printed go nowhere. Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except ModuleNotFoundError as error:
         raise missing(error, args.extra) from error
     return status

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
+from remask.outputs import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default=str(PAGE), metavar="FILE", help="default docs/results.md")
     args = parser.parse_args(argv)
     try:
-        Path(args.output).write_text(page(read_all(args.results)), encoding="utf-8")
+        write_whole("the page", args.output, page(read_all(args.results)))
     except RemaskError as error:
         print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
         return 2
