@@ -1,6 +1,7 @@
 """Entry point: parses the command line, runs one command, turns errors into exit codes."""
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -10,6 +11,8 @@ from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
 from remask.errors import RemaskError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,16 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()  # whoever read it has gone
         return 141  # as if ended by SIGPIPE
     except OSError as error:
-        # Files have errors of their own, which name them. What cannot be printed is still held and fails again.
-        try:
-            sys.stdout.flush()
-        except OSError as printed:
-            _drop_output()
-            print(
-                f"remask {args.command}: error: standard output cannot be written: {printed.strerror}", file=sys.stderr
-            )
-            return 2
-        raise error
+        # Files have errors of their own, which name them, so what has no name here is standard output.
+        if error.filename is not None or error.errno not in FULL:
+            raise
+        _drop_output()
+        print(f"remask {args.command}: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130

@@ -30,6 +30,10 @@ TEXT, REFUSED, FAILED = b"T", b"R", b"F"
 _REASON = 500  # characters of the reason that an error carries
 
 
+class TooLongError(Exception):
+    """A text is longer than it may be."""
+
+
 class _Generation(Extension):
     """The block `{% generation %}`, in which templates put the assistant's words. It renders as what it holds."""
 
@@ -86,12 +90,15 @@ def compiled(text: str) -> Template:
 
 
 def rendered(template: Template, values: Mapping[str, Any], longest: int) -> str:
-    """The text of a conversation, of at most `longest` characters. Raises whatever the template raises."""
+    """The text of a conversation, of at most `longest` characters.
+
+    Raises `TooLongError` on more, and whatever the template raises.
+    """
     pieces, length = [], 0
     for piece in template.generate(values):
         length += len(piece)
         if length > longest:
-            raise OverflowError(f"it writes more than {longest} characters")
+            raise TooLongError(f"it writes more than {longest} characters")
         pieces.append(piece)
     return "".join(pieces)
 
@@ -113,6 +120,8 @@ def main() -> None:
             kind = TEXT
         except TemplateError as error:
             kind, text = REFUSED, str(error)[:_REASON]
+        except TooLongError as error:
+            text = str(error)
         except MemoryError:
             text = f"it needs more than {job['bytes'] >> 20} MiB of memory"
         except RecursionError:
