@@ -18,6 +18,7 @@ MODULES = sorted(TREES)
 # Every package and every module that stands alone has a level of its own: it may import what stands before it.
 ORDER = (
     "remask.errors",
+    "remask.outputs",
     "remask.plugins",
     "remask.core",
     "remask.tasks",

@@ -50,6 +50,10 @@ class RecordError(RemaskError):
     """A file of measured results cannot be read or written, or belongs to another measurement."""
 
 
+class OutputError(RemaskError):
+    """A file of answers, a picture or a page cannot be written, such as on a full disk."""
+
+
 class QueueFullError(RemaskError):
     """As many requests are accepted as may wait: try again later."""
 

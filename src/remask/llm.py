@@ -60,6 +60,7 @@ class LLM:
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         device: `auto`, `cpu`, `cuda`, ...
         load_format: `auto` reads a checkpoint, `dummy` makes random weights of a preset's shape.
+        check_weights: refuse a checkpoint that holds NaN or infinities, by the name of the tensor.
         depth_table: a file written by `remask profile`; without one a shipped table is used, or the model is profiled
             when BiCache first asks for a depth.
         engine: limits of the engine.
@@ -83,6 +84,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         load_format: str = "auto",
+        check_weights: bool = True,
         depth_table: str | Path | None = None,
         engine: EngineConfig | None = None,
         progress: bool = False,
@@ -92,7 +94,9 @@ class LLM:
         self.progress = progress
         place = resolve_device(device)
         kind, why = resolve_dtype(dtype, place)
-        self.loaded: LoadedModel = load_model(model, kind, place, dummy=load_format == "dummy", progress=progress)
+        self.loaded: LoadedModel = load_model(
+            model, kind, place, dummy=load_format == "dummy", progress=progress, check=check_weights
+        )
         # A file that cannot be used fails now, not when a policy first needs it.
         self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
         self.model = Transformer(self.loaded.config, self.loaded.weights)

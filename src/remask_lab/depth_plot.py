@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from remask.depth.find import DepthTable
 from remask.errors import ConfigError
+from remask.outputs import whole_file
 from remask_lab.drawing import check_drawing
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def plot_depth(table: DepthTable, path: str | Path) -> None:
     figure.suptitle(f"Depth table of {Path(table.model).name}{separator}{facts}", fontsize="medium")
     # The date would make every drawing of the same table another file.
     metadata = {"Date": None} if target.suffix.lower() == ".svg" else None
-    figure.savefig(target, dpi=160, metadata=metadata)
+    with whole_file("the picture", target) as draft:
+        figure.savefig(draft, dpi=160, metadata=metadata)
 
 
 def _samples(table: DepthTable) -> str:

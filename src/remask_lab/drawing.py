@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from remask.errors import ConfigError
+from remask.outputs import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +40,8 @@ def new_figure(title: str, height: float = 3.9, width: float = 8.0) -> Figure:
 def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) -> list[Path]:
     """Save each figure as `NAME.png` into `folder`, which is made if it is not there, and return the paths.
 
-    The model's name is put before every title. Raises `ConfigError` where the folder cannot be made.
+    The model's name is put before every title. Raises `ConfigError` where the folder cannot be made, and
+    `OutputError` where a picture cannot be written.
     """
     target = Path(folder)
     try:
@@ -50,7 +52,8 @@ def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) 
     for name, figure in figures.items():
         figure.suptitle(f"{Path(model).name}: {figure.get_suptitle()}", fontsize="medium")
         paths.append(target / f"{name}.png")
-        figure.savefig(paths[-1], dpi=DPI)
+        with whole_file("the picture", paths[-1]) as draft:
+            figure.savefig(draft, dpi=DPI)
     return paths
 
 

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -315,3 +316,82 @@ def test_sdars_tensors_arrive_in_their_places(tmp_path: Path) -> None:
         assert torch.equal(layer.k_norm, held[f"{stem}self_attn.k_norm.weight"])
         assert torch.equal(layer.gate_up, torch.cat([held[f"{stem}mlp.{name}_proj.weight"] for name in ("gate", "up")]))
     assert torch.equal(weights.head, held["lm_head.weight"])
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_names_its_tensor(
+    tmp_path: Path, stored: torch.dtype, asked: torch.dtype, value: float
+) -> None:
+    held = {name: tensor.to(stored) for name, tensor in llada_tensors().items()}
+    name = "model.transformer.blocks.1.up_proj.weight"
+    held[name].view(-1)[held[name].numel() - 1] = value
+    with pytest.raises(
+        CheckpointError, match=rf"The tensor '{name}' in .*safetensors holds 1 values of 384 that are NaN"
+    ):
+        loaded(write(tmp_path, LLADA, held), asked)
+
+
+def test_the_check_can_be_left_out(tmp_path: Path) -> None:
+    held = llada_tensors()
+    held["model.transformer.ln_f.weight"][3] = math.nan
+    folder = write(tmp_path, LLADA, held)
+    with pytest.raises(CheckpointError, match=r"'model\.transformer\.ln_f\.weight'.*--skip-weight-check"):
+        loaded(folder)
+    family, config = read_config(folder)
+    weights = load_weights(folder, family, config, torch.float32, CPU, progress=False, check=False)
+    assert weights.norm.isnan().tolist() == [place == 3 for place in range(16)]
+
+
+def test_finite_values_that_the_asked_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    held = llada_tensors()
+    held["model.transformer.wte.weight"][5, 7] = -1e6
+    folder = write(tmp_path, LLADA, held)
+    assert loaded(folder, torch.bfloat16).embed[5, 7] == torch.tensor(-1e6).bfloat16()
+    with pytest.raises(
+        CheckpointError, match=r"wte.*become infinite as float16; the largest is 1e\+06.*--dtype bfloat16"
+    ):
+        loaded(folder, torch.float16)
+
+
+def test_the_largest_finite_values_load(tmp_path: Path) -> None:
+    held = llada_tensors()
+    most = torch.finfo(torch.float32).max
+    held["model.transformer.wte.weight"][0, :2] = torch.tensor([most, -most])
+    assert loaded(write(tmp_path, LLADA, held)).embed[0, :2].tolist() == [most, -most]
+
+
+def test_the_check_takes_no_memory_of_the_size_of_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "isfinite", _small(torch.isfinite))
+    loaded(write(tmp_path, LLADA, llada_tensors()))
+
+
+def _small(function: Any) -> Any:
+    def called(tensor: Tensor) -> Tensor:
+        assert tensor.numel() == 1
+        found: Tensor = function(tensor)
+        return found
+
+    return called
+
+
+@pytest.mark.parametrize("layers", [22, 4096])
+def test_more_layers_than_tensors_are_refused_without_listing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    folder = write(tmp_path, LLADA | {"n_layers": layers}, llada_tensors())
+    family, config = read_config(folder)
+    monkeypatch.setattr(type(family), "tensors", lambda *_: pytest.fail("the tensors were listed"))
+    with pytest.raises(
+        CheckpointError, match=rf"describes {layers} layers, and its files list 21 tensors in all"
+    ) as caught:
+        load_weights(folder, family, config, torch.bfloat16, CPU, progress=False)
+    assert "Its weights need " in str(caught.value)
+    assert " as bfloat16; the tensors in the files need 10.4 kB." in str(caught.value)
+
+
+def test_the_memory_that_is_asked_for_stands_beside_the_list(tmp_path: Path) -> None:
+    folder = write(tmp_path, LLADA | {"mlp_hidden_size": 2**20}, llada_tensors())
+    with pytest.raises(CheckpointError, match=r"misshapen.*\nIts weights need 402\.7 MB as float32; .* need 20\.8 kB"):
+        loaded(folder)

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
             "dtype": args.dtype,
             "device": args.device,
             "load_format": args.load_format,
+            "check_weights": not args.skip_weight_check,
             "depth_table": args.depth_table,
         },
         engine=asdict(engine_config(args)),

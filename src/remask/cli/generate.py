@@ -17,6 +17,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import RemaskError
 from remask.llm import LLM, Output
+from remask.outputs import LineFile
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return _answer_one(llm, as_request(llm, line, "0", defaults), args)
     with ExitStack() as files:
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
-        target = sys.stdout if args.output is None else files.enter_context(open_text(args.output, "w"))
+        target = None if args.output is None else files.enter_context(LineFile(args.output))
         return _answer_lines(llm, source, target, defaults, args.trace)
 
 
@@ -56,12 +57,12 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
         print(output.text if output.text is not None else " ".join(map(str, output.token_ids)))
     else:
         with ExitStack() as files:
-            target = sys.stdout if args.output is None else files.enter_context(open_text(args.output, "w"))
+            target = None if args.output is None else files.enter_context(LineFile(args.output))
             _write(target, _answer(output, output.id))
     return 1 if output.error else 0
 
 
-def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, trace: bool) -> int:
+def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: Defaults, trace: bool) -> int:
     requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
     answers = _InOrder(target)
@@ -98,7 +99,7 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, 
 class _InOrder:
     """Writes answers in the order of their lines, each as soon as all answers before it are written."""
 
-    def __init__(self, target: TextIO) -> None:
+    def __init__(self, target: LineFile | None) -> None:
         self._target = target
         self._line: deque[str] = deque()
         self._ready: dict[str, Mapping[str, Any]] = {}
@@ -133,6 +134,10 @@ def _failure(name: object, number: str, error: str) -> dict[str, Any]:
     return {"id": name, "error": error}
 
 
-def _write(target: TextIO, value: Mapping[str, Any]) -> None:
-    target.write(json.dumps(value) + "\n")
-    target.flush()
+def _write(target: LineFile | None, value: Mapping[str, Any]) -> None:
+    """Write an answer into a file, or to standard output."""
+    line = json.dumps(value)
+    if target is None:
+        print(line, flush=True)
+    else:
+        target.write(line)

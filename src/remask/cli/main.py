@@ -1,6 +1,7 @@
 """Entry point: parses the command line, runs one command, turns errors into exit codes."""
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -10,6 +11,8 @@ from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
 from remask.errors import RemaskError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,18 +34,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"remask {args.command}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader of the output has closed the pipe. Without this, Python reports it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has closed the pipe.
+        _drop_output()
         return 141  # as if ended by SIGPIPE
+    except OSError as error:
+        # Files have errors of their own, which name them, so what has no name here is standard output.
+        if error.filename is not None or error.errno not in FULL:
+            raise
+        _drop_output()
+        print(f"remask {args.command}: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"remask {args.command}: interrupted", file=sys.stderr)
         return 130
     return status
 
 
+def _drop_output() -> None:
+    """Let what is printed go nowhere. Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except ModuleNotFoundError as error:
         raise missing(error, args.extra) from error
     return status

@@ -26,6 +26,9 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
+    group.add_argument(
+        "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
+    )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
@@ -107,6 +110,7 @@ def open_llm(
         dtype=args.dtype,
         device=args.device,
         load_format=args.load_format,
+        check_weights=not args.skip_weight_check,
         depth_table=args.depth_table,
         engine=engine,
         progress=not args.quiet,

@@ -13,7 +13,7 @@ from remask.models.source import BUNDLED, BUNDLED_SAMPLING
 from remask.server.config import ServerConfig
 
 ROUTINGS = ("prefix", "round-robin")
-MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "depth_table")
+MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "check_weights", "depth_table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class FleetSettings:
     Attributes:
         model: `bundled`, or a folder or hub id that every machine can read.
         cache: cache policy of requests that do not name one.
-        llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`, `depth_table`.
+        llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
+            `check_weights`, `depth_table`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica.
         chat_template: Jinja text that replaces the model's own template.

@@ -12,6 +12,7 @@ from remask.core.checks import LARGEST, real, whole
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError, TableError
 from remask.models.loaded import LoadedModel
+from remask.outputs import write_whole
 
 VERSION = 1
 DEFINITIONS = ("flat", "official", "published")
@@ -73,7 +74,7 @@ class DepthTable:
         return xxhash.xxh64(json.dumps(content).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Write the table as JSON. Raises `TableError` where the file cannot be written."""
+        """Write the table as JSON. Raises `TableError` where the file cannot be written; an earlier one stays then."""
         value = {
             "version": VERSION,
             "model": self.model,
@@ -93,10 +94,7 @@ class DepthTable:
         }
         # One line a ratio: readable, and a diff of two tables shows which ratios changed.
         text = json.dumps(value, indent=1).replace("[\n   ", "[").replace("\n  ]", "]").replace(",\n   ", ", ")
-        try:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise TableError(f"The depth table cannot be written to {path}: {error.strerror}.") from error
+        write_whole("the depth table", path, text + "\n", TableError)
 
     @classmethod
     def load(cls, path: str | Path, model: LoadedModel | None = None) -> "DepthTable":

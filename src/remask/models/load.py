@@ -1,12 +1,13 @@
 """Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from tqdm import tqdm
 
 from remask.errors import CheckpointError
@@ -44,39 +45,110 @@ def read_config(folder: Path) -> tuple[Family, ModelConfig]:
 
 
 def load_weights(
-    folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool = True
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool = True,
+    check: bool = True,
 ) -> Weights:
     """The weights of the checkpoint in `folder`, on `device` and converted to `dtype`.
 
     Each tensor is copied from its file into its place, so at most one tensor is in memory beside the result.
-    `progress` shows a bar on stderr.
+    `progress` shows a bar on stderr. With `check` each is read once more in its place, where it is still in the cache,
+    for values that are not finite.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
-            lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable.
+            lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable, or a tensor
+            holds NaN or infinities, or numbers that are too large for `dtype`.
     """
     stored = tensor_locations(folder)
+    _check_layers(folder, family, config, stored, dtype)
     slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
-    _check(folder, family, config, slots, stored)
+    _check(folder, family, config, slots, stored, dtype)
     weights = empty_weights(config, dtype, device)
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
         for slot in slots:
             place = stored[slot.name]
-            try:
-                # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the
-                # whole checkpoint would count as a second copy.
-                with safe_open(place.file, framework="pt") as file:
-                    slot.fill(weights, file.get_tensor(slot.name))
-            except (SafetensorError, OSError) as error:
-                raise unreadable(place.file, error) from error
+            _read(slot, place, weights, check)
             bar.update(_BYTES[place.dtype] * prod(slot.shape))
     return weights
 
 
+def _read(slot: Slot, place: TensorLocation, weights: Weights, check: bool) -> None:
+    """Copy one tensor into its place."""
+    try:
+        # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the whole
+        # checkpoint would count as a second copy.
+        with safe_open(place.file, framework="pt") as file:
+            stored = file.get_tensor(slot.name)
+            slot.fill(weights, stored)
+            if check and not _finite(slot.target(weights)):
+                raise _not_finite(slot, place, stored, weights.embed.dtype)
+    except (SafetensorError, OSError) as error:
+        raise unreadable(place.file, error) from error
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all values are finite. Nothing of the tensor's size is allocated."""
+    low, high = torch.aminmax(tensor)  # both are NaN where one value is
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.dtype) -> CheckpointError:
+    """The error for a tensor whose values in memory are not all finite."""
+    where, count = f"The tensor {slot.name!r} in {place.file}", int((~torch.isfinite(stored)).sum())
+    way = "load it all the same with --skip-weight-check (check_weights=False)"
+    if count:
+        return CheckpointError(
+            f"{where} holds {count} values of {stored.numel()} that are NaN or infinite. The file is damaged, or its "
+            f"training diverged: download it again, or {way}."
+        )
+    return CheckpointError(
+        f"{where} holds values that become infinite as {_name(dtype)}; the largest is {float(stored.abs().max()):.3g}. "
+        f"Load it with --dtype bfloat16 or float32, or {way}."
+    )
+
+
+def _check_layers(
+    folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
+) -> None:
+    """Raise where the files have fewer tensors than the configuration has layers, before any layer is listed."""
+    if config.layers > len(stored):
+        raise CheckpointError(
+            f"The config.json of the {family.name} model in {folder} describes {config.layers} layers, and its files "
+            f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
+            "Use the config.json that belongs to these weights."
+        )
+
+
+def _sizes(config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype) -> str:
+    """The memory that the configuration's weights take, beside that of what the files hold."""
+    held = sum(prod(place.shape) for place in stored.values())
+    needed, found = (_bytes(count * dtype.itemsize) for count in (config.parameters, held))
+    return f"Its weights need {needed} as {_name(dtype)}; the tensors in the files need {found}."
+
+
+def _bytes(size: int) -> str:
+    power = min(4, (len(str(size)) - 1) // 3)
+    return f"{size / 1000**power:.4g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check(
-    folder: Path, family: Family, config: ModelConfig, slots: Sequence[Slot], stored: dict[str, TensorLocation]
+    folder: Path,
+    family: Family,
+    config: ModelConfig,
+    slots: Sequence[Slot],
+    stored: Mapping[str, TensorLocation],
+    dtype: torch.dtype,
 ) -> None:
     """Raise one error that lists every difference between the checkpoint and the configuration."""
     wanted = {slot.name: slot for slot in slots}
@@ -102,7 +174,7 @@ def _check(
         raise CheckpointError(
             f"The tensors in {folder} are not those of the {family.name} model that its config.json describes.\n"
             + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
-            + "\nUse the config.json that belongs to these weights."
+            + f"\n{_sizes(config, stored, dtype)} Use the config.json that belongs to these weights."
         )
 
 

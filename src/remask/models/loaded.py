@@ -27,8 +27,12 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_model(name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool) -> LoadedModel:
+def load_model(
+    name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool, check: bool = True
+) -> LoadedModel:
     """Load a checkpoint, or with `dummy` draw random weights of the shape that the preset `name` has.
+
+    With `check` a checkpoint whose weights are not all finite is refused.
 
     Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture, and
     `PluginError` where another package provides it and cannot be used.
@@ -40,5 +44,5 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, *, dummy: bo
     folder = resolve(name)
     family, config = read_config(folder)
     tokenizer = load_tokenizer(folder)
-    weights = load_weights(folder, family, config, dtype, device, progress)
+    weights = load_weights(folder, family, config, dtype, device, progress, check)
     return LoadedModel(name, config, weights, tokenizer, fingerprint(config, folder))

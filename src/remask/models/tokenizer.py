@@ -5,10 +5,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from remask.errors import CheckpointError, ConfigError
+from remask.models.chat_template import ChatTemplate
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -34,6 +34,7 @@ class Tokenizer:
         # The first encoding changes what a checkpoint's settings say of truncation and padding, those after it only
         # read: from here on any thread may encode and decode.
         backend.encode("", verbose=False)
+        self._template: ChatTemplate | None = None
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
 
@@ -76,7 +77,8 @@ class Tokenizer:
         `add_generation_prompt` begins the assistant's turn at the end.
 
         Raises:
-            ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation.
+            ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation,
+                fails on it, or goes beyond a limit of `remask.models.chat_template`.
         """
         _check(messages)
         if not self.has_chat_template:
@@ -84,13 +86,9 @@ class Tokenizer:
                 "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
                 "token ids, or put a template into the model's folder as chat_template.jinja."
             )
-        try:
-            text: str = self._backend.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ConfigError(f"The model's chat template refuses these messages: {error}") from error
-        return text
+        template = self._template or self._chat_template()
+        self._template = template
+        return template.render(messages, add_generation_prompt)
 
     def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from the messages before the last user turn.
@@ -125,6 +123,14 @@ class Tokenizer:
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
         self._backend.chat_template = template
+        self._template = None
+
+    def _chat_template(self) -> ChatTemplate:
+        try:
+            text = self._backend.get_chat_template()
+        except ValueError as error:
+            raise ConfigError(f"The model's tokenizer has several chat templates and no default: {error}") from error
+        return ChatTemplate(text, self._backend.special_tokens_map)
 
     def _common(self, whole: Sequence[int], messages: Messages) -> int:
         """Length of the longest token prefix that `whole` and `messages` have in common."""

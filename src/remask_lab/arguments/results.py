@@ -2,11 +2,10 @@
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from remask.cli.options import check_folder
-from remask.errors import ConfigError
+from remask.outputs import write_whole
 from remask_lab.drawing import check_drawing
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import as_json, write_record
@@ -51,10 +50,7 @@ def keep(args: argparse.Namespace, outcome: Outcome) -> None:
         for path in outcome.draw(plots):
             print(f"Picture: {path}")
     if page is not None and outcome.page is not None:
-        try:
-            Path(page).write_text(outcome.page(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--page: {page!r} cannot be written: {error.strerror}") from error
+        write_whole("--page:", page, outcome.page())
         print(f"Page: {page}")
 
 

@@ -4,11 +4,11 @@ import argparse
 import asyncio
 import json
 import os
-from pathlib import Path
 
 from remask.cli.options import check_folder, object_option
 from remask.cli.serve import KEY_VARIABLE
 from remask.errors import ConfigError
+from remask.outputs import write_whole
 from remask_lab.arguments.common import check_least
 
 
@@ -88,6 +88,6 @@ def run(args: argparse.Namespace) -> int:
     result = summary(target, mix, load, done)
     if args.json:
         content = {**result, **(detail(done) if args.save_detailed else {})}
-        Path(args.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_whole("the result", args.json, json.dumps(content, indent=2) + "\n")
     print("\n".join(lines(result)))
     return 0 if result["completed"] else 1

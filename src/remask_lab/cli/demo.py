@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=96, metavar="N")
     parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
-    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None)
+    parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remask.errors import ConfigError
+from remask.outputs import whole_file
 from remask_lab.drawing import DPI, new_figure
 from remask_lab.ops.operations import OperationProfile, Profile, StepProfile
 from remask_lab.ops.peaks import Peaks
@@ -41,10 +41,8 @@ def plot_roofline(profile: Profile, peaks: Peaks, title: str, path: str | Path) 
     _roofline(left, profile, peaks)
     _times(right, profile)
     _legend(figure, left)
-    try:
-        figure.savefig(path, dpi=DPI, format="png")
-    except OSError as error:
-        raise ConfigError(f"the picture {str(path)!r} cannot be written: {error.strerror}") from error
+    with whole_file("the picture", path) as draft:
+        figure.savefig(draft, dpi=DPI, format="png")
 
 
 def _roofline(axes: Axes, profile: Profile, peaks: Peaks) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from remask.cli.commands import missing
 from remask.errors import ConfigError, RemaskError, UnknownNameError
+from remask.outputs import write_whole
 from remask_lab.speed.command import REMASK
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         entries = read_entries(root / "docs" / "gallery" / "entries.toml")
         if args.draw is not None:
             draw(entries, args.draw, root)
-        (root / "docs" / "gallery.md").write_text(page(entries), encoding="utf-8")
+        write_whole("the page", root / "docs" / "gallery.md", page(entries))
     except RemaskError as error:
         print(f"remask_lab.pages.gallery: error: {error}", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from remask import __version__
 from remask.errors import ConfigError, RecordError, RemaskError
+from remask.outputs import write_whole
 from remask_lab.bench.report import table as bench_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
@@ -46,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         records = read_all(args.results)
-        Path(args.output).write_text(page(records), encoding="utf-8")
+        write_whole("the page", args.output, page(records))
         readme = Path(args.readme)
-        readme.write_text(quoted(readme.read_text(encoding="utf-8"), records), encoding="utf-8")
+        write_whole("the README", args.readme, quoted(readme.read_text(encoding="utf-8"), records))
     except RemaskError as error:
         print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
         return 2

@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights of a preset's shape")
     group.add_argument("--dtype", help="auto, float32, bfloat16 or float16, in place of the table's")
     group.add_argument("--device", default="auto")
+    group.add_argument(
+        "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
+    )
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
     return parser
 
@@ -109,6 +112,7 @@ def _table(table: PaperTable, args: argparse.Namespace) -> None:
         dtype=args.dtype or (own.dtype if args.model is None else "auto"),
         device=args.device,
         load_format=load_format,
+        check_weights=not args.skip_weight_check,
         depth_table=args.depth_table,
         engine=EngineConfig(max_num_seqs=scale.concurrency),
         progress=not args.quiet,

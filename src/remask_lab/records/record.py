@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Any
 
 from remask.errors import RecordError
 from remask.llm import LLM
+from remask.outputs import write_whole
 from remask_lab.records.machine import commit, machine, versions
 
 FORMAT = "remask-record-1"
@@ -61,16 +61,9 @@ def write_record(path: str | Path, record: Record) -> None:
 
     Raises `RecordError` where the file cannot be written.
     """
-    target = Path(path)
     content = {"format": FORMAT, "subject": record.subject, "about": record.about, "data": record.data}
     text = json.dumps(as_json(content), indent=1, ensure_ascii=False, allow_nan=False)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(target)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise RecordError(f"the result {str(target)!r} cannot be written: {error.strerror}") from error
+    write_whole("the result", path, text + "\n", RecordError)
 
 
 def read_record(path: str | Path, subject: str | None = None) -> Record:

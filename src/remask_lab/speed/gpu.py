@@ -20,6 +20,7 @@ import torch
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.depth import percent
 from remask.depth.find import DepthTable
+from remask.outputs import write_whole
 from remask.policies import BiCache
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
@@ -50,7 +51,7 @@ def main() -> None:
             print(json.dumps(results[-1]))
     report = {"real_scale": real, "model": model, "runs": results}
     if args.output:
-        Path(args.output).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole("the result", args.output, json.dumps(report, indent=2) + "\n")
 
 
 def measure(

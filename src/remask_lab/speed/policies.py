@@ -11,7 +11,6 @@ compared with the bare matrix products and attention of the same rows, run right
 import json
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from remask.core.meter import CacheMeter
 from remask.core.plan import Plan
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
+from remask.outputs import write_whole
 from remask.policies import policy_names, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, described
 from remask_lab.bench.workload import Workload, random_workload
@@ -95,7 +95,7 @@ def main() -> None:
     shape |= {"block_length": args.block_length, "steps": args.steps}
     report = {"machine": machine(llm), "commit": commit(), "model": args.model, **shape, "results": results}
     if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole("the result", args.json, json.dumps(report, indent=2) + "\n")
     print(table(results))
 
 

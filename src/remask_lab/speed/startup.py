@@ -15,10 +15,10 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from remask.core.checks import whole
+from remask.outputs import write_whole
 from remask_lab.records.machine import commit, host
 from remask_lab.speed.command import REMASK, command_parser, run_command
 
@@ -48,7 +48,7 @@ def main() -> None:
     }
     text = json.dumps(result, indent=2)
     if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        write_whole("the result", args.json, text + "\n")
     print(text)
 
 

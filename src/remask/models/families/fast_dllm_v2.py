@@ -11,6 +11,7 @@ from typing import Any
 from remask.models.config import ModelConfig
 from remask.models.families import qwen
 from remask.models.families.family import Family
+from remask.models.families.fields import BLOCK as MAX_BLOCK
 from remask.models.families.fields import Fields
 
 MASK = 151665  # of the published vocabulary
@@ -27,7 +28,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=True,
         shift=1,
         kind="block_causal",
-        block_length=fields.integer("bd_size", BLOCK),
+        block_length=fields.integer("bd_size", BLOCK, most=MAX_BLOCK),
         **qwen.shape(fields, raw, MASK),
     )
 

@@ -5,12 +5,23 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from remask.core.checks import is_real, is_whole
+from remask.core.checks import SHOWN, is_real, is_whole
 from remask.errors import CheckpointError
+
+# The largest sizes that a configuration may name. They are far above every published model's, and small enough that
+# what the loader lists or allocates before it has seen a tensor stays small.
+SIZE = 2**20
+"""Of whatever has no bound of its own: positions, and the widths and heads of a layer."""
+LAYERS = 2**12
+VOCAB = 2**24
+"""Token ids below it are exact in float32, in which the sampler hands them over."""
+BLOCK = 2**10
+"""Of a block-causal model's blocks, as pages hold whole blocks."""
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value, default=repr)
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 class Fields:
@@ -29,13 +40,13 @@ class Fields:
             return CheckpointError(f"{self._where}: the key {key!r} is missing; supported: {supported}.")
         return CheckpointError(f"{self._where}: {key!r} is {_shown(self._raw[key])}; supported: {supported}.")
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`. Where the key is absent: `default`, or an error without one."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = SIZE) -> int:
+        """A whole number from `least` to `most`. Where the key is absent: `default`, or an error without one."""
         value = self._raw.get(key)
         if value is None and default is not None:
             return default
-        if not is_whole(value, least):
-            raise self.unfit(key, f"an integer of at least {least}")
+        if not is_whole(value, least, most):
+            raise self.unfit(key, f"an integer from {least} to {most}")
         return value
 
     def number(self, key: str) -> float:
@@ -81,8 +92,8 @@ class Fields:
 
     def token(self, key: str, vocab: int) -> int:
         """A token id of a vocabulary of `vocab` ids."""
-        value = self.integer(key, least=0)
-        if value >= vocab:
+        value = self._raw.get(key)
+        if not is_whole(value, 0, vocab - 1):
             raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size")
         return value
 

@@ -7,7 +7,7 @@ from typing import Any
 from remask.core.noise import Noise
 from remask.models.config import ModelConfig
 from remask.models.families.family import Factors, Family, TensorNames
-from remask.models.families.fields import Fields
+from remask.models.families.fields import LAYERS, VOCAB, Fields
 
 # The ids of the published tokenizer, which `null` stands for.
 MASK, END = 3, 1
@@ -15,14 +15,14 @@ MASK, END = 3, 1
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields("config.json (gidd)", raw)
-    vocab = fields.integer("vocab_size")
+    vocab = fields.integer("vocab_size", most=VOCAB)
     heads, head_dim = fields.integer("num_attention_heads"), fields.head_dim("hidden_size", "num_attention_heads")
     if raw.get("head_dim") is not None:
         fields.only("head_dim", head_dim)
     mask = fields.token("mask_token_id", vocab) if raw.get("mask_token_id") is not None else MASK
     return ModelConfig(
         family="gidd",
-        layers=fields.integer("num_hidden_layers"),
+        layers=fields.integer("num_hidden_layers", most=LAYERS),
         hidden=fields.integer("hidden_size"),
         heads=heads,
         kv_heads=heads,
@@ -53,7 +53,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _factors(raw: Mapping[str, Any]) -> Factors:
     fields = Fields("config.json (gidd)", raw)
-    residual = fields.number("resid_scale") / fields.integer("num_hidden_layers")
+    residual = fields.number("resid_scale") / fields.integer("num_hidden_layers", most=LAYERS)
     # A tied head is the embedding without a scale, as in the original.
     head = 1.0 if fields.flag("tie_word_embeddings", False) else fields.number("head_scaling")
     return Factors(linear=fields.scaling("weight_scaling"), residual=residual, head=head, gain=1.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 from remask.models.config import ModelConfig
 from remask.models.families.family import Family, TensorNames
-from remask.models.families.fields import Fields
+from remask.models.families.fields import LAYERS, VOCAB, Fields
 
 # The ids of the published vocabulary. An assistant turn ends with <|eot_id|>, which no key of config.json names.
 MASK, END_OF_TURN = 126336, 126348
@@ -43,8 +43,8 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
 
     heads, head_dim = fields.integer("n_heads"), fields.head_dim("d_model", "n_heads")
     # Rows of the embedding. There may be more of them than words in the vocabulary.
-    words = fields.integer("vocab_size")
-    vocab = fields.integer("embedding_size", words)
+    words = fields.integer("vocab_size", most=VOCAB)
+    vocab = fields.integer("embedding_size", words, most=VOCAB)
     if vocab < words:
         raise fields.unfit("embedding_size", f"null or at least 'vocab_size' = {words}")
     mask = fields.token("mask_token_id", vocab)
@@ -53,7 +53,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         stops += (END_OF_TURN,)
     return ModelConfig(
         family="llada",
-        layers=fields.integer("n_layers"),
+        layers=fields.integer("n_layers", most=LAYERS),
         hidden=fields.integer("d_model"),
         heads=heads,
         kv_heads=fields.kv_heads("n_kv_heads", heads),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.models.families.family import TensorNames
-from remask.models.families.fields import Fields
+from remask.models.families.fields import LAYERS, VOCAB, Fields
 
 # Of the published vocabulary: an assistant turn ends with <|im_end|>, which no key of config.json names.
 END_OF_TURN = 151645
@@ -34,13 +34,13 @@ def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[s
     fields.only("hidden_act", "silu", optional=True)
     # `sliding_window` itself may carry a size that is not in use.
     fields.only("use_sliding_window", False, optional=True)
-    vocab, heads = fields.integer("vocab_size"), fields.integer("num_attention_heads")
+    vocab, heads = fields.integer("vocab_size", most=VOCAB), fields.integer("num_attention_heads")
     mask = fields.token("mask_token_id", vocab)
     stops = fields.tokens("eos_token_id", vocab)
     if mask == published_mask:
         stops += (END_OF_TURN,)
     return {
-        "layers": fields.integer("num_hidden_layers"),
+        "layers": fields.integer("num_hidden_layers", most=LAYERS),
         "hidden": fields.integer("hidden_size"),
         "heads": heads,
         "kv_heads": fields.kv_heads("num_key_value_heads", heads),

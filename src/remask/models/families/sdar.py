@@ -7,7 +7,7 @@ from typing import Any
 from remask.models.config import ModelConfig
 from remask.models.families import qwen
 from remask.models.families.family import Family
-from remask.models.families.fields import Fields
+from remask.models.families.fields import BLOCK, Fields
 
 MASK = 151669  # of the published vocabulary
 
@@ -20,7 +20,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=fields.integer("head_dim", least=2),
         kind="block_causal",
         qk_norm="head",
-        block_length=None if raw.get("block_size") is None else fields.integer("block_size"),
+        block_length=None if raw.get("block_size") is None else fields.integer("block_size", most=BLOCK),
         **qwen.shape(fields, raw, MASK),
     )
 

@@ -1,0 +1,74 @@
+"""Sweeps that end early, by `kill -9` or on a full disk: measured rows are kept, and not measured again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.cli import main
+from remask_lab.records.record import read_record
+from tests.disks import small_disk
+
+START = "import sys; from remask.cli import main; sys.exit(main())"
+WORDS = [
+    "--quiet",
+    "analyze",
+    "sweep",
+    "--model",
+    "bundled",
+    "--dtype",
+    "float32",
+    "--device",
+    "cpu",
+    "--rounds",
+    "1",
+    "--caches",
+    "bicache",
+]
+WORDS += ["--requests", "2", "--concurrency", "2", "--refresh-intervals", "2", "4", "8"]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read_record(path, "analyze sweep").data["rows"]
+    return found
+
+
+def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    words = [*WORDS, "--output", str(path), "--taus"]
+    sweep = subprocess.Popen([sys.executable, "-c", START, *words], stdout=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            assert sweep.poll() is None
+            time.sleep(0.001)
+    finally:
+        os.kill(sweep.pid, signal.SIGKILL)
+    assert sweep.wait() == -signal.SIGKILL
+    before = rows(path)
+    assert 1 <= len(before) < 3, "it was killed amid the sweep"
+    assert main(words) == 0
+    after = rows(path)
+    assert after[: len(before)] == before, "times too: these rows were not measured again"
+    assert [row["point"]["refresh_interval"] for row in after] == [2, 4, 8]
+
+
+def test_a_sweep_on_a_full_disk_keeps_its_rows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "disk", 2) as reason:
+        path = tmp_path / "disk" / "sweep.json"
+        words = [*WORDS, "--output", str(path), "--taus"]
+        assert main(words) == 2
+        assert f"error: the result '{path}' cannot be written: {reason}\n" in capsys.readouterr().err
+        kept = rows(path)
+        assert 1 <= len(kept) < 3
+        (tmp_path / "sweep.json").write_bytes(path.read_bytes())
+    words[words.index("--output") + 1] = str(tmp_path / "sweep.json")
+    assert main(words) == 0
+    assert rows(tmp_path / "sweep.json")[: len(kept)] == kept
+    assert len(rows(tmp_path / "sweep.json")) == 3
+    assert json.loads((tmp_path / "sweep.json").read_text())["subject"] == "analyze sweep"
