@@ -101,6 +101,8 @@ def bodies(
     body: dict[str, Any] = {"max_tokens": LENGTH, "block_length": block, **fields}
     if kind == "masked" and draw(st.booleans()):
         del body["block_length"]
+    if kind == "uniform" and usual:
+        body["canvas_length"] = 64
     if kind == "block_causal":
         del body["block_length"]  # the model's own
     if usual and "deadline_s" in body:
