@@ -122,19 +122,24 @@ class Clients:
     def run(self, number: int) -> None:
         """One client. Its question is the same every time."""
         body = {"messages": CHATS[number], **LONG, "max_tokens": 16, "steps": 16}
-        while not self.stopped.is_set():
-            try:
-                response = httpx.post(f"{self.base}{URL}", json=body, timeout=60)
-            except httpx.TransportError:
-                with self._lock:
-                    self.unreached += 1
-                time.sleep(0.05)
-                continue
-            with self._lock:
-                self.statuses[response.status_code] += 1
-                if response.status_code == 200:
-                    text = response.json()["choices"][0]["message"]["content"]
-                    self.answers.setdefault(number, set()).add(text)
+        # Each request has a connection of its own, so that none is sent on one that is just being closed.
+        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+            while not self.stopped.is_set():
+                try:
+                    self._note(number, client.post(f"{self.base}{URL}", json=body))
+                except httpx.TransportError:
+                    with self._lock:
+                        self.unreached += 1
+                    time.sleep(0.2)
+
+    def _note(self, number: int, response: httpx.Response) -> None:
+        with self._lock:
+            self.statuses[response.status_code] += 1
+            if response.status_code == 200:
+                text = response.json()["choices"][0]["message"]["content"]
+                self.answers.setdefault(number, set()).add(text)
+        if response.status_code == 503:
+            time.sleep(0.2)
 
 
 def answered(process: Process) -> int:
