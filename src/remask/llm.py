@@ -17,7 +17,7 @@ from remask.core.sampling import SamplingParams
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
-from remask.engine.engine import Engine
+from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.models.loaded import LoadedModel, load_model
@@ -223,7 +223,7 @@ class LLM:
                 engine.add(request)
             with tqdm(total=len(requests), desc="requests", unit="req", disable=not shown) as bar:
                 while engine.busy:
-                    for event in engine.step():
+                    for event in _step(engine):
                         if event.result is not None:
                             bar.update()
                             yield self._output(by_id[event.id], event.result, trace)
@@ -234,10 +234,15 @@ class LLM:
                 engine.step()
 
     def _output(self, request: Request, result: Result, trace: bool) -> Output:
-        text = None
+        text, error = None, result.error
         if self.tokenizer is not None:
-            text = self.tokenizer.decode(result.token_ids)
-            text = text[: stop_at(text, request.params.stop)]
+            try:
+                text = self.tokenizer.decode(result.token_ids)
+                text = text[: stop_at(text, request.params.stop)]
+            # A tokenizer is anybody's code: what it raises for one answer loses no other.
+            except Exception as failure:
+                log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
+                error = f"its tokens could not be decoded: {failure}"
         return Output(
             id=result.id,
             token_ids=result.token_ids,
@@ -247,5 +252,14 @@ class LLM:
             trace=result.trace if trace else None,
             first_settled_s=result.first_settled_s,
             elapsed_s=result.elapsed_s,
-            error=result.error,
+            error=error,
         )
+
+
+def _step(engine: Engine) -> list[Event]:
+    """One step of `engine`, which begins again where a step fails on nobody's account."""
+    try:
+        return engine.step()
+    except Exception as error:
+        engine.recover(error)
+        return []

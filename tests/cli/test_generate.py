@@ -77,16 +77,16 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"id": "t", "prompt": 5}, "prompt must be a text"),
     ({"id": "t", "messages": "hello"}, "messages must be a list"),
     ({**GOOD, "cache": "bicahe"}, "Did you mean 'bicache'"),
-    ({**GOOD, "cache": 3}, "cache must be the name of a cache policy, got 3"),
+    ({**GOOD, "cache": 3}, "cache must be the name of a cache policy, of at most 1024 characters, got 3"),
     ({**GOOD, "cache": "bicache", "cache_config": 3}, "cache_config must be an object"),
     ({**GOOD, "cache": "bicache", "cache_config": {"depht": 3}}, "Did you mean 'depth'"),
     ({**GOOD, "cache": "bicache", "cache_config": {"depth": 7}}, "exceeds the model's 6 layers"),
     ({**GOOD, "cache": "bicache", "cache_config": {"depth": 2, "refresh_interval": 0}}, "refresh_interval must be"),
     ({**GOOD, "cache": "bicache+reuse", "cache_config": {"depth": 2}}, "both own the shared prefix"),
     ({**GOOD, "sampling": {"stop": "x"}}, "stop texts need a tokenizer"),
-    ({**GOOD, "cache_salt": 5}, "cache_salt must be a text of valid Unicode, got 5"),
+    ({**GOOD, "cache_salt": 5}, "cache_salt must be a text of valid Unicode, of at most 1024 characters, got 5"),
     ({**GOOD, "priority": 0.5}, "priority must be a whole number from -(2**63 - 1) to 2**63 - 1, got 0.5"),
-    ({**GOOD, "deadline_s": 0}, "deadline_s must be a number above 0 up, got 0"),
+    ({**GOOD, "deadline_s": 0}, "deadline_s must be a number above 0 to 1e+08, got 0"),
 ]
 
 

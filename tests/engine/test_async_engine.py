@@ -214,7 +214,11 @@ def test_everybody_hears_of_a_dead_loop() -> None:
             raise RuntimeError("the device fell off")
         return healthy()
 
+    def lost() -> None:
+        raise RuntimeError("the device fell off")
+
     vars(engine)["step"] = step
+    vars(engine.memory)["reset"] = lost
 
     async def act(outer: AsyncEngine) -> None:
         tickets = [outer.submit(checked(outer, long(f"r{i}"))) for i in range(6)]

@@ -4,11 +4,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from remask.core.plan import Plan, View
+from remask.core.canvas import Canvas
+from remask.core.plan import Plan, Span, View
 from remask.core.request import Result
 from remask.engine.engine import Engine
+from remask.engine.sharing import PageSharing
 from remask.policies import CachePolicy
 from remask.policies.base import Traits
 from remask.policies.exact import Exact
@@ -336,3 +339,26 @@ def test_a_second_writer_shares_its_twins_pages_further_on() -> None:
     assert engine.memory.chain.stats.published == len(expected.committed) // 8 == 3
     turn = [*expected.committed, 1]
     assert ask(engine, "3", line_of(turn)).usage.cached_tokens == 24
+
+
+def test_rows_beyond_a_gap_commit_nothing() -> None:
+    """Pages are final only where every position before them has been computed after it settled."""
+    engine = engine_of(page_size=4)
+    canvas = Canvas(range(16), (), 0)
+    own = engine.allocator.allocate(16, range(engine.model.config.layers))
+    assert own is not None
+    keys = engine.memory.chain.identities(range(16))
+    sharing = PageSharing(engine.memory.chain, canvas, 4, "", [], own.single(), keys)
+
+    def computes(*positions: int) -> Plan:
+        rows = np.isin(np.arange(16), positions)
+        return Plan((Span(range(engine.model.config.layers), rows),), np.zeros(16, dtype=np.bool_))
+
+    sharing.computed(computes(*range(8, 16)), 16)
+    assert (sharing.committed, len(engine.memory.chain.pages)) == (0, 0)
+    sharing.computed(computes(*range(4)), 16)
+    assert (sharing.committed, len(engine.memory.chain.pages)) == (4, 1)
+    sharing.computed(computes(*range(12, 16)), 16)
+    assert (sharing.committed, len(engine.memory.chain.pages)) == (4, 1)
+    sharing.computed(computes(*range(4, 16)), 16)
+    assert (sharing.committed, len(engine.memory.chain.pages)) == (16, 4)

@@ -2,12 +2,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
-from remask.sampling.masked import MaskedDecoding
+from remask.sampling.masked import MaskedDecoder, MaskedDecoding
 from remask.sampling.schedule import TimeSchedule
 
 FAMILIES = {"llada": SamplingDefaults(), "dream": SamplingDefaults("entropy", time_schedule=True)}
@@ -338,3 +338,54 @@ def test_every_rule_ends_with_every_position_transferred_once(
     flat = [p for chosen in bench.run(np.random.default_rng(seed).random(40)) for p in chosen]
     assert sorted(flat) == list(range(PROMPT, PROMPT + block * blocks))
     assert [(p - PROMPT) // block for p in flat] == sorted((p - PROMPT) // block for p in flat)
+
+
+class OneByOne(MaskedDecoder):
+    """Passes over idle steps one at a time."""
+
+    def _skip_idle(self) -> None:
+        counted = self.rule.remasking.counts == "schedule" and not self._by_value
+        while self.idle == "skipped" and not self.finished and counted and self._scheduled() == 0:
+            self._advance()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_idle_steps_are_skipped_to_where_a_loop_over_them_ends(data: st.DataObject) -> None:
+    """Every rule and both schedules, also where a plan commits more or less than the schedule says."""
+    family = data.draw(st.sampled_from(["llada", "dream"]))
+    length, blocks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
+    values: dict[str, Any] = {"max_tokens": length * blocks, "block_length": length}
+    values["steps"] = blocks * data.draw(st.integers(1, 400))
+    values |= data.draw(st.sampled_from([{}, {"remasking": "random"}, {"remasking": "entropy", "eps": 0.3}]))
+    params = SamplingParams(**values)
+    decoding = MaskedDecoding.of([1] * PROMPT, params, FAMILIES[family], MASK_ID, 1, blockwise=False)
+    canvases = [decoding.canvas(), decoding.canvas()]
+    decoders = [
+        decoding.decoder(canvases[0], "skipped"),
+        OneByOne(params, decoding.rule, decoding.blocks, canvases[1], 1, "skipped"),
+    ]
+    while not decoders[1].finished:
+        assert [(each.step, each.block_step, each.block_index) for each in decoders[:1]] == [
+            (each.step, each.block_step, each.block_index) for each in decoders[1:]
+        ]
+        noisy = np.flatnonzero(canvases[1].noisy)
+        inside = noisy[np.isin(noisy, decoders[1].block)]
+        if data.draw(st.booleans()) and len(inside):
+            chosen = inside[: data.draw(st.integers(0, len(inside)))]
+        else:
+            chosen = decoders[1].choose(inside, inside, np.linspace(0.9, 0.1, len(inside), dtype=np.float32))
+        for canvas, decoder in zip(canvases, decoders, strict=True):
+            canvas.settle(chosen, decoder.step)
+            decoder.advance()
+    assert decoders[0].finished
+    assert decoders[0].step == decoders[1].step
+    assert np.array_equal(canvases[0].settled, canvases[1].settled)
+
+
+@pytest.mark.parametrize("values", [{}, {"remasking": "entropy", "eps": 1e-3}, {"remasking": "random"}])
+def test_a_thousand_million_idle_steps_are_skipped_at_once(values: dict[str, Any]) -> None:
+    bench = Bench(idle="skipped", max_tokens=8, steps=2**30, **values)
+    transfers = bench.run(limit=9)
+    assert sum(map(len, transfers)) == 8
+    assert bench.decoder.step == 2**30

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import RemaskError
 from remask.llm import LLM, Output
+
+log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +76,10 @@ def _answer_lines(llm: LLM, source: TextIO, target: TextIO, defaults: Defaults, 
             name = line.get("id")
             request = as_request(llm, line, request_id, defaults)
             llm.engine.check(request)
-        except RemaskError as error:
+        # Also what no check foresaw: one line must not lose the answers of the others.
+        except Exception as error:
+            if not isinstance(error, RemaskError):
+                log.error("line %s cannot be read: %s", request_id, error, exc_info=True)
             failed += 1
             answers.give(request_id, _failure(name, request_id, str(error)))
             continue

@@ -41,6 +41,7 @@ _LIMITS = (
     "keep_alive_timeout",
     "max_connections",
     "max_priority",
+    "step_limit",
 )
 MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
@@ -116,6 +117,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument(
         "--drain-timeout", type=float, default=30.0, metavar="S", help="for accepted requests at the end"
+    )
+    group.add_argument(
+        "--step-limit", type=float, default=30.0, metavar="S", help="a longer step fails /health (default 30)"
     )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
     return group

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from remask.errors import ConfigError, UnknownNameError
 
 LARGEST = 2**63 - 1
+POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number up to it
 SHOWN = 100  # characters of a refused value in its error
 
 
@@ -131,51 +132,65 @@ class Choice(Values):
 
 @dataclass(frozen=True, slots=True)
 class Text(Values):
-    """Texts of valid Unicode; `empty` ones only where that is set. `noun` names them, in place of "a text"."""
+    """Texts of valid Unicode of at most `most` characters; `empty` ones only where that is set.
 
+    `noun` names them, in place of "a text".
+    """
+
+    most: int
     empty: bool = False
     noun: str | None = None
 
     @property
     def words(self) -> str:
-        """The noun, or a text and whether it may be empty."""
-        return self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
+        """The noun, or a text and whether it may be empty, and the longest."""
+        words = self.noun or "a text of valid Unicode" + ("" if self.empty else " that is not empty")
+        return f"{words}, of at most {self.most} characters"
 
     def fits(self, value: object) -> bool:
         """Whether `value` is a text without lone surrogates, which no encoding can carry."""
-        return isinstance(value, str) and (self.empty or value != "") and not _has_surrogates(value)
+        if not isinstance(value, str) or len(value) > self.most:
+            return False
+        return (self.empty or value != "") and not _has_surrogates(value)
 
     def schema(self) -> dict[str, Any]:
-        """A string."""
-        return {"type": "string"} if self.empty else {"type": "string", "minLength": 1}
+        """A string with its bounds."""
+        return {"type": "string", "maxLength": self.most} | ({} if self.empty else {"minLength": 1})
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Values):
-    """Lists and tuples of values of one set; `noun` names them. With `single`, one of them may stand for its list."""
+    """Lists and tuples of at most `most` values of one set; `noun` names them.
+
+    With `single`, one of them may stand for its list.
+    """
 
     of: Values
     noun: str
+    most: int
     single: bool = False
 
     @property
     def words(self) -> str:
-        """Such as "a list of token ids"."""
-        return f"{self.of.words}, or a list of {self.noun}" if self.single else f"a list of {self.noun}"
+        """Such as "a list of at most 16 token ids"."""
+        words = f"a list of at most {self.most} {self.noun}"
+        return f"{self.of.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
         """Whether `value` is such a list."""
         if self.single and self.of.fits(value):
             return True
-        return isinstance(value, list | tuple) and all(map(self.of.fits, value))
+        return isinstance(value, list | tuple) and len(value) <= self.most and all(map(self.of.fits, value))
 
     def schema(self) -> dict[str, Any]:
-        """An array, or an item."""
-        array = {"type": "array", "items": self.of.schema()}
+        """An array with its bound, or an item."""
+        array = {"type": "array", "items": self.of.schema(), "maxItems": self.most}
         return {"anyOf": [self.of.schema(), array]} if self.single else array
 
     def check(self, name: str, value: object) -> None:
-        """Raise `ConfigError` that names the first item which does not fit."""
+        """Raise `ConfigError` that gives the length of a list that is too long, or names the first wrong item."""
+        if isinstance(value, list | tuple) and len(value) > self.most:
+            raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
         if self.fits(value):
             return
         for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
@@ -185,22 +200,23 @@ class ListOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Settings(Values):
-    """Objects whose keys are checked where they are used; `noun` says what they hold."""
+    """Objects of at most `most` keys, which are checked where they are used; `noun` says what they hold."""
 
     noun: str
+    most: int
 
     @property
     def words(self) -> str:
-        """Such as "an object of settings"."""
-        return f"an object of {self.noun}"
+        """Such as "an object of at most 8 settings"."""
+        return f"an object of at most {self.most} {self.noun}"
 
     def fits(self, value: object) -> bool:
         """Whether `value` is a mapping with texts as keys."""
-        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        return isinstance(value, Mapping) and len(value) <= self.most and all(isinstance(key, str) for key in value)
 
     def schema(self) -> dict[str, Any]:
         """An object of any keys."""
-        return {"type": "object"}
+        return {"type": "object", "maxProperties": self.most}
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:
@@ -253,7 +269,8 @@ def json_object(what: str, text: str) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """A refused value, short enough for an error."""
-    text = repr(value)
+    # Only the beginning is shown, so no more of a long one is looked at.
+    text = repr(value[: SHOWN + 1] if isinstance(value, str | list | tuple) else value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.core.checks import Choice, Flag, ListOf, Real, Text, Whole
+from remask.core.checks import LARGEST, POSITIONS, Choice, Flag, ListOf, Real, Text, Whole
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
 from remask.core.remasking import REMASKING
@@ -14,7 +14,12 @@ _MASKED: tuple[ModelKind, ...] = ("masked",)
 _UNIFORM: tuple[ModelKind, ...] = ("uniform",)
 _BLOCK_CAUSAL: tuple[ModelKind, ...] = ("block_causal",)
 _RULED: tuple[ModelKind, ...] = ("masked", "block_causal")
-_TOKENS = ListOf(Whole(0), "token ids")
+# What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
+_COUNT = Whole(1, POSITIONS)
+_STEPS = Whole(1, 2**30)
+_TOKEN = Whole(0, POSITIONS)
+_TEMPERATURE = Real(0, 1000)
+_NATS = Real(0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +30,20 @@ class SamplingParams:
     `ConfigError` names the field, the value and what is allowed.
     """
 
-    max_tokens: int = declare(128, Whole(1), "Response positions on the canvas.")
+    max_tokens: int = declare(128, _COUNT, "Response positions on the canvas.")
     steps: int | None = declare(
         None,
-        Whole(1),
+        _STEPS,
         "Denoising steps in total, shared evenly among the blocks; by default one per token.",
         kinds=_MASKED,
         group="steps",
     )
     steps_per_block: int | None = declare(
-        None, Whole(1), "Denoising steps of each block, in place of `steps`.", group="steps"
+        None, _STEPS, "Denoising steps of each block, in place of `steps`.", group="steps"
     )
     block_length: int | None = declare(
         None,
-        Whole(1),
+        _COUNT,
         "Positions denoised together, left to right (semi-autoregressive); by default the whole response, the block "
         "that a block-causal model was trained with, or up to 128 positions of a uniform model.",
     )
@@ -65,27 +70,35 @@ class SamplingParams:
         group="rule",
     )
     factor: float | None = declare(
-        None, Real(0), "Fast-dLLM's factor rule in place of a threshold.", kinds=_MASKED, group="rule"
+        None, Real(0, 1e6), "Fast-dLLM's factor rule in place of a threshold.", kinds=_MASKED, group="rule"
     )
-    temperature: float = declare(0.0, Real(0), "0 is greedy, and so is anything below 1e-5.")
-    top_k: int | None = declare(None, Whole(1), "Keep the k most probable tokens; null keeps all.")
+    temperature: float = declare(0.0, _TEMPERATURE, "0 is greedy, and so is anything below 1e-5.")
+    top_k: int | None = declare(None, _COUNT, "Keep the k most probable tokens; null keeps all.")
     top_p: float | None = declare(
         None, Real(0, 1, above=True), "Keep the smallest set of tokens of this total probability; null keeps all."
     )
-    cfg_scale: float = declare(0.0, Real(0), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
+    cfg_scale: float = declare(0.0, Real(0, 1000), "Scale of classifier-free guidance; 0 is off.", kinds=_MASKED)
     seed: int | None = declare(
-        None, Whole(0), "Makes the request reproducible whatever else is in the batch; null draws one."
+        None, Whole(0, LARGEST), "Makes the request reproducible whatever else is in the batch; null draws one."
     )
     stop: Sequence[str] = declare(
-        (), ListOf(Text(), "such texts", single=True), "Texts that end the response; they are not part of it."
+        (),
+        ListOf(Text(2**16), "such texts", 2**14, single=True),
+        "Texts that end the response; they are not part of it.",
     )
-    stop_token_ids: Sequence[int] = declare((), _TOKENS, "Tokens that end the response and stay part of it.")
+    stop_token_ids: Sequence[int] = declare(
+        (), ListOf(_TOKEN, "token ids", 4096), "Tokens that end the response and stay part of it."
+    )
     ignore_eos: bool = declare(
         False, Flag(), "Treat the model's own end tokens as ordinary ones; `stop_token_ids` still stop."
     )
     order: Sequence[Sequence[int]] | None = declare(
         None,
-        ListOf(ListOf(Whole(0), "canvas positions"), "lists of canvas positions, one per block"),
+        ListOf(
+            ListOf(Whole(0, POSITIONS), "canvas positions", POSITIONS),
+            "lists of canvas positions, one per block",
+            POSITIONS,
+        ),
         "For remasking `order`: per block, its positions on the canvas in decoding order.",
         kinds=_MASKED,
     )
@@ -97,13 +110,13 @@ class SamplingParams:
     )
     sub_block_length: int | None = declare(
         None,
-        Whole(1),
+        _COUNT,
         "Length of the parts of a block that are completed from left to right (Fast-dLLM v2).",
         kinds=_BLOCK_CAUSAL,
     )
     eb_threshold: float | None = declare(
         None,
-        Real(0),
+        _NATS,
         "For remasking `entropy_bounded`: bound of the summed entropies in nats; by default 0.35.",
         kinds=_BLOCK_CAUSAL,
     )
@@ -115,36 +128,39 @@ class SamplingParams:
         kinds=_UNIFORM,
     )
     tokens_per_step: int | None = declare(
-        None, Whole(1), "Positions that a step of the adaptive sampler may change; by default 1.", kinds=_UNIFORM
+        None, _COUNT, "Positions that a step of the adaptive sampler may change; by default 1.", kinds=_UNIFORM
     )
     schedule: str | None = declare(
         None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=_UNIFORM
     )
     canvas_length: int | None = declare(
         None,
-        Whole(1),
+        _COUNT,
         "Positions of the canvas, prompt included; by default the model's. What stands after the response is noise "
         "that is attended to and never changed.",
         kinds=_UNIFORM,
     )
     initial_canvas: Sequence[int] | None = declare(
-        None, _TOKENS, "Token ids of the canvas after the prompt; null draws them.", kinds=_UNIFORM
+        None,
+        ListOf(_TOKEN, "token ids", POSITIONS),
+        "Token ids of the canvas after the prompt; null draws them.",
+        kinds=_UNIFORM,
     )
     min_tokens: int | None = declare(
-        None, Whole(0), "The first end token of the response may stand after so many tokens.", kinds=_UNIFORM
+        None, Whole(0, POSITIONS), "The first end token of the response may stand after so many tokens.", kinds=_UNIFORM
     )
     correction_steps: int | None = declare(
         None,
-        Whole(0),
+        Whole(0, 2**30),
         "Once the response is complete, at most so many further steps replace tokens that the model judges unlikely "
         "(GIDD's self-correction); by default none.",
         kinds=_UNIFORM,
     )
     correction_temperature: float | None = declare(
-        None, Real(0), "Temperature of the draw of replacements; by default 0.1, and 0 is greedy.", kinds=_UNIFORM
+        None, _TEMPERATURE, "Temperature of the draw of replacements; by default 0.1, and 0 is greedy.", kinds=_UNIFORM
     )
     correction_tokens: int | None = declare(
-        None, Whole(1), "Positions that one correction step may change; by default 1.", kinds=_UNIFORM
+        None, _COUNT, "Positions that one correction step may change; by default 1.", kinds=_UNIFORM
     )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob"), "Knobs of remasking `slowfast`.", kinds=_MASKED

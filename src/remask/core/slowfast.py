@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.checks import Real, Whole
+from remask.core.checks import POSITIONS, Real, Whole
 from remask.core.fields import check, declare, parse
 
 
@@ -18,12 +18,12 @@ from remask.core.fields import check, declare, parse
 class SlowFastKnobs:
     """How SlowFast sampling explores and when it accelerates. Raises `ConfigError` on a value that is not allowed."""
 
-    slow_tokens: int = declare(1, Whole(1), "Positions transferred in a slow step.")
-    slow_steps: int = declare(8, Whole(1), "Slow steps after which the span is taken as it is.")
+    slow_tokens: int = declare(1, Whole(1, POSITIONS), "Positions transferred in a slow step.")
+    slow_steps: int = declare(8, Whole(1, POSITIONS), "Slow steps after which the span is taken as it is.")
     min_confidence: float = declare(0.1, Real(0, 1), "The span ends at the last position at least this confident.")
-    window: int = declare(2, Whole(1), "Slow steps over which the span's end must be stable.")
+    window: int = declare(2, Whole(1, POSITIONS), "Slow steps over which the span's end must be stable.")
     variance: float = declare(
-        1.0, Real(0), "The span's end is stable up to this variance over the window, in positions squared."
+        1.0, Real(0, 1e15), "The span's end is stable up to this variance over the window, in positions squared."
     )
     threshold: float = declare(
         0.85, Real(0, 1), "A fast step transfers every position of the span at least this confident."

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import LARGEST, Real, Settings, Text, Whole
+from remask.core.checks import LARGEST, POSITIONS, Real, Settings, Text, Whole
 from remask.core.fields import check, declare, parse
 
 
@@ -17,20 +17,22 @@ class Terms:
 
     prefix_length: int | None = declare(
         None,
-        Whole(0),
+        Whole(0, POSITIONS),
         "Leading prompt tokens that may be shared with other requests, 0 for none; by default everything before the "
         "last user turn of a conversation, and nothing of a text or of token ids.",
     )
     cache: str | None = declare(
         None,
-        Text(noun="the name of a cache policy"),
+        Text(1024, noun="the name of a cache policy"),
         "Cache policy, or a composition such as `bicache+block-dual`; null takes the default of the command or server.",
     )
     cache_config: Mapping[str, Any] | None = declare(
-        None, Settings("settings of the policy"), "Settings of the cache policy."
+        None, Settings("settings of the policy", 64), "Settings of the cache policy."
     )
     cache_salt: str = declare(
-        "", Text(empty=True), "Only requests of the same salt share stored prefixes; one per tenant keeps them apart."
+        "",
+        Text(1024, empty=True),
+        "Only requests of the same salt share stored prefixes; one per tenant keeps them apart.",
     )
     priority: int = declare(
         0,
@@ -40,7 +42,7 @@ class Terms:
     )
     deadline_s: float | None = declare(
         None,
-        Real(0, above=True),
+        Real(0, 1e8, above=True),
         'Seconds from arrival after which the request ends with "timeout"; null sets no deadline.',
     )
 

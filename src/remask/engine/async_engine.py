@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from remask.core.checks import whole
+from remask.core.checks import real, whole
 from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
 from remask.engine.pending import PendingRequest
@@ -68,7 +69,8 @@ class AsyncEngine:
 
     All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
     `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
-    requests are accepted at a time.
+    requests are accepted at a time. A step that takes longer than `step_limit` seconds is counted, and logged with the
+    requests that it is working on.
     """
 
     def __init__(
@@ -77,9 +79,14 @@ class AsyncEngine:
         max_queue: int,
         observer: StepObserver | None = None,
         listener: Callable[[Event], None] | None = None,
+        step_limit: float = 30.0,
     ) -> None:
         whole("max_queue", max_queue, low=0)
-        self.engine, self.max_queue = engine, max_queue
+        real("step_limit", step_limit, low=0.0, above=True)
+        self.engine, self.max_queue, self.step_limit = engine, max_queue, step_limit
+        self.slow_steps = 0  # steps that took longer than `step_limit`
+        self._step_began: float | None = None
+        self._watch: asyncio.Task[None] | None = None
         self.draining = False
         self.error: EngineDeadError | None = None
         self._observer, self._listener = observer, listener
@@ -99,6 +106,13 @@ class AsyncEngine:
         return self.error is None and self._thread.is_alive()
 
     @property
+    def overdue(self) -> float | None:
+        """Seconds that the current step has taken, where they are more than `step_limit`; else None."""
+        began = self._step_began
+        seconds = 0.0 if began is None else time.monotonic() - began
+        return seconds if seconds > self.step_limit else None
+
+    @property
     def running(self) -> int:
         """Requests that have begun and not ended."""
         return len(self._begun)
@@ -113,6 +127,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._idle.set()
         self._thread.start()
+        self._watch = self._loop.create_task(self._watch_steps())
 
     def submit(self, pending: Sequence[PendingRequest]) -> Ticket:
         """Accept what `Engine.check` returned for some requests, all or none of them.
@@ -188,6 +203,22 @@ class AsyncEngine:
                 self._stopped = True
                 self._wake.notify()
             await asyncio.to_thread(self._thread.join)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _watch_steps(self) -> None:
+        """Report each step that takes longer than `step_limit`, once."""
+        reported: float | None = None
+        while True:
+            await asyncio.sleep(min(1.0, self.step_limit / 4))
+            began, seconds = self._step_began, self.overdue
+            if seconds is not None and began != reported:
+                reported = began
+                self.slow_steps += 1
+                at_work = ", ".join(self.engine.at_work) or "no request alone"
+                log.error(
+                    "a step has taken %.1f s, and %g s are allowed; it works on %s", seconds, self.step_limit, at_work
+                )
 
     def _check_open(self) -> None:
         if self.error is not None:
@@ -239,7 +270,15 @@ class AsyncEngine:
     def _step(self) -> None:
         if self._observer is not None:
             self._observer.before_step()
-        events = self.engine.step()
+        self._step_began = time.monotonic()
+        try:
+            events = self.engine.step()
+        # The engine begins again with its queue, or raises what it cannot get over.
+        except Exception as error:
+            self.engine.recover(error)
+            events = []
+        finally:
+            self._step_began = None
         if self._observer is not None:
             self._observer.after_step()
         if events:

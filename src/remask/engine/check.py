@@ -6,9 +6,10 @@ from collections.abc import Callable
 from remask.core.checks import is_whole
 from remask.core.fields import declared
 from remask.core.terms import Terms
+from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
-from remask.engine.stops import Decode, StopRule, StopTexts
+from remask.engine.stops import Decode, StopRule
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
 from remask.policies.base import RequestFacts
@@ -24,6 +25,7 @@ def check_request(
     request: Request,
     shape: ModelConfig,
     max_model_len: int,
+    limits: RequestLimits,
     decode: Decode | None,
     page_keys: Callable[[Request, int], tuple[int, ...]],
 ) -> PendingRequest:
@@ -34,6 +36,8 @@ def check_request(
     params, policy = request.params, request.policy
     _check_terms(request)
     _check_prompt(request, shape)
+    limits.check_stop(params)
+    limits.check_steps(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -55,7 +59,11 @@ def check_request(
         kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
     policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
-    return PendingRequest(request, decoding, stops, page_keys(request, decoding.block))
+    pending = PendingRequest(request, decoding, stops)
+    skips = policy.traits.schedule.idle_passes == "skipped"
+    limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
+    pending.page_keys = page_keys(request, decoding.block)
+    return pending
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
@@ -65,7 +73,7 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
         return StopRule(token_ids)
     if decode is None:
         raise ConfigError("stop texts need a tokenizer, and this model folder has none; use stop_token_ids")
-    return StopRule(token_ids, StopTexts(tuple(params.stop), decode))
+    return StopRule(token_ids, tuple(params.stop), decode)
 
 
 def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decoding:

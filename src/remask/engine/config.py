@@ -23,6 +23,12 @@ class EngineConfig:
         prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
             its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
         prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place.
+        max_steps: denoising steps that one request may ask for, those of a correction included; None takes four times
+            `max_model_len`.
+        max_stop: stop texts that one request may name.
+        max_stop_chars: characters of one stop text.
+        max_request_row_layers: row-layers that one request may cause, as its sampling parameters say before it runs;
+            None does not limit it.
     """
 
     max_num_seqs: int = 8
@@ -34,10 +40,18 @@ class EngineConfig:
     eviction: Eviction = "fifo"
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
+    max_steps: int | None = None
+    max_stop: int = 16
+    max_stop_chars: int = 256
+    max_request_row_layers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
             whole(name, getattr(self, name), low=1, optional=name != "max_num_seqs")
+        for name in ("max_steps", "max_request_row_layers"):
+            whole(name, getattr(self, name), low=1, optional=True)
+        whole("max_stop", self.max_stop, low=0)
+        whole("max_stop_chars", self.max_stop_chars, low=1)
         whole("store_budget_tokens", self.store_budget_tokens, low=0)
         one_of("eviction", self.eviction, EVICTIONS)
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)

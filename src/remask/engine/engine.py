@@ -4,9 +4,12 @@ import logging
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.meter import CacheMeter
@@ -16,9 +19,11 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
+from remask.engine.isolation import Batch, Member, Ran, poisons, read_isolated, run_isolated
+from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import Awaiting, Decision, NoRoom
+from remask.engine.placement import Awaiting, Decision, NoRoom, Placement
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
@@ -26,7 +31,7 @@ from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
-from remask.errors import ConfigError
+from remask.errors import ConfigError, PlanError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.store.pages import PageAllocator
@@ -34,10 +39,14 @@ from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Called with the requests of a pass and the hidden states of their predicted rows, [M, D].
 Probe = Callable[[Sequence[RunningRequest], Tensor], None]
 
 MAX_DEFAULT_LENGTH = 4096
+POLICY, SETTLING = "its cache policy failed", "its tokens could not be settled"
+MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +80,7 @@ class EngineStats:
     refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
-
-
-@dataclass(slots=True)
-class _Batch:
-    requests: list[RunningRequest] = field(default_factory=list)
-    passes: list[PrefixPass] = field(default_factory=list)
+    recoveries: int = 0  # times that the engine began again with empty memory
 
 
 class Engine:
@@ -94,6 +98,7 @@ class Engine:
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
+        self.limits = RequestLimits.of(config, self.max_model_len)
         self.runner = Runner(model, self.memory.pool)  # an observer may put a runner of its own here
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
@@ -106,6 +111,7 @@ class Engine:
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
+        self.at_work: tuple[str, ...] = ()  # requests that are being worked on; other threads may read it
 
     @property
     def busy(self) -> bool:
@@ -143,13 +149,14 @@ class Engine:
         Raises `ConfigError` on a request that cannot run.
         """
         self._check_id(request.id)
-        return check_request(request, self.model.config, self.max_model_len, self.decode, self.memory.page_keys)
+        shape, longest = self.model.config, self.max_model_len
+        return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)
 
     def submit(self, pending: PendingRequest) -> None:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
         pending.arrived = time.perf_counter()
-        insort(self._waiting, pending, key=lambda each: each.turn)
+        self._queue(pending)
         self._ids.add(pending.request.id)
 
     def add(self, request: Request) -> None:
@@ -171,31 +178,42 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one denoising step of all requests that fit in it, and admit those that can begin.
 
-        Requests past their deadlines end first.
+        Requests past their deadlines end first. What fails on account of one request ends that request with its error.
+        Raises what no request is to blame for; `recover` may help.
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
-        batch = self._next()
-        if batch.requests or batch.passes:
-            items = [(work.branch, work.plan) for work in batch.passes]
-            items += [item for running in batch.requests for item in running.items()]
-            hidden, items = self.runner.run(items, batch.passes)
+        for ran in run_isolated(self.runner, self._next(), self._fail, self._again):
             if self.costs is not None:
-                self.costs.note([branch.passed(plan) for branch, plan in items])
+                self.costs.note([branch.passed(plan) for branch, plan in ran.items])
             if self.probe is not None:
-                self.probe(batch.requests, hidden)
-            scores = self.runner.read(hidden, batch.requests)
-            ran = iter(items[len(batch.passes) :])
-            for running in batch.requests:
-                running.ran([next(ran) for _ in running.items()])
-            self._settle(batch, scores, sum(plan.cost for _, plan in items))
+                self.probe(ran.batch.requests, ran.hidden)
+            self._settle(ran, read_isolated(self.runner, ran, self._fail))
         events, self._ended = self._ended, []
         if not self.busy:
             self.check_integrity()
         self.stats.step_seconds += time.perf_counter() - start
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
+
+    def recover(self, error: Exception) -> None:
+        """Begin again with empty memory after `step` raised `error`. What waits keeps its place.
+
+        Requests that ran and had reported nothing run again, one at a time. Those that had, and those that began
+        `MAX_STARTS` times, end with the error. Raises `error` where that cannot help: where nothing ran that could have
+        caused it, or where the device stays lost.
+        """
+        begun = self._unfinished()
+        if not begun and not poisons(error):
+            raise error
+        log.error("the engine begins again after an error: %s", error, exc_info=error)
+        self.stats.recoveries += 1
+        self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
+        self._refreshes = RefreshWatch()
+        for running in begun:
+            self._begin_again(running, error)
+        self.memory.reset()
 
     def memory_report(self) -> MemoryReport:
         """Who holds which pages now, and how many of their slots are of use."""
@@ -237,62 +255,122 @@ class Engine:
         """
         for pending in list(self._waiting):
             canvases = self.running
-            if canvases and canvases + pending.canvases > self.config.max_num_seqs:
+            if canvases and (canvases + pending.canvases > self.config.max_num_seqs or self._apart(pending)):
                 return
             decision = self._find_place(pending)
             if isinstance(decision, NoRoom):
                 return
             if decision is None or isinstance(decision, Awaiting):
                 continue
-            self._waiting.remove(pending)
-            running = self.memory.place(pending, decision)
-            self._running.add(running)
-            self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
-            if running.lease is not None and not running.lease.hit:
-                entry = running.lease.entry
-                self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
+            self._begin(pending, decision)
+
+    def _begin(self, pending: PendingRequest, placement: Placement) -> None:
+        """Give a waiting request its place. It ends with the error where it cannot begin."""
+        running = self._tried(pending, lambda: self.memory.place(pending, placement), "it could not begin")
+        if running is None:
+            return
+        self._waiting.remove(pending)
+        pending.starts += 1
+        self._running.add(running)
+        self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
+        if running.lease is not None and not running.lease.hit:
+            entry = running.lease.entry
+            self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
+
+    def _apart(self, pending: PendingRequest) -> bool:
+        """Whether `pending` may not run beside what runs: one of them was running when a pass or the engine failed."""
+        return pending.starts > 0 or any(running.pending.starts > 1 for running in self._running_requests())
+
+    def _queue(self, pending: PendingRequest) -> None:
+        """Put a request where it belongs: in the order of turns."""
+        insort(self._waiting, pending, key=lambda each: each.turn)
 
     def _find_place(self, pending: PendingRequest) -> Decision | None:
         """Where a request can begin. What nobody reads gives way to it. None where its policy failed and it ended."""
         while True:
-            try:
-                decision = self.memory.plan(pending)
-            # A policy may be anybody's code: what it raises ends its own request and no other.
-            except Exception as error:
-                self._end_waiting(pending, "error", _policy_failure(pending.request, error))
+            decision = self._tried(pending, lambda: self.memory.plan(pending), POLICY)
+            if decision is None:
                 return None
             if not isinstance(decision, NoRoom) or not self.memory.give_way(decision):
                 return decision
 
-    def _next(self) -> _Batch:
+    def _tried(self, pending: PendingRequest, act: Callable[[], T], what: str) -> T | None:
+        """What `act` returns. None where it raised: then `pending` has ended with the error, which `what` describes.
+
+        Raises an error of the device or of the engine's memory, which a request meets `MAX_STARTS` times at most.
+        """
+        self.at_work = (pending.request.id,)
+        try:
+            return act()
+        # Policies and models may be anybody's code: what they raise for one request ends no other.
+        except Exception as error:
+            pending.starts += poisons(error)
+            if poisons(error) and pending.starts < MAX_STARTS:
+                raise
+            self._end_waiting(pending, "error", _failure(pending.request, error, what))
+            return None
+
+    def _next(self) -> Batch:
         """The work of the next step, side by side where it reads the same leased prefix."""
-        batch = _Batch()
+        batch = Batch()
         for running in self._running_requests():
             if running.ready:
-                self._guarded(running, running.items)
+                self._guarded(running, running.prepare, POLICY)
         for item in self._running.next(_ready, _cost, self._refreshing):
             if isinstance(item, PrefixPass):
                 batch.passes.append(item)
-            elif self._guarded(item, item.admit):
+            elif self._guarded(item, item.admit, POLICY):
                 batch.requests.append(item)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
+        self.at_work = batch.ids
         return batch
 
-    def _guarded(self, running: RunningRequest, act: Callable[[], object]) -> bool:
-        """Whether `act`, which runs a request's policy, succeeded; otherwise the request has ended with the error."""
+    def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
+        """Whether `act`, which is about one request, succeeded. Otherwise the request has ended with the error.
+
+        `what` describes the error.
+        """
+        self.at_work = (running.request.id,)
         try:
             act()
-        # A policy may be anybody's code: what it raises ends its own request and no other.
+        # Policies and models may be anybody's code: what they raise for one request ends no other.
         except Exception as error:
-            self._end(running, "error", _policy_failure(running.request, error))
+            if poisons(error):
+                raise
+            self._end(running, "error", _failure(running.request, error, what))
             return False
         return True
 
-    def _settle(
-        self, batch: _Batch, scores: np.ndarray[tuple[int, int], np.dtype[np.float32]], row_layers: int
-    ) -> None:
+    def _fail(self, member: Member, error: Exception) -> None:
+        """End a request that cannot run, or the requests whose shared prefix cannot be computed."""
+        if isinstance(member, RunningRequest):
+            self._end(member, "error", _failure(member.request, error, "its pass failed"))
+            return
+        self._running.remove(member)
+        for running in self._running_requests():
+            if running.lease is not None and running.lease.entry is member.entry:
+                self._end(running, "error", _failure(running.request, error, "the pass of its shared prefix failed"))
+        self.store.withdraw(member.entry)
+
+    def _again(self, running: RunningRequest) -> None:
+        """Take back a request whose last pass ran in part and cannot be repeated. It runs again where it still can."""
+        self._release(running)
+        self._begin_again(running, PlanError("a pass that it shared with a request at fault cannot be repeated"))
+
+    def _begin_again(self, running: RunningRequest, error: Exception) -> None:
+        """Queue a request that lost its place, or end it where it has reported something or began too often."""
+        if running.closing:
+            return
+        if running.reported or running.pending.starts >= MAX_STARTS:
+            self._report(running.result("error", _failure(running.request, error, "the engine failed while it ran")))
+        else:
+            self._queue(running.pending)
+
+    def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, NDArray[np.float32]]]) -> None:
+        """Enter what a pass computed into the store and the requests; `scores` are of those that could be read."""
+        batch, items = ran.batch, iter(ran.items[len(ran.batch.passes) :])
         self.stats.steps += 1
-        self.stats.row_layers += row_layers
+        self.stats.row_layers += sum(plan.cost for _, plan in ran.items)
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
         for work in batch.passes:
             self.stats.prefix_row_layers += work.plan.cost
@@ -301,31 +379,38 @@ class Engine:
                 self.store.publish(work.entry)
                 self._running.remove(work)
                 self.stats.prefix_passes += 1
-        at = 0
         for running in batch.requests:
-            if self.meter is not None:
-                for branch, plan in running.items():
-                    self.meter.note(branch.ledger, plan)
-            tokens, confidence = scores[:, at : at + running.predicted]
-            at += running.predicted
-            self.stats.refreshes += running.refreshes
-            self.stats.prefix_refreshes += running.refreshes_prefix
-            self.stats.row_layers_saved += running.saved
-            self._refreshes.ran(running)
-            if running.closing:
-                running.apply(tokens.astype(np.int64), confidence)
-                self._release(running)
-                continue
-            name = running.request.id
-            if running.request.drafts and not running.plan.fills:
-                self._ended.append(Event(name, draft=running.draft(tokens, confidence)))
-            transfer = running.apply(tokens.astype(np.int64), confidence)
-            settled = running.newly_settled()
-            if transfer is not None or settled:
-                self._ended.append(Event(name, transfer=transfer, settled=settled))
-            reason = running.ending()
-            if reason is not None:
-                self._end(running, reason)
+            running.ran([next(items) for _ in running.items()])
+        for running, predicted in scores:
+            if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
+                reason = running.reason
+                if running.closing:
+                    self._release(running)
+                elif reason is not None:
+                    self._end(running, reason)
+
+    def _apply(self, running: RunningRequest, scores: NDArray[np.float32]) -> None:
+        """Transfer what a request's pass predicted, and report it."""
+        if self.meter is not None:
+            for branch, plan in running.items():
+                self.meter.note(branch.ledger, plan)
+        self.stats.refreshes += running.refreshes
+        self.stats.prefix_refreshes += running.refreshes_prefix
+        self.stats.row_layers_saved += running.saved
+        self._refreshes.ran(running)
+        tokens, confidence = scores
+        name, events = running.request.id, []
+        if running.request.drafts and not running.plan.fills and not running.closing:
+            events.append(Event(name, draft=running.draft(tokens, confidence)))
+        transfer = running.apply(tokens.astype(np.int64), confidence)
+        if running.closing:
+            return
+        settled = running.newly_settled()
+        running.check_end()
+        if transfer is not None or settled:
+            events.append(Event(name, transfer=transfer, settled=settled))
+        running.reported = running.reported or bool(events)
+        self._ended += events
 
     def _end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
         """Report the end of a request that has not begun."""
@@ -357,9 +442,9 @@ def _late(pending: PendingRequest, now: float) -> bool:
     return limit is not None and now - pending.arrived >= limit
 
 
-def _policy_failure(request: Request, error: Exception) -> str:
-    log.error("request %s: its cache policy failed: %s", request.id, error, exc_info=True)
-    return f"its cache policy failed: {error}"
+def _failure(request: Request, error: Exception, what: str) -> str:
+    log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
+    return f"{what}: {error}"
 
 
 def _ready(item: RunningRequest | PrefixPass) -> bool:

@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from remask.core.canvas import Canvas
@@ -48,22 +50,38 @@ class Memory:
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = _page_size(config.page_size, shape)
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // size)
-        self.allocator = PageAllocator(shape.layers, pages, size)
-        self.pool = Pool(shape, pages, size, model.dtype, model.device)
-        salt = f"{fingerprint}:{model.dtype}".encode()
+        self._pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // size)
+        self._config, self._size = config, size
+        self._salt = f"{fingerprint}:{model.dtype}".encode()
+        self.pool = Pool(shape, self._pages, size, model.dtype, model.device)
+        self._begin()
+
+    def _begin(self) -> None:
+        config = self._config
+        self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
         self.extra_bytes = 0  # of running requests, beside their pages
-        self.chain = PageChain(self.allocator, config.store_budget_tokens, salt)
+        self.chain = PageChain(self.allocator, config.store_budget_tokens, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
             budget_tokens=config.store_budget_tokens,
             eviction=config.eviction,
-            salt=salt,
+            salt=self._salt,
             slot_bytes=self.pool.k[0][0].nbytes + self.pool.v[0][0].nbytes,
             prefix_match=config.prefix_match,
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
+
+    def reset(self) -> None:
+        """Forget every page, every stored prefix and every request. Raises what the device raises if it is lost.
+
+        The pool's tensors and the counters of the stores are kept.
+        """
+        store, chain = self.store.stats, self.chain.stats
+        self._begin()
+        self.store.stats, self.chain.stats = store, chain
+        # An error that the device cannot recover from is raised by whatever is run on it next.
+        torch.ones(1, device=self.pool.k[0].device).item()
 
     def new_states(self, tokens: int) -> Tensor:
         """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
@@ -99,26 +117,44 @@ class Memory:
         return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
 
     def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
-        """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed."""
+        """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
+
+        Where anything raises, nothing is left claimed.
+        """
+        with ExitStack() as undo:
+            running = self._place(pending, placement, undo)
+            undo.pop_all()
+        if placement.refused:
+            self.store.stats.refused += 1
+            log.warning("request %s runs uncached: %s", pending.request.id, placement.note)
+        self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        return running
+
+    def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
+        """As `place`; `undo` gets what gives back each thing that is claimed."""
         request, traits = pending.request, placement.policy.traits
+        canvas = pending.decoding.canvas()
+        if "outputs" in traits.keeps:
+            self.pool.keep_outputs()
         owned = [extent for canvas in placement.own for extent in canvas]
         for extent in owned:
             self.allocator.claim(extent)
-        if placement.refused:
-            self.store.stats.refused += 1
-            log.warning("request %s runs uncached: %s", request.id, placement.note)
-        if "outputs" in traits.keeps:
-            self.pool.keep_outputs()
-        canvas = pending.decoding.canvas()
-        lease = None if placement.lease is None else self._lease(request, placement.lease)
-        pages = () if placement.pages is None else self._read(placement.pages, len(pending.page_keys))
+            undo.callback(self.allocator.release, extent)
+        lease = None
+        if placement.lease is not None:
+            lease = self._lease(request, placement.lease)
+            undo.callback(self._unlease, lease)
+        pages: tuple[Page, ...] = ()
+        if placement.pages is not None:
+            pages = self._read(placement.pages, len(pending.page_keys))
+        for page in pages:
+            undo.callback(self.allocator.release, page.extent)
         first = self._state(canvas, _tables(lease, pages, placement.own[0]), traits, lease, pages)
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             other = _unconditional(canvas, self.shape.mask_id)
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
-        self.extra_bytes += sum(state.extra_bytes for state in states)
         usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
         if first.prefix is not None:
             usage.prefix_depth = first.prefix.boundary
@@ -128,8 +164,15 @@ class Memory:
             own, block = placement.own[0][0].single(), pending.decoding.block
             keys = list(pending.page_keys)
             sharing = PageSharing(self.chain, canvas, block, placement.pages.salt, list(pages), own, keys)
+            undo.callback(sharing.release)
         owned += [page.extent for page in pages]
         return RunningRequest(pending, placement.policy, self.shape.layers, tuple(states), owned, usage, lease, sharing)
+
+    def _unlease(self, lease: Lease) -> None:
+        """Give a new lease back, and the entry too that was made for it."""
+        self.store.release(lease)
+        if not lease.hit:
+            self.store.withdraw(lease.entry)
 
     def free(self, running: RunningRequest) -> None:
         """Take back all that a request owns and leases. Freeing it twice changes nothing."""

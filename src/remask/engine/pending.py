@@ -21,6 +21,7 @@ class PendingRequest:
         stops: what ends its response.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `time.perf_counter`.
+        starts: how often it has begun: more than once only where the engine failed while it ran.
     """
 
     request: Request
@@ -28,6 +29,7 @@ class PendingRequest:
     stops: StopRule
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0
+    starts: int = 0
 
     @property
     def turn(self) -> float:

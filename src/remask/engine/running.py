@@ -16,6 +16,7 @@ from remask.engine.canvas_state import CanvasState
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
+from remask.engine.stops import StopScan
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy
 from remask.sampling.decoder import Decoder
@@ -50,6 +51,8 @@ class RunningRequest:
         usage: work done so far.
         lease: the shared prefix that it reads, if any.
         sharing: the pages that it publishes, if its pages are shared.
+        reported: whether anything but its start has been reported.
+        reason: why the response is complete; None while it is not.
         closing: the result is reported, and one more pass completes a page for other requests.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
@@ -66,6 +69,10 @@ class RunningRequest:
     closing: bool = False
     decoder: Decoder = field(init=False)
     trace: list[Transfer] = field(default_factory=list)
+    reported: bool = False
+    reason: FinishReason | None = None
+    _stops: StopScan = field(init=False)
+    _scanned: int = 0  # leading response tokens that `_stops` has seen
     _first_settled: float | None = None  # when the first response token became final
     _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
     _residual: _Residual | None = None
@@ -79,6 +86,7 @@ class RunningRequest:
         canvas = self.branches[0].canvas
         self.decoder = self.pending.decoding.decoder(canvas, self.policy.traits.schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
+        self._stops = self.pending.stops.scan()
 
     @property
     def request(self) -> Request:
@@ -105,6 +113,10 @@ class RunningRequest:
                 # Canvases with clocks of their own still predict the same positions.
                 self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
         return self._items
+
+    def prepare(self) -> None:
+        """Plan the next pass, and read of the plan what the scheduler needs."""
+        _ = self.cost, self.refreshes
 
     @property
     def plan(self) -> Plan:
@@ -210,13 +222,14 @@ class RunningRequest:
         self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
         return transfer
 
-    def ending(self) -> FinishReason | None:
-        """Why the response is complete, or None. Settled tokens never change, so a settled stop can end it."""
+    def check_end(self) -> None:
+        """Set `reason` where the response is complete. Settled tokens never change, so a settled stop can end it."""
         finished = self.decoder.finished
         inside = self.pending.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
         if not inside and self._stop_at() is not None:
-            return "stop"
-        return "length" if finished else None
+            self.reason = "stop"
+        elif finished:
+            self.reason = "length"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -318,5 +331,7 @@ class RunningRequest:
 
     def _stop_at(self) -> int | None:
         """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
-        canvas = self.branches[0].canvas
-        return self.pending.stops.end(canvas.response[: canvas.settled_lead].tolist())
+        canvas, begin = self.branches[0].canvas, self._scanned
+        self._scanned = canvas.settled_lead
+        self._stops.push(canvas.response[begin : self._scanned].tolist())
+        return self._stops.end

@@ -3,43 +3,62 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from remask.models.incremental import IncrementalDecoder
+
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class StopTexts:
-    """Texts that end a response, and how its tokens become text."""
-
-    texts: tuple[str, ...]
-    decode: Decode
-
-    def shortest(self, tokens: Sequence[int]) -> int | None:
-        """Length of the shortest lead of `tokens` whose text contains one of the texts; None where no lead does."""
-        if not self._stopped(tokens):
-            return None
-        # The texts of leads grow with the leads, so a binary search finds the shortest.
-        low, high = 1, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._stopped(tokens[:middle]) else (middle + 1, high)
-        return low
-
-    def _stopped(self, tokens: Sequence[int]) -> bool:
-        text = self.decode(tokens)
-        return any(stop in text for stop in self.texts)
-
-
-@dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends a response. `texts` is None where a request names no stop text."""
+    """What ends a response.
+
+    Attributes:
+        token_ids: tokens that end it and stay part of it.
+        texts: texts that end it.
+        decode: returns the text of tokens. None where no text ends the response.
+    """
 
     token_ids: frozenset[int]
-    texts: StopTexts | None = None
+    texts: tuple[str, ...] = ()
+    decode: Decode | None = None
 
-    def end(self, tokens: Sequence[int]) -> int | None:
-        """Length of the response that the first stop in `tokens` leaves, stop token included; None without a stop."""
-        end = next((index + 1 for index, token in enumerate(tokens) if token in self.token_ids), None)
-        if self.texts is None:
-            return end
-        shorter = self.texts.shortest(tokens[:end])
-        return end if shorter is None else shorter
+    def scan(self) -> "StopScan":
+        """Return a scan of a response that has no tokens yet."""
+        return StopScan(self)
+
+
+class StopScan:
+    """Looks for the first stop in a response while its tokens settle. Each token is looked at once.
+
+    Attributes:
+        end: length of the response that the first stop leaves, stop token included; None without a stop so far. A stop
+            text ends the response with the token that completes it.
+    """
+
+    def __init__(self, rule: StopRule) -> None:
+        self.end: int | None = None
+        self._rule = rule
+        self._seen = 0
+        self._text = None if rule.decode is None else IncrementalDecoder(rule.decode)
+        self._longest = max(map(len, rule.texts), default=0)
+        self._tail = ""  # text in which a stop text may have begun
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Append settled tokens. Those after a stop are not looked at."""
+        for token in tokens:
+            if self.end is not None:
+                return
+            self._seen += 1
+            if token in self._rule.token_ids or self._completes(token):
+                self.end = self._seen
+
+    def _completes(self, token: int) -> bool:
+        """Whether a stop text ends within the text of `token`."""
+        if self._text is None:
+            return False
+        new = self._text.push([token])
+        if not new:
+            return False
+        text = self._tail + new
+        self._tail = text[len(text) - min(len(text), self._longest - 1) :]
+        return any(stop in text for stop in self._rule.texts)

@@ -14,7 +14,7 @@ from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
-from remask.sampling.schedule import even_counts
+from remask.sampling.schedule import even_count
 from remask.sampling.score import RowGroup, step_seed
 
 
@@ -71,6 +71,16 @@ class BlockCausalDecoding:
         return -(-(len(self.prompt) + self.params.max_tokens) // self.block) * self.block
 
     @property
+    def total_steps(self) -> int:
+        """Steps of all blocks that the response reaches into."""
+        blocks = self.length // self.block - len(self.prompt) // self.block
+        return blocks * (self.params.steps_per_block or self.block)
+
+    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """Return the number of response positions: every step transfers one at least."""
+        return self.length - len(self.prompt)
+
+    @property
     def ordered(self) -> bool:
         """False: positions are chosen after the pass."""
         return False
@@ -97,7 +107,7 @@ class BlockCausalDecoder(Uncorrected):
         self._decoding, self._canvas = decoding, canvas
         self.step = 0
         self.block_step = 0
-        self._counts = even_counts(decoding.block, decoding.params.steps_per_block or decoding.block)
+        self._steps = decoding.params.steps_per_block or decoding.block
         self._index = canvas.prompt // decoding.block
         self._begin_block()
 
@@ -160,7 +170,7 @@ class BlockCausalDecoder(Uncorrected):
     def _begin_block(self) -> None:
         self.block_step = 0
         masks = int(self._canvas.noisy[self.block.start : self.block.stop].sum())
-        self._choose = self._decoding.rule.begin(BlockStart(masks, len(self._counts), self._decoding.params))
+        self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
 
     def _noisy(self) -> bool:
         return bool(self._canvas.noisy[self.block.start : self.block.stop].any())
@@ -168,8 +178,8 @@ class BlockCausalDecoder(Uncorrected):
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
         params = self._decoding.params
         # A block that is not complete after the scheduled steps goes on, one token at a time.
-        scheduled = int(self._counts[self.block_step]) if self.block_step < len(self._counts) else 0
-        count = max(1, scheduled)
+        scheduled = self.block_step < self._steps
+        count = max(1, even_count(self._decoding.block, self._steps, self.block_step)) if scheduled else 1
         if params.threshold is not None:
             sure = np.flatnonzero(confidence > params.threshold)
             if len(sure) >= count:

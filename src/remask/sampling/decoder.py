@@ -98,6 +98,18 @@ class Decoding(Protocol):
         ...
 
     @property
+    def total_steps(self) -> int:
+        """Denoising steps in total that the parameters name, those of a correction included."""
+        ...
+
+    def passes(self, *, skips: bool) -> int:
+        """Return how many of the steps run a pass, at most.
+
+        `skips`: no pass is run for a step that is known to transfer nothing.
+        """
+        ...
+
+    @property
     def ordered(self) -> bool:
         """Whether the positions of a step are known before its pass."""
         ...

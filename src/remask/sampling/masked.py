@@ -15,7 +15,7 @@ from remask.policies.base import IdlePasses
 from remask.sampling.blocks import Blocks, even_blocks
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
 from remask.sampling.rules import Rule, resolve
-from remask.sampling.schedule import TimeSchedule, even_counts
+from remask.sampling.schedule import TimeSchedule, even_count
 from remask.sampling.score import RowGroup, step_seed
 
 
@@ -60,6 +60,21 @@ class MaskedDecoding:
     def block(self) -> int:
         """Positions per block."""
         return self.blocks.length
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all blocks; one per position where no schedule is followed."""
+        return self.params.max_tokens if self.unscheduled else self.blocks.steps * self.blocks.count
+
+    def passes(self, *, skips: bool) -> int:
+        """Return the number of steps, or of positions where only steps that transfer something are run."""
+        return min(self.total_steps, self.params.max_tokens) if skips else self.total_steps
+
+    @property
+    def unscheduled(self) -> bool:
+        """Whether a threshold, a factor or the rule itself decides how many positions a step transfers."""
+        by_value = self.params.threshold is not None or self.params.factor is not None
+        return by_value or self.rule.remasking.counts == "rule"
 
     @property
     def ordered(self) -> bool:
@@ -173,9 +188,9 @@ class MaskedDecoder(Uncorrected):
         self._advance()
         self._skip_idle()
 
-    def _advance(self) -> None:
-        self.step += 1
-        self.block_step += 1
+    def _advance(self, steps: int = 1) -> None:
+        self.step += steps
+        self.block_step += steps
         if self._block_over():
             self.block_index += 1
             if not self.finished:
@@ -184,7 +199,7 @@ class MaskedDecoder(Uncorrected):
     def _begin_block(self) -> None:
         self.block_step = 0
         masks = self._masks()
-        self._counts = even_counts(masks, self.blocks.steps)
+        self._begun_with = masks
         self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
 
     def _masks(self) -> int:
@@ -198,20 +213,29 @@ class MaskedDecoder(Uncorrected):
         return unscheduled or self.idle == "within_block" or self.block_step >= self.blocks.steps
 
     def _skip_idle(self) -> None:
-        while self.idle == "skipped" and not self.finished and self._idle():
-            self._advance()
+        """Go on to the next step that is not known to transfer nothing, over any number of steps at once."""
+        if self.idle != "skipped" or self.rule.remasking.counts != "schedule" or self._by_value:
+            return
+        while not self.finished and (idle := self._idle_steps()):
+            self._advance(idle)
 
-    def _idle(self) -> bool:
-        """Whether this step is known to transfer nothing before it is run."""
-        counted = self.rule.remasking.counts == "schedule" and not self._by_value
-        return counted and self._scheduled() == 0
+    def _idle_steps(self) -> int:
+        """How many steps from this one on transfer nothing; they end with the block where no position is noisy."""
+        if self._scheduled():
+            return 0
+        masks, left = self._masks(), self.blocks.steps - self.block_step
+        if not masks:
+            return max(1, left)
+        if self._times is not None:
+            return self._times.busy(self.block_step, masks) - self.block_step
+        return left - 1  # what the first steps leave over falls to the last one
 
     def _scheduled(self) -> int:
         if self._times is not None:
             return self._times.count(self.block_step, self._masks())
         if self.block_step >= self.blocks.steps - 1:
             return self._masks()
-        return int(self._counts[self.block_step])
+        return even_count(self._begun_with, self.blocks.steps, self.block_step)
 
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Draw `count` uniform numbers that depend on the request's seed and step alone."""

@@ -3,44 +3,60 @@
 import numpy as np
 from numpy.typing import NDArray
 
+_ERROR = 2**-20  # bounds what float32 leaves uncertain of a share, and of a time
 
-def even_counts(masks: int, steps: int) -> NDArray[np.int64]:
-    """Return LLaDA's schedule, int64 [steps]: `masks` shared evenly, with the remainder in the first steps."""
-    counts = np.full(steps, masks // steps, dtype=np.int64)
-    counts[: masks % steps] += 1
-    return counts
+
+def even_count(masks: int, steps: int, step: int) -> int:
+    """Return what `step` transfers in LLaDA's schedule: `masks` shared evenly, the remainder in the first steps."""
+    return masks // steps + (step < masks % steps)
 
 
 class TimeSchedule:
     """Dream's schedule: times fall linearly from 1 to `eps`; a step transfers the share by which time falls in it.
 
-    All arithmetic is float32, as in the original: it decides how products round down.
+    All arithmetic is float32, as in the original: it decides how products round down. Nothing is stored per step.
     """
 
     def __init__(self, steps: int, eps: float) -> None:
-        self.times: NDArray[np.float32] = _linspace(1.0, eps, steps + 1)
+        self.steps, self._last = steps, float(np.float32(eps))
+        self._step = float((np.float32(eps) - np.float32(1)) / np.float32(steps))
+
+    def time(self, index: int) -> np.float32:
+        """Return the time before step `index`, from 1 at index 0 to `eps` at index `steps`, as PyTorch's linspace.
+
+        That counts the first half from the start and the second from the end. Each product and its sum are rounded
+        once, as a fused multiply-add does.
+        """
+        if index < (self.steps + 1) // 2:
+            return np.float32(1 + self._step * index)
+        return np.float32(self._last - self._step * (self.steps - index))
 
     def share(self, step: int) -> np.float32:
         """Return the share of the masked positions that `step` transfers; 1 in the last step."""
-        if step >= len(self.times) - 2:
+        if step >= self.steps - 1:
             return np.float32(1)
-        return np.float32(1 - self.times[step + 1] / self.times[step])
+        return np.float32(1 - self.time(step + 1) / self.time(step))
 
     def count(self, step: int, masks: int) -> int:
         """Return how many positions `step` transfers when `masks` are masked, rounded down."""
         return int(np.float32(masks) * self.share(step))
 
+    def busy(self, step: int, masks: int) -> int:
+        """Return the first step from `step` on that transfers any of `masks` masked positions, 1 or more.
 
-def _linspace(start: float, stop: float, points: int) -> NDArray[np.float32]:
-    """Return a linspace in PyTorch's order of operations: the first half from the start, the second from the stop.
-
-    Each product and its sum are rounded once, as a fused multiply-add does.
-    """
-    step = np.float64((np.float32(stop) - np.float32(start)) / np.float32(points - 1))
-    index = np.arange(points, dtype=np.float64)
-    forward = np.float64(np.float32(start)) + step * index
-    backward = np.float64(np.float32(stop)) - step * (points - 1 - index)
-    return np.where(index < points // 2, forward, backward).astype(np.float32)
+        A step transfers something once the time has fallen to about `masks` times what it falls by in one step. Only
+        the steps around that time, where rounding decides, are looked at one by one. Their number grows with the
+        square of `masks`, and with the number of steps only from millions on.
+        """
+        fall, last_step = -self._step, self.steps - 1
+        if fall == 0:
+            return max(step, last_step)
+        if masks * _ERROR < 1:
+            idle = (1 - fall * masks * (1 + masks * _ERROR)) / fall - self.steps * _ERROR - 2
+            step = max(step, min(int(idle), last_step))
+        while not self.count(step, masks):
+            step += 1
+        return step
 
 
 def log_snrs(kind: str, steps: int, lowest: float, highest: float) -> NDArray[np.float64]:

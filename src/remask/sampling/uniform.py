@@ -89,6 +89,15 @@ class UniformDecoding:
         return self.params.block_length or min(BLOCK, self.params.max_tokens)
 
     @property
+    def total_steps(self) -> int:
+        """Steps of all blocks, and of the correction."""
+        return -(-self.params.max_tokens // self.block) * self.steps + (self.params.correction_steps or 0)
+
+    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """Return the number of steps: all are run."""
+        return self.total_steps
+
+    @property
     def steps(self) -> int:
         """Steps per block."""
         return self.params.steps_per_block or max(1, self.block // self.per_step)

@@ -26,6 +26,7 @@ class ServerConfig:
         drain_timeout: seconds that accepted requests have to finish when the server stops.
         max_body_bytes: largest request body; a larger one is refused with 413.
         max_messages: most messages in a conversation.
+        step_limit: seconds that one step of the engine may take; `/health` reports a longer one.
         max_choices: most answers to one request: `n` times its prompts.
         max_prompt_chars: most characters of one prompt, or of a conversation altogether. By default `CHARS_A_TOKEN`
             for each token of the longest canvas.
@@ -59,6 +60,7 @@ class ServerConfig:
     max_connections: int = 1024
     max_priority: int = 0
     priority_keys: Sequence[str] = field(default=(), repr=False)
+    step_limit: float = 30.0
     allowed_origins: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -72,6 +74,7 @@ class ServerConfig:
         whole("max_queue", self.max_queue, low=0)
         whole("seed", self.seed, low=0, optional=True)
         real("drain_timeout", self.drain_timeout, low=0.0)
+        real("step_limit", self.step_limit, low=0.0, above=True)
         for name in ("max_body_bytes", "max_connections"):
             whole(name, getattr(self, name), low=1)
         for name in ("max_messages", "max_choices"):

@@ -1,6 +1,7 @@
 """Runs one answer: reads the engine's events and makes OpenAI's objects of them."""
 
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol import GenerationBody
 from remask.server.shapes import Json, usage, work
+
+log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -86,6 +89,12 @@ class Generation:
             if not opened:
                 raise
             yield _event(error_object(error)) + DONE
+        # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
+        except Exception as error:
+            if not opened:
+                raise
+            log.error("a stream failed: %s", error, exc_info=True)
+            yield _event(error_object(ApiError(500, "the server failed; its log says why"))) + DONE
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
         async for events in self.ticket:

@@ -93,6 +93,8 @@ class Metrics:
                 "Of that, what the thread itself computed; the rest it waited.",
                 stats.step_cpu_seconds,
             ),
+            "engine_slow_steps": ("Steps that took longer than the limit of a step.", engine.slow_steps),
+            "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
             "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
             "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),

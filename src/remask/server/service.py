@@ -36,7 +36,7 @@ class Service:
         self.llm, self.config = llm, config
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
-        self.engine = AsyncEngine(llm.engine, config.max_queue, observer, self.metrics.observe)
+        self.engine = AsyncEngine(llm.engine, config.max_queue, observer, self.metrics.observe, config.step_limit)
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)

@@ -162,6 +162,12 @@ class PrefixStore:
         """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
         return self._room(tokens, cache_salt, claimed) is not None
 
+    def withdraw(self, entry: PrefixEntry) -> None:
+        """Remove an entry whose pass cannot run. Call `release` for its leases first; nobody may find it any more."""
+        self._index.remove(entry)
+        self._order.remove(entry.key)
+        self.allocator.release(entry.extent)
+
     def publish(self, entry: PrefixEntry) -> None:
         """Make an entry readable, once its prefix-only pass has run."""
         entry.ready = True

@@ -26,12 +26,21 @@ async def model(request: Request, name: str) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Answer 200 while requests are accepted, 503 while the server drains and after the engine has died."""
+    """Answer 200 while requests are accepted.
+
+    Answer 503 while the server drains, while a step of the engine takes too long, and after the engine has died.
+    """
     engine = service_of(request).engine
     if not engine.alive:
         raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
     if engine.draining:
         raise ApiError(503, "draining: the server is about to stop")
+    if engine.overdue is not None:
+        raise ApiError(
+            503,
+            f"a step of the engine has taken {engine.overdue:.1f} s; more than {engine.step_limit:g} s are too long",
+            code="step_overdue",
+        )
     return json_response({"status": "ok"})
 
 
@@ -59,6 +68,10 @@ async def get_model_info(request: Request) -> Response:
         "max_model_len": llm.engine.max_model_len,
         "max_num_seqs": llm.engine_config.max_num_seqs,
         "max_queue": service.config.max_queue,
+        "max_steps": llm.engine.limits.steps,
+        "max_stop": llm.engine.limits.stop,
+        "max_stop_chars": llm.engine.limits.stop_chars,
+        "max_request_row_layers": llm.engine.limits.row_layers,
         "cache": llm.cache_name,
         "cache_config": llm.cache_config,
         "store_budget_tokens": llm.engine_config.store_budget_tokens,

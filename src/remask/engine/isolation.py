@@ -1,0 +1,176 @@
+"""One pass over many requests, of which a failure ends those alone that it is due to."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.engine.chunks import PrefixPass
+from remask.engine.runner import Items, Runner
+from remask.engine.running import RunningRequest
+from remask.errors import IntegrityError
+
+log = logging.getLogger(__name__)
+
+Member: TypeAlias = RunningRequest | PrefixPass
+Fail: TypeAlias = Callable[[Member, Exception], None]
+
+# How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
+_DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
+_NO_MEMORY = "DefaultCPUAllocator"
+
+
+def poisons(error: Exception) -> bool:
+    """Whether `error` says that the device or the engine's memory cannot be relied on any more."""
+    if isinstance(error, IntegrityError | torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
+
+
+def exhausts(error: Exception) -> bool:
+    """Whether `error` says that there is not enough memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What takes part in one pass."""
+
+    requests: list[RunningRequest] = field(default_factory=list)
+    passes: list[PrefixPass] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, members: list[Member]) -> "Batch":
+        """A batch of `members`, in their order."""
+        passes = [member for member in members if isinstance(member, PrefixPass)]
+        return cls([member for member in members if isinstance(member, RunningRequest)], passes)
+
+    @property
+    def members(self) -> list[Member]:
+        """Prefix-only passes, then requests."""
+        return [*self.passes, *self.requests]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The requests' names."""
+        return tuple(running.request.id for running in self.requests)
+
+    def items(self) -> Items:
+        """The canvases with their plans, in the order of `members`."""
+        items = [(work.branch, work.plan) for work in self.passes]
+        return items + [item for running in self.requests for item in running.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A pass that has run.
+
+    Attributes:
+        batch: what took part.
+        items: its canvases with the plans that were run.
+        hidden: final hidden states of the predicted rows, [M, D].
+    """
+
+    batch: Batch
+    items: Items
+    hidden: Tensor
+
+
+def run_isolated(runner: Runner, batch: Batch, fail: Fail, again: Callable[[RunningRequest], None]) -> Iterator[Ran]:
+    """Run a pass over `batch`. Where it fails, run passes over those of its members that can run.
+
+    `fail` is called for a member that cannot run. `again` is called for a request that has to begin again because its
+    pass cannot be repeated. Raises what no single member is to blame for: errors of the device, and of memory.
+
+    The ledgers hold the plans of the pass already. A member whose pass is repeated runs the same plan, which writes the
+    same rows; any other one leaves the engine, and its ledger with it.
+    """
+    members = batch.members
+    if not members:
+        return
+    try:
+        hidden, items = runner.run(batch.items(), batch.passes)
+    except Exception as error:
+        if poisons(error) or exhausts(error):
+            raise
+        if len(members) == 1:
+            fail(members[0], error)
+            return
+        log.warning("a pass over %s failed and is run in parts: %s", batch.ids, error)
+        parts = _parts(runner, members, fail, again)
+    else:
+        yield Ran(batch, items, hidden)
+        return
+    for part in parts:
+        yield from run_isolated(runner, Batch.of(part), fail, again)
+
+
+def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, NDArray[np.float32]]]:
+    """Token and confidence of what each request of a pass predicted, float32 [2, predicted].
+
+    Requests whose logits cannot be read are left out, and `fail` is called for them.
+    """
+    requests = ran.batch.requests
+    if not requests:
+        return []
+    try:
+        scores = runner.read(ran.hidden, requests)
+    except Exception as error:
+        if poisons(error) or exhausts(error):
+            raise
+        if len(requests) == 1:
+            fail(requests[0], error)
+            return []
+    else:
+        ends = np.cumsum([running.predicted for running in requests])[:-1]
+        return list(zip(requests, np.split(scores, ends, axis=1), strict=True))
+    read, at = [], 0
+    for running in requests:
+        rows = running.predicted * len(running.items())
+        read += read_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
+        at += rows
+    return read
+
+
+def _parts(
+    runner: Runner, members: list[Member], fail: Fail, again: Callable[[RunningRequest], None]
+) -> list[list[Member]]:
+    """What is left of the `members` of a pass that failed, cut so that those that are not to blame can run."""
+    unpacked = {member: error for member in members if (error := _packing_error(runner, member)) is not None}
+    if unpacked:  # then the whole was not packed either, and nothing has run on the device
+        for member, error in unpacked.items():
+            fail(member, error)
+        return [[member for member in members if member not in unpacked]]
+    rest: list[Member] = []
+    for member in members:
+        if isinstance(member, PrefixPass) or _repeatable(member):
+            rest.append(member)
+        else:
+            again(member)
+    return [rest[: len(rest) // 2], rest[len(rest) // 2 :]]
+
+
+def _packing_error(runner: Runner, member: Member) -> Exception | None:
+    batch = Batch.of([member])
+    try:
+        runner.pack(batch.items(), batch.passes)
+    except Exception as error:
+        if poisons(error) or exhausts(error):
+            raise
+        return error
+    return None
+
+
+def _repeatable(running: RunningRequest) -> bool:
+    """Whether a pass that has run in part can be run once more.
+
+    A pass reads what earlier ones wrote, and writes rows that it computes. Only plans that compare the new values with
+    those of the last pass (`Plan.watch`, `Span.pick`) would find their own.
+    """
+    plans = [plan for _, plan in running.items()]
+    return not any(plan.watch is not None or any(span.pick is not None for span in plan.spans) for plan in plans)

@@ -1,0 +1,319 @@
+"""What fails on account of one request ends that request, and changes nothing for the others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.request import Result
+from remask.engine.canvas_state import CanvasState
+from remask.engine.chunks import PrefixPass
+from remask.engine.engine import Engine, Event
+from remask.engine.request import Request
+from remask.engine.runner import Items
+from remask.engine.running import RunningRequest
+from remask.errors import IntegrityError
+from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
+from remask.policies.dllm import DllmCache
+from remask.policies.elastic import ElasticCache
+from remask.sampling.masked import MaskedDecoder, MaskedDecoding
+from tests.engine.support import Work, alone, make_engine, outcome, request, run
+
+BAD = 33  # the first prompt token of the request that is to blame
+SEED = 77
+
+
+def bad_request(**fields: Any) -> Request:
+    return request("bad", [BAD, 7, 9, 11, 20, 21, 22, 23], seed=SEED, **fields)
+
+
+def neighbours() -> list[Work]:
+    policies: list[CachePolicy] = [Dense(), Reuse(), BiCache(depth=2), BlockDual(), BiCache(BlockDual(), depth=3)]
+    return [
+        Work(request(f"r{i}", list(range(10 + i, 18 + i)), prefix, block_length=2, steps=8), policy)
+        for i, policy in enumerate(policies)
+        for prefix in [6 if i % 2 else 0]
+    ]
+
+
+def comparing() -> list[Work]:
+    """Requests whose passes compare their values with those of the pass before."""
+    return [
+        Work(request("dllm", list(range(20, 28))), DllmCache(100, 4, 0.5)),
+        Work(request("elastic", list(range(40, 48))), ElasticCache(4, 0.9)),
+    ]
+
+
+def is_bad(running: RunningRequest) -> bool:
+    return running.request.id == "bad"
+
+
+def blamed(branch: CanvasState) -> bool:
+    return len(branch.canvas) > 0 and int(branch.canvas.tokens[0]) == BAD
+
+
+def defect(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("a defect that nobody foresaw")
+
+
+def breaks_start(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    whole = MaskedDecoding.canvas
+
+    def canvas(self: MaskedDecoding) -> Canvas:
+        return defect() if self.seed == SEED and engine.at_work else whole(self)
+
+    patch.setattr(MaskedDecoding, "canvas", canvas)
+
+
+def breaks_decoder(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    whole = MaskedDecoding.decoder
+
+    def decoder(self: MaskedDecoding, canvas: Canvas, idle: Any) -> MaskedDecoder:
+        return defect() if self.seed == SEED and engine.at_work else whole(self, canvas, idle)
+
+    patch.setattr(MaskedDecoding, "decoder", decoder)
+
+
+def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    pack = engine.runner.pack
+
+    def packed(items: Items, passes: Sequence[PrefixPass], first: int = 0) -> Any:
+        late = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
+        return defect() if late else pack(items, passes, first)
+
+    patch.setattr(engine.runner, "pack", packed)
+
+
+def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """The pass writes K and V of everybody, and fails then."""
+    run_pass = engine.runner.run
+
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+        result = run_pass(items, passes)
+        return defect() if any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items) else result
+
+    patch.setattr(engine.runner, "run", ran)
+
+
+def breaks_read(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    read = engine.runner.read
+
+    def scores(hidden: Tensor, requests: Sequence[RunningRequest]) -> Any:
+        return defect() if any(map(is_bad, requests)) else read(hidden, requests)
+
+    patch.setattr(engine.runner, "read", scores)
+
+
+def breaks_group(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    group = MaskedDecoder.group
+
+    def grouped(self: MaskedDecoder, rows: slice, positions: Any) -> Any:
+        return defect() if self.seed == SEED and self.step == 3 else group(self, rows, positions)
+
+    patch.setattr(MaskedDecoder, "group", grouped)
+
+
+def breaks_choice(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    choose = MaskedDecoder.choose
+
+    def chosen(self: MaskedDecoder, *args: Any) -> Any:
+        return defect() if self.seed == SEED and self.step == 3 else choose(self, *args)
+
+    patch.setattr(MaskedDecoder, "choose", chosen)
+
+
+def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    advance = MaskedDecoder.advance
+
+    def advanced(self: MaskedDecoder) -> None:
+        return defect() if self.seed == SEED and self.step == 3 else advance(self)
+
+    patch.setattr(MaskedDecoder, "advance", advanced)
+
+
+def breaks_cost(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    cost = RunningRequest.cost.fget
+    assert cost is not None
+    whole: Callable[[RunningRequest], int] = cost
+    patch.setattr(RunningRequest, "cost", property(lambda self: defect() if is_bad(self) else whole(self)))
+
+
+BREAKS = [
+    breaks_start,
+    breaks_decoder,
+    breaks_pack,
+    breaks_forward,
+    breaks_read,
+    breaks_group,
+    breaks_choice,
+    breaks_advance,
+    breaks_cost,
+]
+
+
+@pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
+@pytest.mark.parametrize("limits", [{}, {"max_row_layers": 90}], ids=["whole", "budget"])
+@pytest.mark.parametrize("prefix", [0, 6])
+def test_a_failure_ends_its_own_request(
+    breaks: Callable[[Engine, pytest.MonkeyPatch], None],
+    limits: dict[str, Any],
+    prefix: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = neighbours() + ([] if breaks is breaks_forward else comparing())
+    expected = {item.request.id: outcome(alone(item)) for item in good}
+    engine = make_engine(max_num_seqs=8, **limits)
+    bad = Work(bad_request(prefix=prefix, block_length=2, steps=8), BiCache(depth=2))
+    with monkeypatch.context() as patch:
+        breaks(engine, patch)
+        results = run(engine, [*good[:2], bad, *good[2:]], limit=400, each_step=lambda _: engine.check_integrity())
+    assert results["bad"].finish_reason == "error"
+    assert "a defect that nobody foresaw" in str(results["bad"].error)
+    assert {name: outcome(results[name]) for name in expected} == expected
+    # What has failed leaves nothing behind, and the next one is answered.
+    assert run(engine, [bad])["bad"].finish_reason == "length"
+    engine.store.drop()
+    assert engine.allocator.used == 0
+    assert engine.memory.extra_bytes == 0
+
+
+@pytest.mark.parametrize("broken", ["pack", "run"])
+def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = neighbours()
+    expected = {item.request.id: outcome(alone(item)) for item in good}
+    engine = make_engine(max_num_seqs=8)
+    whole = getattr(engine.runner, broken)
+
+    def act(items: Items, passes: Sequence[PrefixPass], *rest: Any) -> Any:
+        return defect() if any(work.entry.tokens[0] == BAD for work in passes) else whole(items, passes, *rest)
+
+    bad = [Work(request(f"bad {i}", [BAD, *range(1, 8)], prefix=6), Reuse()) for i in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, broken, act)
+        results = run(engine, [bad[0], *good, bad[1]], each_step=lambda _: engine.check_integrity())
+    assert [results[item.request.id].finish_reason for item in bad] == ["error", "error"]
+    assert {name: outcome(results[name]) for name in expected} == expected
+    assert run(engine, bad)["bad 0"].finish_reason == "length", "the prefix is computed anew"
+
+
+def test_a_pass_that_cannot_be_repeated_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that compare values with their last pass would compare with the pass that failed."""
+    expected = {item.request.id: outcome(alone(item)) for item in comparing()}
+    engine = make_engine(max_num_seqs=8)
+    early, late = comparing()
+    with monkeypatch.context() as patch:
+        breaks_forward(engine, patch)
+        bad = Work(bad_request(), Dense())
+        results = run(engine, [early, replace(late, joins=3), bad], each_step=lambda _: engine.check_integrity())
+    assert results["bad"].finish_reason == "error"
+    assert "cannot be repeated" in str(results["dllm"].error), "it had reported tokens"
+    assert outcome(results["elastic"]) == expected["elastic"]
+    assert {item.request.id: outcome(alone(item)) for item in comparing()} == expected
+
+
+POISONS = [
+    RuntimeError("CUDA error: device-side assert triggered"),
+    torch.OutOfMemoryError("out of memory"),
+    IntegrityError("pages are off"),
+    MemoryError("no more"),
+]
+
+
+def drive(engine: Engine, work: Sequence[Work]) -> tuple[dict[str, Result], list[Event]]:
+    """Run to the end, beginning again where a step fails."""
+    events: list[Event] = []
+    for item in work:
+        engine.add(item.asked)
+    for _ in range(1000):
+        if not engine.busy:
+            break
+        try:
+            events += engine.step()
+        except Exception as error:
+            engine.recover(error)
+        engine.check_integrity()
+    assert not engine.busy
+    return {event.id: event.result for event in events if event.result is not None}, events
+
+
+@pytest.mark.parametrize("error", POISONS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("stage", ["run", "read"])
+@pytest.mark.parametrize("after", [1, 4])
+def test_an_error_of_the_device_restarts_the_engine_with_its_queue(
+    error: Exception, stage: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had reported nothing is answered as if nothing had happened; what had ends with the error."""
+    work = neighbours()
+    expected = {item.request.id: outcome(alone(item)) for item in work}
+    engine = make_engine(max_num_seqs=3)
+    whole, calls = getattr(engine.runner, stage), 0
+
+    def act(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise error
+        return whole(*args)
+
+    monkeypatch.setattr(engine.runner, stage, act)
+    results, events = drive(engine, work)
+    assert len(results) == len(work)
+    assert engine.stats.recoveries == 1
+    failed = {name for name, result in results.items() if result.finish_reason == "error"}
+    assert len(failed) == (0 if after == 1 else 3)
+    for name, result in results.items():
+        if name in failed:
+            assert "the engine failed while it ran" in str(result.error)
+            assert any(event.id == name and event.transfer is not None for event in events)
+        else:
+            assert outcome(result) == expected[name]
+    engine.store.drop()
+    assert engine.allocator.used == 0
+
+
+def test_a_request_that_always_brings_the_engine_down_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = neighbours()
+    expected = {item.request.id: outcome(alone(item)) for item in work}
+    engine = make_engine(max_num_seqs=8)
+    run_pass = engine.runner.run
+
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+        if any(blamed(branch) for branch, _ in items):
+            raise torch.OutOfMemoryError("out of memory")
+        return run_pass(items, passes)
+
+    monkeypatch.setattr(engine.runner, "run", ran)
+    results, _ = drive(engine, [*work, Work(bad_request(), Dense())])
+    assert results["bad"].finish_reason == "error"
+    assert {name: outcome(results[name]) for name in expected} == expected
+    assert engine.stats.recoveries == 2
+
+
+@pytest.mark.parametrize("error", [IntegrityError("off"), RuntimeError("CUDA error: x"), ValueError("one request's")])
+def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    state = engine.memory._state
+
+    def made(canvas: Canvas, *args: Any, **more: Any) -> CanvasState:
+        if canvas.tokens[0] == BAD:
+            raise error
+        return state(canvas, *args, **more)
+
+    monkeypatch.setattr(engine.memory, "_state", made)
+    good = Work(request("good", prefix=5), Reuse())
+    results, _ = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
+    assert results["bad"].finish_reason == "error"
+    assert str(error) in str(results["bad"].error)
+    assert outcome(results["good"]) == outcome(alone(good))
+    assert [entry.tokens[0] for entry in engine.store.entries] == [good.request.prompt_token_ids[0]]
+
+
+def test_what_nobody_is_to_blame_for_is_raised() -> None:
+    with pytest.raises(ValueError, match="of nobody"):
+        make_engine().recover(ValueError("of nobody"))

@@ -1,0 +1,304 @@
+"""What a hostile client sends spoils its own answers only."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remask.cli import main
+from remask.engine.runner import Runner
+from remask.engine.running import RunningRequest
+from remask.llm import LLM
+from remask.models.tokenizer import Tokenizer
+from remask.sampling.masked import MaskedDecoder
+from remask.server.protocol import ChatBody, CompletionBody
+from tests.goldens import model_dir
+from tests.server.serving import CHATS, LONG, Running, eventually, make_llm, serving
+from tests.server.test_kinds_served import sdar
+
+COMPLETIONS = "/v1/completions"
+SEED = 4711  # of the request that is to blame
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
+    """A server of each kind of model."""
+    uniform = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
+    causal = sdar(tmp_path_factory.mktemp("models") / "sdar")
+    with (
+        serving() as masked,
+        serving(uniform, model_names=["uniform"], sampling={"max_tokens": 32}) as other,
+        serving(causal, model_names=["sdar"], sampling={}) as third,
+    ):
+        yield {"masked": masked, "uniform": other, "block_causal": third}
+
+
+PROMPTS: dict[str, Any] = {
+    "masked": "from ivy",
+    "uniform": "bus every 4 minutes from 44 : 44 48 52 56",
+    "block_causal": list(range(10, 40)),
+}
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("masked", {"max_tokens": 8, "block_length": 8, "steps": 20_000_000}, "steps"),
+    ("masked", {"max_tokens": 8, "steps": 2**62}, "steps"),
+    ("masked", {"max_tokens": 8, "steps_per_block": 2**40}, "steps_per_block"),
+    ("masked", {"max_tokens": 8, "cfg_scale": 1e39}, "cfg_scale"),
+    ("masked", {"max_tokens": 8, "temperature": 1e300}, "temperature"),
+    ("masked", {"max_tokens": 8, "block_length": 2**62}, "block_length"),
+    ("masked", {"max_tokens": 2**62}, "max_tokens"),
+    ("masked", {"max_tokens": 8, "stop": ["x"] * 350_000}, "stop"),
+    ("masked", {"max_tokens": 8, "stop": "y" * 3_000_000}, "stop"),
+    ("masked", {"max_tokens": 8, "stop_token_ids": [1] * 300_000}, "stop_token_ids"),
+    ("uniform", {"block_length": 2**62}, "block_length"),
+    ("uniform", {"max_tokens": 8, "block_length": 2**24}, "block_length"),
+    ("uniform", {"steps_per_block": 2**40}, "steps_per_block"),
+    ("uniform", {"correction_steps": 10**9}, "correction_steps"),
+    ("uniform", {"canvas_length": 2**62}, "canvas_length"),
+    ("block_causal", {"steps_per_block": 2**40}, "steps_per_block"),
+    ("block_causal", {"block_length": 2**62}, "block_length"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "param"), HOSTILE, ids=[f"{k} {json.dumps(f)[:60]}" for k, f, _ in HOSTILE])
+def test_numbers_and_lists_out_of_range_are_a_400_at_once(
+    hosts: dict[str, Running], kind: str, fields: dict[str, Any], param: str
+) -> None:
+    host, ordinary = hosts[kind], {"prompt": PROMPTS[kind], "max_tokens": 8, "seed": 1}
+    before = host.client.post(COMPLETIONS, json=ordinary)
+    assert before.status_code == 200, before.text
+    began = time.monotonic()
+    response = host.client.post(COMPLETIONS, json={"prompt": PROMPTS[kind], **fields})
+    assert time.monotonic() - began < 5
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert len(response.text) < 1000
+    after = host.client.post(COMPLETIONS, json=ordinary)
+    assert after.json()["choices"] == before.json()["choices"]
+    host.settle()
+
+
+def test_steps_beyond_the_tokens_are_legal_up_to_the_bound(hosts: dict[str, Running]) -> None:
+    host = hosts["masked"]
+    body = {"prompt": "from ivy", "max_tokens": 8, "block_length": 8, "ignore_eos": True, "cache": "none"}
+    most = host.client.get("/get_model_info").json()["max_steps"]
+    assert most == 4 * host.client.get("/get_model_info").json()["max_model_len"]
+    usual, many = (host.client.post(COMPLETIONS, json={**body, "steps": steps}).json() for steps in (8, most))
+    assert many["choices"][0]["text"] == usual["choices"][0]["text"]
+    assert (many["remask"]["steps"], many["remask"]["forwards"]) == (most, 8)
+    assert host.client.post(COMPLETIONS, json={**body, "steps": most + 1}).status_code == 400
+
+
+def test_operators_widen_and_tighten_the_bounds() -> None:
+    limits = {"max_steps": 20_000_000, "max_stop": 1, "max_stop_chars": 3, "max_request_row_layers": 2500}
+    with serving(make_llm(**limits)) as running:
+        body = {"prompt": "from ivy", "max_tokens": 8, "block_length": 8, "ignore_eos": True, "cache": "none"}
+        many = running.client.post(COMPLETIONS, json={**body, "steps": 20_000_000})
+        assert many.status_code == 200, "idle steps take no time"
+        assert many.json()["remask"]["steps"] == 20_000_000
+        for fields, text in (
+            ({"stop": ["a", "b"]}, "stop holds 2 texts, and at most 1 are taken"),
+            ({"stop": "abcd"}, "a text of 4 characters, and at most 3 are taken"),
+            ({"max_tokens": 64, "steps": 64, "block_length": 64}, "row-layers, and a request may take 2500"),
+            ({"cache": "bicache", "cache_config": {"depth": 1}, "steps": 16, "max_tokens": 16}, "row-layers"),
+        ):
+            refused = running.client.post(COMPLETIONS, json={**body, **fields})
+            assert refused.status_code == 400, refused.text
+            assert text in refused.json()["error"]["message"]
+
+
+def blamed(running: RunningRequest) -> bool:
+    return running.request.params.seed == SEED
+
+
+def break_scoring(patch: pytest.MonkeyPatch) -> None:
+    read = Runner.read
+
+    def reads(self: Runner, hidden: Any, requests: Any) -> Any:
+        if any(map(blamed, requests)):
+            raise RuntimeError("value cannot be converted without overflow")
+        return read(self, hidden, requests)
+
+    patch.setattr(Runner, "read", reads)
+
+
+def break_start(patch: pytest.MonkeyPatch) -> None:
+    begin = RunningRequest.__post_init__
+
+    def begins(self: RunningRequest) -> None:
+        if blamed(self):
+            raise MemoryError("an array of 2**62")
+        begin(self)
+
+    patch.setattr(RunningRequest, "__post_init__", begins)
+
+
+def break_choice(patch: pytest.MonkeyPatch) -> None:
+    choose = MaskedDecoder.choose
+
+    def chooses(self: MaskedDecoder, *args: Any) -> Any:
+        if self.seed == SEED and self.step == 3:
+            raise IndexError("out of range")
+        return choose(self, *args)
+
+    patch.setattr(MaskedDecoder, "choose", chooses)
+
+
+@pytest.mark.parametrize("broken", [break_scoring, break_start, break_choice], ids=lambda each: str(each.__name__))
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_raises_for_one_request_ends_it_alone(
+    hosts: dict[str, Running], broken: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts["masked"]
+    asked = [{"messages": chat, **LONG} for chat in CHATS[:6]]
+    expected = [host.chat(body).json()["choices"] for body in asked]
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = host.chat(asked[number]).json()["choices"]
+
+    with monkeypatch.context() as patch:
+        broken(patch)
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        bad = {"messages": CHATS[7], **LONG, "seed": SEED, "stream": stream}
+        response = host.chat(bad)
+        for thread in threads:
+            thread.join()
+    if stream and broken is break_choice:
+        assert response.status_code == 200
+        events = [line for line in response.text.splitlines() if line]
+        assert events[-1] == "data: [DONE]"
+        assert "could not be settled" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+    else:
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+    assert [answers[number] for number in range(6)] == expected
+    assert host.client.get("/health").status_code == 200
+    host.settle()
+
+
+def test_a_lost_device_pass_is_survived(hosts: dict[str, Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had reported nothing is answered all the same, a stream that had gets an error event, and all goes on."""
+    host = hosts["masked"]
+    run_pass, failed = Runner.run, threading.Event()
+
+    def runs(self: Runner, items: Any, passes: Any) -> Any:
+        if not failed.is_set() and any(branch.ledger.step >= 5 for branch, _ in items):
+            failed.set()
+            raise torch.OutOfMemoryError("out of memory")
+        return run_pass(self, items, passes)
+
+    monkeypatch.setattr(Runner, "run", runs)
+    with host.client.stream(
+        "POST", "/v1/chat/completions", json={"messages": CHATS[0], **LONG, "stream": True}
+    ) as reply:
+        lines = [line for line in reply.iter_lines() if line]
+    assert failed.is_set()
+    assert lines[-1] == "data: [DONE]"
+    assert "the engine failed while it ran" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+    assert host.ask().status_code == 200
+    assert host.client.get("/health").status_code == 200
+    assert "remask:engine_recoveries_total" in host.client.get("/metrics").text
+    host.settle()
+
+
+def test_a_step_that_takes_too_long_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go, run_pass = threading.Event(), Runner.run
+
+    def runs(self: Runner, items: Any, passes: Any) -> Any:
+        go.wait(20)
+        return run_pass(self, items, passes)
+
+    with serving(step_limit=0.2) as running, caplog.at_level(logging.ERROR, "remask.engine.async_engine"):
+        monkeypatch.setattr(Runner, "run", runs)
+        statuses: list[int] = []
+        thread = threading.Thread(target=lambda: statuses.append(running.ask().status_code))
+        thread.start()
+        eventually(lambda: running.client.get("/health").status_code == 503)
+        eventually(lambda: "a step has taken" in caplog.text)
+        told = running.client.get("/health").json()["error"]
+        assert told["code"] == "step_overdue"
+        assert "chatcmpl-" in caplog.text or "-0" in caplog.text
+        go.set()
+        thread.join()
+        assert statuses == [200]
+        assert running.client.get("/health").status_code == 200
+        counted = [
+            line for line in running.client.get("/metrics").text.splitlines() if "engine_slow_steps_total{" in line
+        ]
+        assert [line.rsplit(" ", 1)[1] for line in counted] == ["1.0"]
+
+
+def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) -> None:
+    intake = hosts["masked"].service.intake
+    chat = ChatBody(messages=CHATS[0], n=3, seed=5)
+    assert [each.params.seed for each in intake.chat(chat, "x")] == [5, 6, 7]
+    text = CompletionBody(prompt=["from ivy", "from birch"], n=2, seed=2**63 - 1)
+    assert [each.params.seed for each in intake.completion(text, "x")] == [0, 1, 0, 1]
+
+
+LLADA = str(model_dir("llada"))
+GOOD = {"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
+LINES: list[Any] = [
+    {"max_tokens": 8, "cfg_scale": 1e39},
+    {"max_tokens": 8, "steps": 2**62},
+    {"max_tokens": 8, "steps": 20_000_000},
+    {"max_tokens": 8, "steps_per_block": 2**40},
+    {"max_tokens": 8, "block_length": 2**62},
+    {"max_tokens": 8, "temperature": 1e300},
+]
+
+
+def test_generate_answers_every_other_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [json.dumps(line) for bad in LINES for line in (GOOD, {**GOOD, "sampling": bad})]
+    deep = '{"prompt_token_ids": ' + "[" * 50_000
+    source.write_text("\n".join([*lines, deep, json.dumps(GOOD)]) + "\n", encoding="utf-8")
+    files = ["--input", str(source), "--output", str(target)]
+    assert main(["--quiet", "generate", "--model", LLADA, *files, "--dtype", "float32"]) == 1
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert ["error" in answer for answer in answers] == [*[False, True] * len(LINES), True, False]
+    assert len({str(answer["token_ids"]) for answer in answers if "error" not in answer}) == 1
+    assert capsys.readouterr().err.count("remask generate: line ") == len(LINES) + 1
+
+
+def test_generate_keeps_the_answers_beside_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_scoring(monkeypatch)
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = {**GOOD, "sampling": {"max_tokens": 8, "seed": SEED}}
+    source.write_text("\n".join(map(json.dumps, [GOOD, bad, GOOD])) + "\n", encoding="utf-8")
+    files = ["--input", str(source), "--output", str(target)]
+    assert main(["--quiet", "generate", "--model", LLADA, *files, "--dtype", "float32"]) == 1
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert ["error" in answer for answer in answers] == [False, True, False]
+    assert "line 2: its pass failed: value cannot be converted" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_fails_on_one_answer_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    usual = [output.text for output in llm.generate(["from ivy", "from birch"])]
+    decode, calls = Tokenizer.decode, 0
+
+    def decodes(self: Tokenizer, *args: Any, **more: Any) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("no such piece")
+        return decode(self, *args, **more)
+
+    monkeypatch.setattr(Tokenizer, "decode", decodes)
+    outputs = llm.generate(["from ivy", "from birch"])
+    failed = [output.error is not None for output in outputs]
+    assert sorted(failed) == [False, True]
+    assert all(output.text == text for output, text in zip(outputs, usual, strict=True) if output.error is None)
