@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,78 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     assert any("draining: 16 requests" in line for line in process.lines)
     trace = json.loads((tmp_path / "trace" / "steps.trace.json").read_text(encoding="utf-8"))
     assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+
+
+class Clients:
+    """Clients that send small requests one after the other, each again until it is answered."""
+
+    def __init__(self, base: str) -> None:
+        self.base, self.stopped = base, threading.Event()
+        self.statuses: Counter[int] = Counter()
+        self.unreached = 0  # requests that no server took
+        self.answers: dict[int, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def run(self, number: int) -> None:
+        """One client. Its question is the same every time."""
+        body = {"messages": CHATS[number], **LONG, "max_tokens": 16, "steps": 16}
+        # Each request has a connection of its own, so that none is sent on one that is just being closed.
+        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+            while not self.stopped.is_set():
+                try:
+                    self._note(number, client.post(f"{self.base}{URL}", json=body))
+                except httpx.TransportError:
+                    with self._lock:
+                        self.unreached += 1
+                    time.sleep(0.2)
+
+    def _note(self, number: int, response: httpx.Response) -> None:
+        with self._lock:
+            self.statuses[response.status_code] += 1
+            if response.status_code == 200:
+                text = response.json()["choices"][0]["message"]["content"]
+                self.answers.setdefault(number, set()).add(text)
+        if response.status_code == 503:
+            time.sleep(0.2)
+
+
+def answered(process: Process) -> int:
+    """The chats that a process has answered, by its access log."""
+    return sum('"path": "/v1/chat/completions", "status": 200' in line for line in process.lines)
+
+
+def test_a_server_is_restarted_on_its_port_under_load() -> None:
+    """What the first process accepts it answers in full; what it refuses the second one answers, as the first would.
+
+    Clients that hold connections open without a request keep neither from stopping.
+    """
+    with ThreadPoolExecutor(6) as pool, ExitStack() as stack:
+        first = stack.enter_context(served("bundled", "--max-num-seqs", "2", "--drain-timeout", "60"))
+        port = int(first.base.rsplit(":", 1)[1])
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        for each in idle[:10]:
+            each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost:")
+        clients = Clients(first.base)
+        stack.callback(clients.stopped.set)
+        running = [pool.submit(clients.run, number) for number in range(6)]
+        eventually(lambda: clients.statuses[200] >= 12, 60)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.process.wait(30) == 0
+        first.end()
+        by_first = answered(first)
+        assert not any("are cancelled" in line for line in first.lines)
+        second = stack.enter_context(served("bundled", "--max-num-seqs", "2", "--port", str(port)))
+        assert second.base == first.base
+        before = clients.statuses[200]
+        eventually(lambda: clients.statuses[200] >= before + 12, 60)
+        clients.stopped.set()
+        for client in running:
+            client.result()
+        assert second.end() == 0
+        assert set(clients.statuses) <= {200, 503}
+        assert clients.unreached > 0, "between the two nobody listens"
+        assert by_first + answered(second) == clients.statuses[200], "every answer has reached its client"
+        assert all(len(texts) == 1 for texts in clients.answers.values()), "both give the same answers"
 
 
 def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:

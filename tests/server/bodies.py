@@ -16,6 +16,7 @@ Bodies = st.SearchStrategy[dict[str, Any]]
 
 USUAL = 16  # numbers are most often so far from their lower bounds at most
 LENGTH = 16
+DEADLINE_S = 3.0  # of bodies that may ask for as many steps as there may be
 # What the declarations leave to the code that knows the model, the policy or other fields.
 _CHOSEN = ("cache", "cache_config", "order", "initial_canvas", "max_tokens", "block_length", "canvas_length")
 
@@ -101,6 +102,8 @@ def bodies(
     body: dict[str, Any] = {"max_tokens": LENGTH, "block_length": block, **fields}
     if kind == "masked" and draw(st.booleans()):
         del body["block_length"]
+    if kind == "uniform" and usual:
+        body["canvas_length"] = 64
     if kind == "block_causal":
         del body["block_length"]  # the model's own
     if usual and "deadline_s" in body:
@@ -112,6 +115,8 @@ def bodies(
         "abc ,", min_size=1, max_size=20
     )
     body["prompt"] = draw(text | ids | st.lists(ids, min_size=1, max_size=2))
+    if not usual:
+        body.setdefault("deadline_s", DEADLINE_S)
     if usual and "prefix_length" in body:
         shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
         body["prefix_length"] = min(body["prefix_length"], shortest)

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from remask.core.kinds import ModelKind
 from remask.llm import LLM
-from tests.server.bodies import bodies
+from tests.server.bodies import LENGTH, bodies
 from tests.server.serving import Running, make_llm, serving
 from tests.server.test_kinds_served import sdar
 
 COMPLETIONS = "/v1/completions"
-EXAMPLES = 45  # for each kind of model
+EXAMPLES = 40  # for each kind of model
 SHARE = 0.6  # of the bodies that the declarations allow, so many run
 
 POLICIES: dict[ModelKind, tuple[str, ...]] = {
@@ -91,6 +91,22 @@ def test_most_allowed_bodies_run(served: tuple[ModelKind, Running]) -> None:
     outcomes = send_at_random(kind, running, EXAMPLES, usual=True)
     print(kind, outcomes)
     assert outcomes.share >= SHARE, (outcomes.statuses, outcomes.refused.most_common(8))
+    assert running.client.get("/health").status_code == 200
+
+
+def test_nothing_that_is_allowed_does_harm(served: tuple[ModelKind, Running]) -> None:
+    """Values from all over their ranges: the largest numbers of steps, the longest texts, the widest lists."""
+    kind, running = served
+    send_at_random(kind, running, EXAMPLES // 2, usual=False)
+    assert running.client.get("/health").status_code == 200
+    assert running.client.post(COMPLETIONS, json={"prompt": "from ivy", "max_tokens": LENGTH}).status_code == 200
+
+
+@pytest.mark.soak
+def test_nothing_of_much_that_is_allowed_does_harm(served: tuple[ModelKind, Running]) -> None:
+    kind, running = served
+    outcomes = send_at_random(kind, running, 20 * EXAMPLES, usual=False)
+    print(f"fuzz: {kind}, all values: {outcomes.share:.0%} of {outcomes.statuses.total()} ran")
     assert running.client.get("/health").status_code == 200
 
 

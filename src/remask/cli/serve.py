@@ -42,6 +42,7 @@ _LIMITS = (
     "max_connections",
     "step_limit",
     "max_priority",
+    "step_limit",
 )
 MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")

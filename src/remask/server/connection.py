@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         if self._unread > MAX_HEAD_BYTES + len(data) and not self.transport.is_closing():
             self._refuse(431, f"the request's line and headers exceed {MAX_HEAD_BYTES} bytes")
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. Returns whether the connection stays open for the answer."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self._unread:
