@@ -136,7 +136,9 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
     """Let `engine` compute attention by `attention`. Weights and memory stay those of the engine."""
-    engine.runner = Runner(Transformer(engine.model.config, engine.model.weights, attention), engine.pool)
+    engine.runner = Runner(
+        Transformer(engine.model.config, engine.model.weights, attention, engine.model.arithmetic), engine.pool
+    )
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -167,7 +169,9 @@ class _SectionedAttention:
 
 class _SectionedTransformer(Transformer):
     def __init__(self, model: Transformer, section: Section) -> None:
-        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section))
+        super().__init__(
+            model.config, model.weights, _SectionedAttention(model.attention, section), model.arithmetic
+        )
         self.section = section
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

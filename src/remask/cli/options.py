@@ -58,6 +58,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.prefix_cover,
         help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
     )
+    add_batch_invariant(group)
+
+
+def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
+    """`--batch-invariant`, for commands that take it without the other limits of the engine."""
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="answers do not depend on what else runs, bit for bit; slower",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -72,6 +82,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         eviction=args.eviction,
         prefix_match=args.prefix_match,
         prefix_cover=args.prefix_cover,
+        batch_invariant=args.batch_invariant,
     )
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import one_of, real, whole
+from remask.core.checks import flag, one_of, real, whole
+from remask.errors import ConfigError
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
 
@@ -23,6 +24,8 @@ class EngineConfig:
         prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
             its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
         prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place.
+        batch_invariant: compute so that the bits of an answer do not depend on what else runs. It costs time, and
+            needs `prefix_match="exact"`.
     """
 
     max_num_seqs: int = 8
@@ -34,6 +37,7 @@ class EngineConfig:
     eviction: Eviction = "fifo"
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -42,3 +46,9 @@ class EngineConfig:
         one_of("eviction", self.eviction, EVICTIONS)
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
+        flag("batch_invariant", self.batch_invariant)
+        if self.batch_invariant and self.prefix_match != "exact":
+            raise ConfigError(
+                f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer depends on "
+                "the prefixes that earlier requests left in the store"
+            )
