@@ -169,9 +169,7 @@ class _SectionedAttention:
 
 class _SectionedTransformer(Transformer):
     def __init__(self, model: Transformer, section: Section) -> None:
-        super().__init__(
-            model.config, model.weights, _SectionedAttention(model.attention, section), model.arithmetic
-        )
+        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section), model.arithmetic)
         self.section = section
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

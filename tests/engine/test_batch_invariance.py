@@ -1,10 +1,10 @@
 """Under `batch_invariant` a request computes the same bits in any company: tokens, confidences and hidden states.
 
-One thread computes in every test, so these hold for one number of threads, as the option does.
+One thread computes the answers that are compared: the option holds for one number of threads.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -25,6 +25,8 @@ from remask.models.loaded import load_model
 from remask.models.transformer import Transformer
 from remask.policies import BiCache, Dense
 from remask.policies.exact import Exact
+from remask.sampling import score
+from remask.sampling.score import RowGroup
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
@@ -179,8 +181,17 @@ def rows_of(count: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, width, dtype=dtype)
 
 
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
 @BOTH
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("_threads")
 def test_products_of_any_number_of_rows(bias: bool, dtype: torch.dtype) -> None:
     arithmetic = TiledArithmetic()
     x, weight = rows_of(3 * TILE + 5, 33, dtype), rows_of(45, 33, dtype)
@@ -192,12 +203,31 @@ def test_products_of_any_number_of_rows(bias: bool, dtype: torch.dtype) -> None:
 
 
 @BOTH
+@pytest.mark.usefixtures("_threads")
 def test_activations_of_any_number_of_rows(dtype: torch.dtype) -> None:
-    arithmetic, x = TiledArithmetic(), rows_of(900, 2 * 50, dtype)
+    arithmetic, x = TiledArithmetic(), rows_of(1501, 2 * 50, dtype)  # so many that threads would share them
     gates = arithmetic.silu_(x.clone().chunk(2, dim=-1)[0])
     torch.testing.assert_close(gates, torch.nn.functional.silu(x[:, :50]))
-    for start, stop in ((0, 0), (0, 1), (1, 8), (17, 800)):
+    for start, stop in ((0, 0), (0, 1), (1, 8), (17, 800), (1, 1501)):
         assert torch.equal(arithmetic.silu_(x[start:stop].clone().chunk(2, dim=-1)[0]), gates[start:stop])
+
+
+def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine it need not change a bit, so the calls are counted."""
+    read, real = [], score._greedy
+
+    def greedy(logits: Tensor, mask_id: int) -> Tensor:
+        read.append(len(logits))
+        return real(logits, mask_id)
+
+    monkeypatch.setattr(score, "_greedy", greedy)
+    groups = [RowGroup(rows, "probability", "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]
+    logits = rows_of(5, 9, torch.float32)
+    apart = score.score(logits.clone(), groups, mask_id=8, apart=True)
+    assert read == [2, 3]
+    together = score.score(logits.clone(), groups, mask_id=8)
+    assert read == [2, 3, 5]
+    torch.testing.assert_close(apart, together)
 
 
 class PlaceDependent(TiledArithmetic):

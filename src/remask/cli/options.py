@@ -61,7 +61,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add_batch_invariant(group)
 
 
-def add_batch_invariant(group: argparse._ArgumentGroup) -> None:
+def add_batch_invariant(group: argparse._ActionsContainer) -> None:
     """`--batch-invariant`, for commands that take it without the other limits of the engine."""
     group.add_argument(
         "--batch-invariant",

@@ -49,6 +49,6 @@ class EngineConfig:
         flag("batch_invariant", self.batch_invariant)
         if self.batch_invariant and self.prefix_match != "exact":
             raise ConfigError(
-                f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer depends on "
-                "the prefixes that earlier requests left in the store"
+                f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer "
+                "depends on the prefixes that earlier requests left in the store"
             )

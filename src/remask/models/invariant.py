@@ -51,7 +51,7 @@ class TiledArithmetic(Arithmetic):
         """See `Arithmetic`. Every row is a range of its own, as the rows of `x` are not side by side in memory."""
         # Threads would split the rows' numbers into ranges that end within a row.
         rows = max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x))
-        for part in x.split(rows):
+        for part in torch.split(x, rows):
             F.silu(part, inplace=True)
         return x
 
@@ -73,7 +73,7 @@ class TiledArithmetic(Arithmetic):
                 if not torch.equal(self.linear(x.roll(by, 0), weight), first.roll(by, 0)):
                     raise ConfigError(
                         f"batch_invariant=True cannot be kept here: on {weight.device} with {torch.get_num_threads()} "
-                        f"threads, a product of {TILE} rows with a {str(weight.dtype).removeprefix('torch.')} matrix of "
+                        f"threads, a product of {TILE} rows with a matrix of {weight.dtype} and "
                         f"{weight.shape[0]} x {weight.shape[1]} depends on the place of a row. Use one thread, another "
                         "dtype or another device, or leave batch_invariant out"
                     )

@@ -162,11 +162,11 @@ class Transformer:
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
         """FFN output of the rows `h`."""
-        x = self.norm(h, w.ffn_norm)
+        linear, x = self.arithmetic.linear, self.norm(h, w.ffn_norm)
         if self.config.mlp == "relu2":
-            return self.arithmetic.linear(self.arithmetic.linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
-        gate, up = self.arithmetic.linear(x, w.gate_up).chunk(2, dim=-1)
-        return self.arithmetic.linear(self.arithmetic.silu_(gate).mul_(up), w.down)
+            return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
+        gate, up = linear(x, w.gate_up).chunk(2, dim=-1)
+        return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
         """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all of them together."""

@@ -64,12 +64,12 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
-    parts = [
-        None if group.greedy and not apart else _read(logits[group.rows], group, mask_id) for group in groups
-    ]
-    if any(part is None for part in parts):
+    own = {
+        at: _read(logits[group.rows], group, mask_id) for at, group in enumerate(groups) if apart or not group.greedy
+    }
+    if len(own) < len(groups):
         greedy = _greedy(logits, mask_id)
-        parts = [greedy[:, group.rows] if part is None else part for group, part in zip(groups, parts, strict=True)]
+    parts = [own[at] if at in own else greedy[:, group.rows] for at, group in enumerate(groups)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
