@@ -70,7 +70,7 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
     if len(own) < len(groups):
         greedy = _greedy(logits, mask_id)
     parts = [own[at] if at in own else greedy[:, group.rows] for at, group in enumerate(groups)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
