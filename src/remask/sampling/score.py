@@ -64,12 +64,12 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
-    own = {
-        at: _read(logits[group.rows], group, mask_id) for at, group in enumerate(groups) if apart or not group.greedy
-    }
+    own = [group for group in groups if apart or not group.greedy]
+    parts = {id(group): _read(logits[group.rows], group, mask_id) for group in own}
     if len(own) < len(groups):
         greedy = _greedy(logits, mask_id)
-    parts = [own[at] if at in own else greedy[:, group.rows] for at, group in enumerate(groups)]
+        parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
+    read = [parts[id(group)] for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
