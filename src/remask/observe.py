@@ -138,7 +138,8 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
     """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
-    engine.runner = Runner(Transformer(engine.model.config, engine.model.weights, attention), engine.pool)
+    model = Transformer(engine.model.config, engine.model.weights, attention, engine.model.arithmetic)
+    engine.runner = Runner(model, engine.pool)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -169,7 +170,7 @@ class _SectionedAttention:
 
 class _SectionedTransformer(Transformer):
     def __init__(self, model: Transformer, section: Section) -> None:
-        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section))
+        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section), model.arithmetic)
         self.section = section
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
         (["--max-num-seqs", "-3"], "max_num_seqs must be"),
         (["--max-refreshes", "0"], "max_refreshes must be"),
         (["--prefix-match", "longets"], "Did you mean 'longest'"),
+        (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
         (["--prefix-cover", "1.5"], "prefix_cover must be a number from 0 to 1, got 1.5"),
     ],
 )
@@ -213,6 +214,14 @@ def test_the_longest_stored_prefix_is_read_where_asked_for(tmp_path: Path) -> No
         for options in ([], asked, [*asked, "--prefix-cover", "0.9"])
     ]
     assert cached == [[0, 0], [0, 8], [0, 0]]
+
+
+def test_answers_of_a_batch_are_those_of_lines_alone(tmp_path: Path) -> None:
+    lines = [{**GOOD, "prompt_token_ids": list(range(n, 2 * n)), "prefix_length": n // 2} for n in (3, 8, 12)]
+    status, together = run(tmp_path, lines, "--batch-invariant")
+    assert status == 0
+    alone = [run(tmp_path, [line], "--batch-invariant")[1][0]["token_ids"] for line in lines]
+    assert [answer["token_ids"] for answer in together] == alone
 
 
 def test_a_bundled_model_answers_a_prompt_as_it_was_trained_to(capsys: pytest.CaptureFixture[str]) -> None:

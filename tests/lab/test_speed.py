@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.errors import ConfigError
+from remask.errors import ConfigError, IntegrityError
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
@@ -16,6 +16,7 @@ from remask_lab.speed import (
     concurrency,
     first_layer,
     gpu,
+    invariance,
     overhead,
     policies,
     routing,
@@ -204,6 +205,26 @@ def test_sharing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     report = json.loads(capsys.readouterr().out)
     assert report["requests_that_skip_the_context"] == 4
     assert report["row_layers_gain"] > 1.5
+
+
+def test_invariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--requests", "2", "--prompt", "12", "--response", "8", "--block-length", "4", "--steps", "4"]
+    options = ["--model", "llada-tiny", "--caches", "none,reuse", "--rounds", "2", *shape]
+    monkeypatch.setattr(sys, "argv", ["invariance", *options])
+    invariance.main()
+    report = json.loads(capsys.readouterr().out)
+    assert [row["cache"] for row in report["results"]] == ["none", "reuse"]
+    for row in report["results"]:
+        low, high = row["range"]
+        assert 0 < low <= row["times_as_long"] <= high
+        assert 0 <= row["answers_that_differ"] <= 2
+    answers = iter([(1.0, [(1,)]), (1.0, [(1,)]), (1.0, [(1,), (2,)]), (1.0, [(3,), (2,)])])
+    monkeypatch.setattr(invariance, "run", lambda *_: next(answers))
+    with pytest.raises(IntegrityError, match="none: with batch_invariant an answer depends on what else runs"):
+        invariance.main()
+    monkeypatch.setattr(sys, "argv", ["invariance", *options, "--rounds", "0"])
+    with pytest.raises(ConfigError, match="--rounds"):
+        invariance.main()
 
 
 def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.prefix_cover,
         help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
     )
+    add_batch_invariant(group)
+
+
+def add_batch_invariant(group: argparse._ActionsContainer) -> None:
+    """`--batch-invariant`, for commands that take it without the other limits of the engine."""
+    group.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="answers do not depend on what else runs, bit for bit; slower",
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -93,6 +103,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_stop=args.max_stop,
         max_stop_chars=args.max_stop_chars,
         max_request_row_layers=args.max_request_row_layers,
+        batch_invariant=args.batch_invariant,
     )
 
 

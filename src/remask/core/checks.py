@@ -244,6 +244,11 @@ def real(
     _check(Real(low, high, above), name, value, optional)
 
 
+def flag(name: str, value: object) -> None:
+    """True or false."""
+    Flag().check(name, value)
+
+
 def one_of(name: str, value: object, names: Iterable[str]) -> None:
     """One of a few names. Raises `UnknownNameError`."""
     Choice(tuple(names)).check(name, value)

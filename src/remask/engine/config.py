@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from remask.core.checks import one_of, real, whole
+from remask.core.checks import flag, one_of, real, whole
+from remask.errors import ConfigError
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
 
@@ -29,6 +30,8 @@ class EngineConfig:
         max_stop_chars: characters of one stop text.
         max_request_row_layers: row-layers that one request may cause, as its sampling parameters say before it runs;
             None does not limit it.
+        batch_invariant: compute so that the bits of an answer do not depend on what else runs. It costs time, and
+            needs `prefix_match="exact"`.
     """
 
     max_num_seqs: int = 8
@@ -44,6 +47,7 @@ class EngineConfig:
     max_stop: int = 16
     max_stop_chars: int = 256
     max_request_row_layers: int | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -56,3 +60,9 @@ class EngineConfig:
         one_of("eviction", self.eviction, EVICTIONS)
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
+        flag("batch_invariant", self.batch_invariant)
+        if self.batch_invariant and self.prefix_match != "exact":
+            raise ConfigError(
+                f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer "
+                "depends on the prefixes that earlier requests left in the store"
+            )

@@ -76,4 +76,7 @@ def _attention(
     h = torch.cat([watcher.inputs(model, layer, places) for watcher, places in zip(watchers, positions, strict=True)])
     queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
     parts = torch.split(queries, [len(places) for places in positions])
-    return [attention_rows(q, watcher.keys(pool, layer)) for q, watcher in zip(parts, watchers, strict=True)]
+    return [
+        attention_rows(q, model.arithmetic.placed(watcher.keys(pool, layer)))
+        for q, watcher in zip(parts, watchers, strict=True)
+    ]

@@ -32,6 +32,7 @@ from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError, PlanError
+from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.store.pages import PageAllocator
@@ -92,7 +93,8 @@ class Engine:
     def __init__(
         self, model: Transformer, config: EngineConfig, fingerprint: str, decode: Decode | None = None
     ) -> None:
-        self.model, self.config, self.decode = model, config, decode
+        self.model = model = batch_invariant(model) if config.batch_invariant else model
+        self.config, self.decode = config, decode
         shape = model.config
         self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
         if self.max_model_len > shape.max_length:

@@ -15,10 +15,13 @@ from remask.errors import PlanError
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
 
-def pack(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0) -> StepBatch:
+def pack(
+    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int = 0, apart: bool = False
+) -> StepBatch:
     """One forward pass over `items`, whose rows follow one another in the order given.
 
-    With `first` only the layers from there on are packed, to go on with the rows that leave the layer before.
+    With `first` only the layers from there on are packed, to go on with the rows that leave the layer before. With
+    `apart` every canvas attends on its own; see `make_segments`.
 
     Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
     come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
@@ -30,7 +33,7 @@ def pack(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first:
     before = _parts(items, first - 1) if first else []
     for start, stop in zip([first, *edges], edges, strict=False):
         parts = _parts(items, start)
-        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device))
+        stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, apart))
         before = parts
     tokens = np.concatenate([part.branch.canvas.tokens[part.positions] for part in _parts(items, 0)])
     predict = [
@@ -59,7 +62,12 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageR
 
 
 def _stage(
-    layers: range, parts: list[StageRows], before: list[StageRows], previous: Stage | None, device: torch.device
+    layers: range,
+    parts: list[StageRows],
+    before: list[StageRows],
+    previous: Stage | None,
+    device: torch.device,
+    apart: bool,
 ) -> Stage:
     same = bool(before) and all(
         np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
@@ -74,7 +82,7 @@ def _stage(
         slots=send(slots, device),
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
-        segments=make_segments(parts if partial is None else _computed_parts(parts), device),
+        segments=make_segments(parts if partial is None else _computed_parts(parts), device, apart),
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),

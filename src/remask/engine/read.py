@@ -26,7 +26,7 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
         logits = model.head(hidden[rows])
         for running, group in members:
             running.keep_residual(logits, group)
-        scores.append(score(logits, [group for _, group in members], model.config.mask_id))
+        scores.append(score(logits, [group for _, group in members], model.config.mask_id, model.arithmetic.invariant))
     if not scores:
         return np.empty((2, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.

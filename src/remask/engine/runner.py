@@ -64,7 +64,7 @@ class Runner:
 
     def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
-        return keep_leaving_states(pack(items, self.model.device, first), passes)
+        return keep_leaving_states(pack(items, self.model.device, first, self.model.arithmetic.invariant), passes)
 
     def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""

@@ -12,8 +12,14 @@ from remask.models.stage import Cascade, Direct, Segments
 TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
 
 
-def make_segments(parts: list[StageRows], device: torch.device) -> Segments:
-    """Segments of all `parts`, in their order. Neighbours that share a leading run of slots read it together."""
+def make_segments(parts: list[StageRows], device: torch.device, apart: bool = False) -> Segments:
+    """Segments of all `parts`, in their order. Neighbours that share a leading run of slots read it together.
+
+    With `apart` no segment depends on what else is in the pass, on where slots are, or on which rows that see less are
+    computed too: rows attend together where they are of one canvas and see the same.
+    """
+    if apart:
+        return tuple(segment for part in parts if len(part.positions) for segment in _apart(part, device))
     segments: list[Direct | Cascade] = []
     group: list[StageRows] = []
     for part in [part for part in parts if len(part.positions)]:
@@ -40,6 +46,15 @@ def _direct(part: StageRows, device: torch.device) -> Iterator[Direct]:
         rows = slice(part.rows.start + first, part.rows.start + last)
         visible = None if sees[0] == reach else send_mask(np.arange(reach) < sees[:, None], device)
         yield Direct(rows, send_run(slots[:reach], device), visible)
+
+
+def _apart(part: StageRows, device: torch.device) -> Iterator[Direct]:
+    count = len(part.positions)
+    sees = np.full(count, len(part.table.slots)) if part.sees is None else part.sees
+    edges = [0, *(np.flatnonzero(np.diff(sees)) + 1).tolist(), count]
+    for first, last in pairwise(edges):
+        rows = slice(part.rows.start + first, part.rows.start + last)
+        yield Direct(rows, send_run(part.table.slots[: sees[first]], device))
 
 
 def _tiles(sees: Index) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention, SdpaAttention
 from remask.models.capped import CappedAttention
 from remask.models.config import ModelConfig
@@ -15,8 +16,14 @@ from remask.models.weights import LayerWeights, Weights
 class Transformer:
     """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU or squared ReLU, grouped K/V heads, no causal mask."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, attention: Attention | None = None) -> None:
-        self.config, self.weights = config, weights
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        attention: Attention | None = None,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
         plain = config.score_cap is None and not config.sink
         self.attention = attention or (SdpaAttention() if plain else CappedAttention(config.score_cap))
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
@@ -68,7 +75,7 @@ class Transformer:
         c, w = self.config, self.weights.layers[layer]
         width = c.heads * c.head_dim
         x = self.norm(h, w.attn_norm)
-        q = F.linear(x, w.qkv[:width], None if w.qkv_bias is None else w.qkv_bias[:width])
+        q = self.arithmetic.linear(x, w.qkv[:width], None if w.qkv_bias is None else w.qkv_bias[:width])
         q = q.view(len(x), c.heads, c.head_dim)
         if w.q_norm is not None:
             self._norm_heads(q, w.q_norm)
@@ -77,7 +84,7 @@ class Transformer:
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits, float32 [M, V], of final hidden states [M, D]."""
-        return F.linear(hidden, self.weights.head).float()
+        return self.arithmetic.linear(hidden, self.weights.head).float()
 
     def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
         """One layer in which every row is computed."""
@@ -121,7 +128,7 @@ class Transformer:
         # In the fused projection K's rows follow Q's, and V's follow K's.
         first = (c.heads if pick.keys else c.heads + c.kv_heads) * c.head_dim
         part = slice(first, first + c.kv_heads * c.head_dim)
-        new = F.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
+        new = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
         new = new.view(len(new), c.kv_heads, c.head_dim)
         if pick.keys:
             if w.k_norm is not None:
@@ -140,7 +147,7 @@ class Transformer:
         """Attention output of the rows `h`. Their K/V are written to `slots`."""
         c = self.config
         x = self.norm(h, w.attn_norm)
-        heads = F.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        heads = self.arithmetic.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
         if w.q_norm is not None and w.k_norm is not None:
             self._norm_heads(heads[:, : c.heads], w.q_norm)
             self._norm_heads(heads[:, c.heads : c.heads + c.kv_heads], w.k_norm)
@@ -151,15 +158,15 @@ class Transformer:
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
         sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
-        return F.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments, sink), w.out)
+        return self.arithmetic.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments, sink), w.out)
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
         """FFN output of the rows `h`."""
-        x = self.norm(h, w.ffn_norm)
+        linear, x = self.arithmetic.linear, self.norm(h, w.ffn_norm)
         if self.config.mlp == "relu2":
-            return F.linear(F.linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
-        gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate, inplace=True).mul_(up), w.down)
+            return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
+        gate, up = linear(x, w.gate_up).chunk(2, dim=-1)
+        return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
         """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all of them together."""

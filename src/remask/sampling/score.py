@@ -51,11 +51,12 @@ def step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int) -> Tensor:
+def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool = False) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2, rows], in their order, without guide rows.
 
     `logits` [M, V] is used as scratch. The mask token is never chosen, but counts in the probabilities, as in the
-    originals. Nothing waits for the device.
+    originals. With `apart` every group is read on its own, else all greedy ones at once: the last bits of what is
+    computed over a whole tensor may depend on its size. Nothing waits for the device.
     """
     for group in groups:
         if group.residual is not None:
@@ -63,21 +64,26 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int) -> Tensor:
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
-    special = [_sampled(logits[group.rows], group, mask_id) if not group.greedy else None for group in groups]
-    if any(group.greedy for group in groups):
-        tokens, confidence = _greedy(logits, mask_id)
-    parts = [
-        own if own is not None else torch.stack((tokens[group.rows].float(), confidence[group.rows]))
-        for group, own in zip(groups, special, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    own = [group for group in groups if apart or not group.greedy]
+    parts = {id(group): _read(logits[group.rows], group, mask_id) for group in own}
+    if len(own) < len(groups):
+        greedy = _greedy(logits, mask_id)
+        parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
+    read = [parts[id(group)] for group in groups]
+    return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
-def _greedy(logits: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
+    """Return token and confidence of one request's rows, float32 [2, rows]."""
+    return _greedy(logits, mask_id) if group.greedy else _sampled(logits, group, mask_id)
+
+
+def _greedy(logits: Tensor, mask_id: int) -> Tensor:
+    """Return token and confidence of all rows, float32 [2, M]. Removes the mask token from `logits`."""
     total = logits.logsumexp(dim=-1)
     logits[:, mask_id] = -torch.inf
     best, tokens = logits.max(dim=-1)
-    return tokens, (best - total).exp()
+    return torch.stack((tokens.float(), (best - total).exp()))
 
 
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:

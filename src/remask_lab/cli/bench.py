@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import asdict, replace
 
-from remask.cli.options import add_model_options, check_folder, object_option, open_llm
+from remask.cli.options import add_batch_invariant, add_model_options, check_folder, object_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=int, default=8, metavar="C", help="requests that run at a time (default 8)"
     )
+    add_batch_invariant(parser)
     add_workload_options(parser, requests=200)
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and write the record where `--json` asks for it."""
     check_least(args, concurrency=1, rounds=1)
     check_folder("--json", args.json)
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
+    limits = EngineConfig(max_num_seqs=args.concurrency, batch_invariant=args.batch_invariant)
+    replace(limits, prefix_match=args.prefix_match)  # what cannot be combined is refused now, not between two rows
+    llm = open_llm(args, engine=limits)
     workload = _workload(llm, args)
     rows, left_out = _contenders(llm, args, workload)
     detail = args.detail or args.caches == ALL

@@ -151,6 +151,7 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
         (["--prompt-tokens", "5"], "the bundled model has a task"),
         (["--without-prefix"], "only 'bundled' has a task"),
         (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
         (["--caches", "bicache"], "uniform"),
         (["--max-tokens", "150"], "max_model_len is 128"),
     ],

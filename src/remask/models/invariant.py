@@ -1,0 +1,112 @@
+"""Computing so that no row's bits depend on the other rows of a pass, nor on where anything is in memory.
+
+PyTorch and the matrix library under it choose a kernel by the shape of a product, and some kernels round differently:
+on a CPU in float32, products of one to three rows do. Elementwise functions round differently where a range of numbers
+ends, and threads split the numbers of all rows into ranges. So a row's last bits may depend on how many rows
+stand before and after it.
+"""
+
+from collections.abc import Iterable
+from copy import copy
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.errors import ConfigError
+from remask.models.arithmetic import Arithmetic
+from remask.models.attention import Attention, Sink
+from remask.models.stage import Direct, Segments
+from remask.models.transformer import Transformer
+
+TILE = 64  # rows of every product
+GRAIN = 32768  # PyTorch computes an elementwise function of fewer numbers on one thread
+ALIGNMENT = 64  # bytes; PyTorch allocates at multiples of it
+
+
+class TiledArithmetic(Arithmetic):
+    """Computes products in tiles of `TILE` rows, of which the last is filled up with zeros.
+
+    So the kernel depends on the shape of the weights and on the number of threads, and not on how many rows there are.
+    """
+
+    invariant = True
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See `Arithmetic`."""
+        rows = -(-len(x) // TILE) * TILE
+        padded = x.new_zeros((rows, x.shape[1]))
+        padded[: len(x)] = x
+        out = x.new_empty((rows, weight.shape[0]))
+        for start in range(0, rows, TILE):
+            tile, target = padded[start : start + TILE], out[start : start + TILE]
+            if bias is None:
+                torch.mm(tile, weight.t(), out=target)
+            else:
+                torch.addmm(bias, tile, weight.t(), out=target)
+        return out[: len(x)]
+
+    def silu_(self, x: Tensor) -> Tensor:
+        """See `Arithmetic`. Every row is a range of its own, as the rows of `x` are not side by side in memory."""
+        # Threads would split the rows' numbers into ranges that end within a row.
+        rows = max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x))
+        for part in torch.split(x, rows):
+            F.silu(part, inplace=True)
+        return x
+
+    def placed(self, x: Tensor) -> Tensor:
+        """See `Arithmetic`."""
+        return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+
+    def check(self, weights: Iterable[Tensor]) -> None:
+        """Raise `ConfigError` where a row's product with one of `weights` [M, K] depends on its place in a tile.
+
+        One matrix of each shape is tried, with random rows at several places.
+        """
+        for weight in {weight.shape: weight for weight in weights}.values():
+            generator = torch.Generator(weight.device).manual_seed(0)
+            x = torch.empty((TILE, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+            x.normal_(generator=generator)
+            first = self.linear(x, weight)
+            for by in (1, 7, 32):
+                if not torch.equal(self.linear(x.roll(by, 0), weight), first.roll(by, 0)):
+                    raise ConfigError(
+                        f"batch_invariant=True cannot be kept here: on {weight.device} with {torch.get_num_threads()} "
+                        f"threads, a product of {TILE} rows with a matrix of {weight.dtype} and "
+                        f"{weight.shape[0]} x {weight.shape[1]} depends on the place of a row. Use one thread, another "
+                        "dtype or another device, or leave batch_invariant out"
+                    )
+
+
+class ApartAttention:
+    """Attention of one canvas at a time by `inner`, from copies wherever an address could change the bits.
+
+    It takes segments of single canvases: the number of rows, the number of slots and their order come from the request.
+    """
+
+    def __init__(self, inner: Attention, arithmetic: Arithmetic) -> None:
+        self.inner, self.arithmetic = inner, arithmetic
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+        """See `Attention`."""
+        parts = []
+        for segment in segments:
+            assert isinstance(segment, Direct)
+            rows = q[segment.rows].clone(memory_format=torch.contiguous_format)
+            keys, values = (self.arithmetic.placed(kept[segment.keys]) for kept in (k, v))
+            own = Direct(slice(0, len(rows)), slice(0, len(keys)), segment.visible)
+            parts.append(self.inner(rows, keys, values, (own,), sink))
+        return torch.cat(parts) if parts else q.flatten(1)
+
+
+def batch_invariant(model: Transformer) -> Transformer:
+    """The same weights, computed so that no row's bits depend on the other rows of a pass.
+
+    Raises `ConfigError` where the matrix library gives a row other bits at another place.
+    """
+    tiled, arithmetic = copy(model), TiledArithmetic()
+    matrices = chain.from_iterable((w.qkv, w.out, w.gate_up, w.down) for w in model.weights.layers)
+    arithmetic.check([*matrices, model.weights.head])
+    tiled.arithmetic, tiled.attention = arithmetic, ApartAttention(model.attention, arithmetic)
+    return tiled
