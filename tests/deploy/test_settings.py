@@ -41,7 +41,7 @@ def test_what_replicas_are_made_of() -> None:
     ("values", "text"),
     [
         ({"modle": "x"}, "Did you mean 'model'"),
-        ({"engine": {"max_seqs": 1}}, "Did you mean 'max_num_seqs'"),
+        ({"engine": {"max_num_seq": 1}}, "Did you mean 'max_num_seqs'"),
         ({"server": {"max_que": 1}}, "Did you mean 'max_queue'"),
         ({"llm": {"dtpye": "x"}}, "Did you mean 'dtype'"),
         ({"min_replicas": 0}, "min_replicas"),

@@ -95,7 +95,12 @@ def test_steps_beyond_the_tokens_are_legal_up_to_the_bound(hosts: dict[str, Runn
 
 
 def test_operators_widen_and_tighten_the_bounds() -> None:
-    limits = {"max_steps": 20_000_000, "max_stop": 1, "max_stop_chars": 3, "max_request_row_layers": 2500}
+    limits: dict[str, Any] = {
+        "max_steps": 20_000_000,
+        "max_stop": 1,
+        "max_stop_chars": 3,
+        "max_request_row_layers": 2500,
+    }
     with serving(make_llm(**limits)) as running:
         body = {"prompt": "from ivy", "max_tokens": 8, "block_length": 8, "ignore_eos": True, "cache": "none"}
         many = running.client.post(COMPLETIONS, json={**body, "steps": 20_000_000})
@@ -240,9 +245,9 @@ def test_a_step_that_takes_too_long_is_reported(
 
 def test_choices_of_one_seed_have_seeds_of_their_own(hosts: dict[str, Running]) -> None:
     intake = hosts["masked"].service.intake
-    chat = ChatBody(messages=CHATS[0], n=3, seed=5)
+    chat = ChatBody.model_validate({"messages": CHATS[0], "n": 3, "seed": 5})
     assert [each.params.seed for each in intake.chat(chat, "x")] == [5, 6, 7]
-    text = CompletionBody(prompt=["from ivy", "from birch"], n=2, seed=2**63 - 1)
+    text = CompletionBody.model_validate({"prompt": ["from ivy", "from birch"], "n": 2, "seed": 2**63 - 1})
     assert [each.params.seed for each in intake.completion(text, "x")] == [0, 1, 0, 1]
 
 
