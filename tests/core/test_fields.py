@@ -7,6 +7,8 @@ import pytest
 
 from remask.core.checks import LARGEST, SHOWN, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
 from remask.core.fields import Nested, check, declare, declared, parse
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
 from remask.errors import ConfigError, UnknownNameError
 
 
@@ -114,3 +116,23 @@ def test_parse() -> None:
 )
 def test_schemas(values: Values, schema: dict[str, Any]) -> None:
     assert values.schema() == schema
+
+
+def unbounded(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a schema that hold numbers, texts or lists of any size."""
+    if "anyOf" in schema:
+        return [part for each in schema["anyOf"] for part in unbounded(each)]
+    kind = schema["type"]
+    if kind == "string" and "enum" in schema:
+        return []
+    bounds = {"integer": "maximum", "number": "maximum", "string": "maxLength", "array": "maxItems"}
+    open_ended = [schema] if kind in bounds and schema.get(bounds[kind], LARGEST) >= LARGEST else []
+    nested = [schema["items"]] if kind == "array" else list(schema.get("properties", {}).values())
+    return open_ended + [part for each in nested for part in unbounded(each)]
+
+
+@pytest.mark.parametrize("cls", [SamplingParams, Terms])
+def test_every_field_of_a_request_is_bounded(cls: type[Any]) -> None:
+    known = {"seed", "priority"}  # any number is as good as another
+    found = [name for name, field in declared(cls).items() if name not in known and unbounded(field.values.schema())]
+    assert found == []

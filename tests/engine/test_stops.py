@@ -39,7 +39,7 @@ def test_the_first_stop_is_found_however_tokens_settle(
     rule = StopRule(frozenset(ids), tuple(texts), decode if texts else None)
     scan, at = rule.scan(), 0
     while at < len(tokens):
-        step = data.draw(st.integers(0, 5))
+        step = data.draw(st.integers(1, 5))
         scan.push(tokens[at : at + step])
         at += step
     assert scan.end == first_stop(tokens, rule)
@@ -49,7 +49,7 @@ def test_the_first_stop_is_found_however_tokens_settle(
 def test_the_pieces_join_to_the_text(tokens: list[int], data: st.DataObject) -> None:
     decoder, at, said = IncrementalDecoder(decode), 0, ""
     while at < len(tokens):
-        step = data.draw(st.integers(0, 9))
+        step = data.draw(st.integers(1, 9))
         said += decoder.push(tokens[at : at + step])
         at += step
     assert said + decoder.finish() == decode(tokens)

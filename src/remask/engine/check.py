@@ -37,7 +37,6 @@ def check_request(
     _check_terms(request)
     _check_prompt(request, shape)
     limits.check_stop(params)
-    limits.check_steps(params)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -48,6 +47,7 @@ def check_request(
             f"prompt of {len(request.prompt_token_ids)} tokens and max_tokens={params.max_tokens} make a canvas of "
             f"{needed}, but {limit}; shorten one of them{more}"
         )
+    limits.check_steps(params)
     decoding = _decoding(request, shape, max_model_len)
     if decoding.length > max_model_len:
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"

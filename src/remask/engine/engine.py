@@ -322,7 +322,8 @@ class Engine:
             elif self._guarded(item, item.admit, POLICY):
                 batch.requests.append(item)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        self.at_work = batch.ids
+        waiting = [running.request.id for running in self._running_requests() if batch.passes and not running.ready]
+        self.at_work = (*batch.ids, *waiting)
         return batch
 
     def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
