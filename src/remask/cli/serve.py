@@ -1,6 +1,7 @@
 """`remask serve`: an OpenAI-compatible server."""
 
 import argparse
+import gc
 import importlib.util
 import json
 import logging
@@ -155,6 +156,10 @@ def run(args: argparse.Namespace) -> int:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)
         _announce(args, url_of(listener), llm, config, trace is not None)
+        # What is loaded stays. Without this every large body makes the collector look at all of it, again and again, and
+        # the event loop stands still so long.
+        gc.collect()
+        gc.freeze()
         Server(app, listener).run()
     return 0
 

@@ -1,7 +1,6 @@
 """Runs the application under uvicorn. It drains before it stops."""
 
 import asyncio
-import gc
 import logging
 import math
 import socket
@@ -84,10 +83,6 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start as uvicorn does, and remember the event loop."""
         self._loop = asyncio.get_running_loop()
-        # The model's objects stay. Without this every large body makes the collector look at all of them, again and
-        # again, and the event loop stands still so long.
-        gc.collect()
-        gc.freeze()
         await super().startup(sockets)
         if self.started:
             log.info("running on %s", url_of(self._listener))
