@@ -16,10 +16,10 @@ from tests.models.test_chat_template import BILLIONS, ENDLESS
 QUICK_S = 20.0  # far above what refusing takes on a busy machine, and far below what obeying would
 
 
-def copied(folder: Path, model: str = "bundled", **config: Any) -> Path:
-    """A copy of a bundled model with other keys in its config.json."""
+def copied(folder: Path, **config: Any) -> Path:
+    """A copy of the bundled model with other keys in its config.json."""
     folder.mkdir()
-    for file in resolve(model).iterdir():
+    for file in resolve("bundled").iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
     raw = json.loads((folder / "config.json").read_text())

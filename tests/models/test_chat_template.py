@@ -55,9 +55,10 @@ def _no_process_stays() -> Iterator[None]:
 def test_a_template_gives_what_transformers_gives(text: str) -> None:
     chat = [{**message, "none": None} for message in CHAT]
     plain: Any = [{key: value for key, value in message.items() if value is not None} for message in chat]
+    tokens: dict[str, Any] = dict(TOKENS)
     for prompt in (True, False):
-        expected, _ = render_jinja_template([plain], chat_template=text, add_generation_prompt=prompt, **TOKENS)
-        assert ChatTemplate(text, TOKENS).render(chat, prompt) == expected[0]
+        rendered: Any = render_jinja_template([plain], chat_template=text, add_generation_prompt=prompt, **tokens)
+        assert ChatTemplate(text, TOKENS).render(chat, prompt) == rendered[0][0]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class ChatTemplate:
         return worker
 
 
-def _frame(value: Mapping[str, Any]) -> bytes:
+def _frame(value: dict[str, Any]) -> bytes:
     """A frame of `value`. Raises `ValueError` where it holds other than Python's own plain objects."""
     content = marshal.dumps(value)
     return HEAD.pack(b" ", len(content)) + content
