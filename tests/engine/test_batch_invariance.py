@@ -126,7 +126,7 @@ def test_uniform_models(model: str, seed: int, dtype: torch.dtype) -> None:
     rng = random.Random(f"{model} {seed} invariant")
     lines = [test_uniform_drawn_against_oracles.draw(rng, model, corrected=False) for _ in range(8)]
     work = [
-        test_uniform_drawn_against_oracles.work_of(line, str(number), rng.randrange(6))
+        test_block_causal_against_oracles.work_of(line, str(number), rng.randrange(6))
         for number, line in enumerate(lines)
     ]
     check(model_of(model, dtype), work, **limits(rng))
@@ -154,7 +154,7 @@ def test_pages_that_another_request_computed(dtype: torch.dtype) -> None:
     lengths = {"long": 44, "cut within a block": 30, "short": 17}
     work = {name: Work(Request(name, prompt[:length], params), Exact()) for name, length in lengths.items()}
     first, *others = work.values()
-    store = {"page_size": 8, "store_budget_tokens": 64, "batch_invariant": True}
+    store: dict[str, Any] = {"page_size": 8, "store_budget_tokens": 64, "batch_invariant": True}
     engine = poisoned_engine(model, **store)
     shared = answers(engine, [first])
     shared |= answers(engine, others)
