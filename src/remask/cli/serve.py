@@ -148,8 +148,8 @@ def run(args: argparse.Namespace) -> int:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)
         _announce(args, url_of(listener), llm, config, trace is not None)
-        # What is loaded stays. Without this every large body makes the collector look at all of it, again and again, and
-        # the event loop stands still so long.
+        # What is loaded stays. Without this every large body makes the collector look at all of it, again and again,
+        # and the event loop stands still so long.
         gc.collect()
         gc.freeze()
         Server(app, listener).run()
