@@ -24,7 +24,7 @@ from remask_lab.records.record import Record, read_record
 
 ROOT = Path(__file__).parents[3]
 RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md", ROOT / "README.md"
-QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(\n<!-- end of table -->)", re.DOTALL)
+QUOTED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BENCH = "bench"
 HEAD = """# Results
 
@@ -98,7 +98,7 @@ def quoted(text: str, records: dict[str, Record]) -> str:
         begin, name, end = found.groups()
         if name not in records or records[name].subject != BENCH:
             raise RecordError(f"the README quotes {name}, which is no result file of 'remask bench'")
-        return f"{begin}{_marked(records[name], bench_table(records[name]))}{end}"
+        return f"{begin}{_marked(records[name], bench_table(records[name]))}\n{end}"
 
     return QUOTED.sub(fill, text)
 
