@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from remask_lab.harness.sandbox.linux import WORK
 from remask_lab.harness.sandbox.supervisor import TMP_MEGABYTES
 
 Mode = Literal["bubblewrap", "namespaces", "process"]
@@ -22,7 +23,7 @@ _INSIDE: Final = "/sandbox"  # the same within bubblewrap
 _ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",
+    "TMPDIR": WORK,
     # Libraries that start a thread for every core would meet the limit on processes.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -246,12 +247,13 @@ def _bubblewrap_command() -> list[str]:
     command = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     for name, value in _ENVIRONMENT.items():
         command += ["--setenv", name, value]
+    room = ["--size", str(TMP_MEGABYTES * 2**20), "--tmpfs"]
+    command += [*room, "/tmp", *room, WORK]  # before what may stand in /tmp
     for path, target in visible_paths():
         command += ["--ro-bind", path, path] if target is None else ["--symlink", target, path]
     package = "remask_lab/harness/sandbox"
     command += ["--dev", "/dev", "--ro-bind", f"{_ROOT}/{package}", f"{_INSIDE}/{package}"]
-    command += ["--size", str(TMP_MEGABYTES * 2**20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    return [*command, "--", *_python("candidate", _INSIDE)]
+    return [*command, "--chdir", WORK, "--", *_python("candidate", _INSIDE)]
 
 
 def _python(program: str, root: str) -> list[str]:

@@ -32,6 +32,7 @@ _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY_NOSUID: Final = 1 | 2
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
+WORK: Final = "/work"  # where generated code begins; an interpreter in /tmp does not show there
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 
 
@@ -76,12 +77,12 @@ def enter_namespaces() -> None:
 
 
 def enter_root(folder: str, paths: Sequence[tuple[str, str | None]], megabytes: int) -> None:
-    """Make a new root of `paths`, read-only, a few devices and an empty /tmp, and enter it.
+    """Make a new root of `paths`, read-only, a few devices, /tmp and an empty folder `WORK`, and enter the latter.
 
     Args:
         folder: an empty folder, which the new root covers in this mount namespace alone.
         paths: what is there; a path with its target is made as a symbolic link.
-        megabytes: size of the file system in memory that holds /tmp.
+        megabytes: size of the file system in memory that holds /tmp and `WORK`.
     """
     _call("mount", None, b"/", None, _MS_REC | _MS_PRIVATE, None)
     _call(
@@ -103,13 +104,14 @@ def enter_root(folder: str, paths: Sequence[tuple[str, str | None]], megabytes: 
         place = Path(folder) / "dev" / name
         place.touch()
         _call("mount", f"/dev/{name}".encode(), os.fsencode(place), None, _MS_BIND, None)
-    tmp = Path(folder) / "tmp"
-    tmp.mkdir(exist_ok=True)
-    tmp.chmod(0o1777)
+    for writable in ("/tmp", WORK):
+        place = Path(folder + writable)
+        place.mkdir(exist_ok=True)
+        place.chmod(0o1777)
     os.chdir(folder)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _MNT_DETACH)
-    os.chdir("/tmp")
+    os.chdir(WORK)
 
 
 def _bind(path: str, place: Path) -> None:

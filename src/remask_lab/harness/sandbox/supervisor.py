@@ -176,7 +176,7 @@ def _become_candidate(job: dict[str, Any]) -> None:
     if job["mode"] == "namespaces":
         linux.enter_namespaces()
         linux.enter_root(job["folder"], job["paths"], TMP_MEGABYTES)
-        os.environ["TMPDIR"] = "/tmp"
+        os.environ["TMPDIR"] = linux.WORK
         _wait_unless_child(job)  # the first process of the new namespace of process ids
         _wait_unless_child(job)  # the candidate; the first process ends when this one does, and all others with it
     else:

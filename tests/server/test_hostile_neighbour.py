@@ -1,0 +1,184 @@
+"""A canary beside hostile clients: it is answered as beside as many ordinary ones, and nothing is lost."""
+
+import os
+import random
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.server.bodies import bodies
+from tests.server.serving import CHATS, Running, make_llm, serving
+from tests.server.test_hostile import COMPLETIONS, HOSTILE
+
+CHAT = "/v1/chat/completions"
+GENERATORS = 4  # clients beside the canary, each of which sends its next request when the last one is over
+SECONDS = 6.0  # of each of the two loads, in every run of the tests
+SOAK_SECONDS = float(os.environ.get("REMASK_SOAK_SECONDS", "900"))
+MOST = 3.0  # the canary's p99 beside hostile clients, over that beside ordinary ones
+ROW_LAYERS = 40_000  # of one request: some hundred steps of a usual canvas
+POLICIES = ("none", "bicache", "block-dual", "dllm-cache", "bicache+block-dual")
+
+
+class Load:
+    """What clients sent for a while, and what came back.
+
+    Attributes:
+        times: seconds that the canary waited for each of its answers.
+        statuses: of all answers to the generators; 0 for connections that they left or that were closed.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.statuses: Counter[int] = Counter()
+        self.over = threading.Event()
+        self.failures: list[BaseException] = []
+
+    @property
+    def p99(self) -> float:
+        """Seconds; the largest where there are few."""
+        return max(self.times) if len(self.times) < 100 else statistics.quantiles(self.times, n=100)[98]
+
+    def start(self, run: Callable[[], None]) -> threading.Thread:
+        """A thread that calls `run` until the load is over."""
+
+        def loop() -> None:
+            try:
+                while not self.over.is_set():
+                    run()
+            except BaseException as failure:
+                self.failures.append(failure)
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        return thread
+
+    def note(self, response: httpx.Response) -> None:
+        """Count an answer. Whatever a client sends, the server fails on nobody's account."""
+        self.statuses[response.status_code] += 1
+        assert response.status_code < 500 or response.status_code in (503, 504), response.text
+
+
+@contextmanager
+def running_load(running: Running, generate: Callable[[Load, httpx.Client, random.Random], None]) -> Iterator[Load]:
+    """Generators that call `generate` again and again until the block ends."""
+    load = Load()
+    clients = [httpx.Client(base_url=running.base, timeout=60) for _ in range(GENERATORS)]
+    threads = []
+    for number, client in enumerate(clients):
+        rng = random.Random(number)
+        threads.append(load.start(lambda client=client, rng=rng: generate(load, client, rng)))  # type: ignore[misc]
+    try:
+        yield load
+    finally:
+        load.over.set()
+        for thread in threads:
+            thread.join()
+        for client in clients:
+            client.close()
+    assert not load.failures, load.failures[0]
+
+
+def watch(running: Running, load: Load, seconds: float, pause: float) -> None:
+    """Send the canary's request again and again, and note how long each takes. All of them are answered, and alike."""
+    body = {"messages": CHATS[0], "seed": 1}
+    texts, end = set(), time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.monotonic()
+        response = running.client.post(CHAT, json=body)
+        load.times.append(time.monotonic() - began)
+        assert response.status_code == 200, response.text
+        texts.add(response.json()["choices"][0]["message"]["content"])
+        time.sleep(pause)
+    assert len(texts) == 1
+
+
+def ordinary(load: Load, client: httpx.Client, rng: random.Random) -> None:
+    load.note(client.post(CHAT, json={"messages": rng.choice(CHATS)}))
+
+
+def abusive(load: Load, client: httpx.Client, rng: random.Random) -> None:
+    """One of what hostile clients send."""
+    match rng.randrange(8):
+        case 0:
+            _, fields, _ = rng.choice([each for each in HOSTILE if each[0] == "masked"])
+            load.note(client.post(COMPLETIONS, json={"prompt": "from ivy", **fields}))
+        case 1:
+            load.note(client.post(COMPLETIONS, json={"prompt": "from ivy " * 400_000}))
+        case 2:
+            load.note(client.post(COMPLETIONS, json={"prompt": [""] * 100_000}))
+        case 3:
+            load.note(client.post(COMPLETIONS, content=b"x" * 5_000_000))
+        case 4:
+            load.note(
+                client.post(COMPLETIONS, content=rng.randbytes(200), headers={"Content-Type": "application/json"})
+            )
+        case 5:
+            with client.stream("POST", CHAT, json={"messages": rng.choice(CHATS), "stream": True}) as response:
+                next(response.iter_bytes(), b"")  # and then the client leaves
+            load.statuses[0] += 1
+        case 6:
+            with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as half:
+                half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            load.statuses[0] += 1
+        case _:
+            ordinary(load, client, rng)
+
+
+def at_random(running: Running) -> Callable[[Load, httpx.Client, random.Random], None]:
+    """Hostile clients that also send bodies from the whole ranges of the declared fields."""
+    vocab = running.service.llm.loaded.config.vocab
+
+    def generate(load: Load, client: httpx.Client, rng: random.Random) -> None:
+        @settings(max_examples=1, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        @given(body=bodies("masked", POLICIES, vocab, usual=False))
+        def send(body: dict[str, Any]) -> None:
+            load.note(client.post(COMPLETIONS, json=body))
+
+        if rng.random() < 0.3:
+            send()
+        else:
+            abusive(load, client, rng)
+
+    return generate
+
+
+def compare(seconds: float, pause: float) -> tuple[Load, Load]:
+    """The canary beside ordinary clients, then beside hostile ones, on one server."""
+    with serving(make_llm(max_request_row_layers=ROW_LAYERS)) as running:
+        watch(running, Load(), 1.0, 0.0)  # the first requests fill caches
+        with running_load(running, ordinary) as usual:
+            watch(running, usual, seconds, pause)
+        with running_load(running, at_random(running)) as hostile:
+            watch(running, hostile, seconds, pause)
+        running.settle()
+        assert running.client.get("/health").status_code == 200
+        assert running.service.engine.engine.stats.recoveries == 0
+    for name, load in (("ordinary", usual), ("hostile", hostile)):
+        print(
+            f"{name}: {len(load.times)} canaries, median {1e3 * statistics.median(load.times):.0f} ms, p99 "
+            f"{1e3 * load.p99:.0f} ms; answers {dict(sorted(load.statuses.items()))}"
+        )
+    return usual, hostile
+
+
+def test_a_canary_is_answered_beside_hostile_clients() -> None:
+    usual, hostile = compare(SECONDS, 0.1)
+    assert set(usual.statuses) == {200}
+    assert {0, 200, 400, 413} <= set(hostile.statuses), "they did what they came for"
+    assert len(hostile.times) > 5
+
+
+@pytest.mark.soak
+def test_a_canary_waits_no_longer_beside_hostile_clients() -> None:
+    """Each load runs for half of the soak, `REMASK_SOAK_SECONDS` seconds (default 900)."""
+    usual, hostile = compare(SOAK_SECONDS, 1.0)
+    assert hostile.p99 <= MOST * usual.p99, (usual.p99, hostile.p99)
