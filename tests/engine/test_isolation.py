@@ -314,6 +314,25 @@ def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
     assert [entry.tokens[0] for entry in engine.store.entries] == [good.request.prompt_token_ids[0]]
 
 
+def test_no_memory_for_a_new_entry_leaves_nothing_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    whole, calls = engine.store.new_states, 0
+
+    def states(tokens: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(tokens)
+
+    monkeypatch.setattr(engine.store, "new_states", states)
+    good = Work(request("good", prefix=5), Reuse())
+    results, _ = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
+    assert "out of memory" in str(results["bad"].error)
+    assert outcome(results["good"]) == outcome(alone(good))
+    assert engine.stats.recoveries == 0
+
+
 def test_what_nobody_is_to_blame_for_is_raised() -> None:
     with pytest.raises(ValueError, match="of nobody"):
         make_engine().recover(ValueError("of nobody"))

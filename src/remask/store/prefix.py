@@ -147,13 +147,12 @@ class PrefixStore:
             return None
         for victim in victims:
             self._evict(victim)
+        states = self.new_states(len(tokens))  # before pages are claimed: there may be no memory left for it
         extent = self.allocator.allocate(len(tokens), range(self.allocator.references.shape[0]))
         if extent is None:
             raise IntegrityError("pages that were free for a new entry are gone")
         self.stats.misses += 1
-        entry = PrefixEntry(
-            key, tuple(int(t) for t in tokens), extent, self.new_states(len(tokens)), cache_salt=cache_salt
-        )
+        entry = PrefixEntry(key, tuple(int(t) for t in tokens), extent, states, cache_salt=cache_salt)
         self._index.add(entry)
         self._order.add(key)
         return self._lease(entry, boundary, hit=False)
