@@ -333,6 +333,23 @@ def test_no_memory_for_a_new_entry_leaves_nothing_claimed(monkeypatch: pytest.Mo
     assert engine.stats.recoveries == 0
 
 
+def test_an_error_of_the_last_check_loses_no_result() -> None:
+    engine = make_engine()
+    engine.add(request("r"))
+    engine.step()
+    assert engine.allocator.allocate(1, range(1, 2)) is not None, "a page that nobody owns"
+    events: list[Event] = []
+    while engine.busy:
+        try:
+            events += engine.step()
+        except IntegrityError as error:
+            engine.recover(error)
+    (result,) = [event.result for event in events if event.result is not None]
+    assert outcome(result) == outcome(alone(Work(request("r"), Dense())))
+    assert engine.stats.recoveries == 1
+    engine.check_integrity()
+
+
 def test_what_nobody_is_to_blame_for_is_raised() -> None:
     with pytest.raises(ValueError, match="of nobody"):
         make_engine().recover(ValueError("of nobody"))

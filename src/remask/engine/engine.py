@@ -192,9 +192,9 @@ class Engine:
             if self.probe is not None:
                 self.probe(ran.batch.requests, ran.hidden)
             self._settle(ran, read_isolated(self.runner, ran, self._fail))
+        if not (self._waiting or len(self._running)):
+            self.check_integrity()  # before events are taken: what it raises loses none
         events, self._ended = self._ended, []
-        if not self.busy:
-            self.check_integrity()
         self.stats.step_seconds += time.perf_counter() - start
         self.stats.step_cpu_seconds += time.thread_time() - computed
         return events
