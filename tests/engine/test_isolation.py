@@ -350,6 +350,27 @@ def test_an_error_of_the_last_check_loses_no_result() -> None:
     engine.check_integrity()
 
 
+def test_a_pass_that_nobody_waits_for_does_not_bring_the_engine_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests that leased a prefix are gone, and its pass goes on alone."""
+    engine = make_engine(max_row_layers=1)
+    engine.add(request("gone", prefix=6).with_policy(Reuse()))
+    engine._admit()
+    engine.cancel("gone")
+    whole = engine.runner.run
+
+    def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+        if passes:
+            raise torch.OutOfMemoryError("out of memory")
+        return whole(items, passes)
+
+    monkeypatch.setattr(engine.runner, "run", ran)
+    results, _ = drive(engine, [])
+    assert (results["gone"].finish_reason, engine.stats.recoveries) == ("cancelled", 1)
+    assert not engine.store.entries
+    later = Work(request("later"), Dense())
+    assert outcome(drive(engine, [later])[0]["later"]) == outcome(alone(later))
+
+
 def test_what_nobody_is_to_blame_for_is_raised() -> None:
     with pytest.raises(ValueError, match="of nobody"):
         make_engine().recover(ValueError("of nobody"))

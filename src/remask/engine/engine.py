@@ -206,9 +206,10 @@ class Engine:
         `MAX_STARTS` times, end with the error. Raises `error` where that cannot help: where nothing ran that could have
         caused it, or where the device stays lost.
         """
-        begun = self._unfinished()
-        if not begun and not poisons(error):
+        # A pass over a prefix may run alone, and so may one that completes pages: nobody waits for either.
+        if not len(self._running) and not poisons(error):
             raise error
+        begun = self._unfinished()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1
         self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
