@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from remask.config import resolve_device, resolve_dtype
+from remask.core.checks import one_of
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
@@ -19,7 +20,7 @@ from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
-from remask.errors import ConfigError, UnknownNameError
+from remask.errors import ConfigError
 from remask.models.loaded import LoadedModel, load_model
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
@@ -89,8 +90,7 @@ class LLM:
         engine: EngineConfig | None = None,
         progress: bool = False,
     ) -> None:
-        if load_format not in ("auto", "dummy"):
-            raise UnknownNameError("load_format", load_format, ("auto", "dummy"))
+        one_of("load_format", load_format, ("auto", "dummy"))
         self.progress = progress
         place = resolve_device(device)
         kind, why = resolve_dtype(dtype, place)

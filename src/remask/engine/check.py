@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from remask.core.checks import is_whole
 from remask.core.fields import declared
+from remask.core.kinds import in_words
 from remask.core.terms import Terms
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
@@ -56,7 +57,7 @@ def check_request(
             f"response{more}"
         )
     if shape.kind not in policy.traits.kinds:
-        kind, fitting = shape.kind.replace("_", "-"), ", ".join(names_for(shape.kind))
+        kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
     policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
     pending = PendingRequest(request, decoding, stops)

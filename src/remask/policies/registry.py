@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from remask.core.depth import DepthLookup
-from remask.core.kinds import ModelKind
+from remask.core.kinds import KINDS, ModelKind
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.plugins import Plugin, Registry
 from remask.policies.base import CachePolicy, Traits
@@ -28,7 +28,6 @@ DepthTable = Callable[[], DepthLookup]
 """Returns the model's depth table, and profiles the model first where there is none."""
 
 _TABLE = "table"
-_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EXPECTED = "a frozen dataclass derived from remask.policies.base.CachePolicy whose fields all have defaults"
 
@@ -131,9 +130,9 @@ def _default_kinds(make: type[CachePolicy], tables: frozenset[str]) -> tuple[Mod
         raise TypeError(f"{make.__name__}() and its traits raised {type(error).__name__}: {error}") from error
     if not isinstance(traits, Traits):
         raise TypeError(f"the traits of {make.__name__} are an object of type {type(traits).__name__}, not Traits")
-    unknown = [kind for kind in traits.kinds if kind not in _KINDS]
+    unknown = [kind for kind in traits.kinds if kind not in KINDS]
     if unknown or not traits.kinds:
-        allowed = ", ".join(_KINDS)
+        allowed = ", ".join(KINDS)
         raise TypeError(f"the kinds of {make.__name__}'s traits are {traits.kinds!r}, not some of {allowed}")
     return traits.kinds
 

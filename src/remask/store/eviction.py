@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
-from remask.errors import UnknownNameError
+from remask.core.checks import one_of
 
 Eviction: TypeAlias = Literal["fifo", "lru"]
 EVICTIONS: tuple[str, ...] = get_args(Eviction)
@@ -14,8 +14,7 @@ class EvictionOrder:
     """Keys in the order in which they would be evicted: "fifo" by insertion (BiCache appendix C), "lru" by last use."""
 
     def __init__(self, rule: Eviction) -> None:
-        if rule not in EVICTIONS:
-            raise UnknownNameError("eviction", str(rule), EVICTIONS)
+        one_of("eviction", rule, EVICTIONS)
         self.rule = rule
         self._keys: OrderedDict[int, None] = OrderedDict()
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from remask.errors import IntegrityError, UnknownNameError
+from remask.core.checks import one_of
+from remask.errors import IntegrityError
 from remask.store.entry import EntryInfo, PrefixEntry
 from remask.store.eviction import Eviction, EvictionOrder
 from remask.store.hashing import prefix_hashes
@@ -65,8 +66,7 @@ class PrefixStore:
     _order: EvictionOrder = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.prefix_match not in PREFIX_MATCHES:
-            raise UnknownNameError("prefix_match", str(self.prefix_match), PREFIX_MATCHES)
+        one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         self._index = PrefixIndex(self.salt, self.hashes)
         self._order = EvictionOrder(self.eviction)
 
