@@ -4,7 +4,7 @@ One thread computes the answers that are compared: the option holds for one numb
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -24,6 +24,8 @@ from remask.models.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.models.loaded import load_model
 from remask.models.transformer import Transformer
 from remask.policies import BiCache, Dense
+from remask.policies.dllm import DllmCache
+from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.sampling import score
 from remask.sampling.score import RowGroup
@@ -244,6 +246,26 @@ def test_a_library_whose_bits_depend_on_the_place_is_refused() -> None:
     TiledArithmetic().check(weights)
     with pytest.raises(ConfigError, match=r"batch_invariant=True cannot be kept here: on cpu .* 16 x 8 depends"):
         PlaceDependent().check(iter(weights[::-1]))
+
+
+def test_every_shape_that_is_multiplied_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, used = set[torch.Size](), set[torch.Size]()
+    multiply = TiledArithmetic.linear
+
+    def tries(self: TiledArithmetic, weights: Iterable[Tensor]) -> None:
+        tried.update(weight.shape for weight in weights)
+
+    def linear(self: TiledArithmetic, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        used.add(weight.shape)
+        return multiply(self, x, weight, bias)
+
+    monkeypatch.setattr(TiledArithmetic, "check", tries)
+    monkeypatch.setattr(TiledArithmetic, "linear", linear)
+    policies = [Dense(), ElasticCache(4, 0.9), *(DllmCache(100, 4, 0.5, select=by) for by in ("value", "key"))]
+    work = [Work(support.request(str(number)), policy) for number, policy in enumerate(policies)]
+    found = answers(poisoned_engine(model_of("dream", torch.float32), batch_invariant=True), work)
+    assert all(bits.result is not None and bits.result.error is None for bits in found.values())
+    assert used == tried
 
 
 def test_the_option() -> None:

@@ -106,7 +106,12 @@ def batch_invariant(model: Transformer) -> Transformer:
     Raises `ConfigError` where the matrix library gives a row other bits at another place.
     """
     tiled, arithmetic = copy(model), TiledArithmetic()
-    matrices = chain.from_iterable((w.qkv, w.out, w.gate_up, w.down) for w in model.weights.layers)
+    queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
+    matrices = chain.from_iterable(
+        # Watching attention projects queries alone, and choosing rows K or V alone.
+        (w.qkv, w.qkv[:queries], w.qkv[-keys:], w.out, w.gate_up, w.down)
+        for w in model.weights.layers
+    )
     arithmetic.check([*matrices, model.weights.head])
     tiled.arithmetic, tiled.attention = arithmetic, ApartAttention(model.attention, arithmetic)
     return tiled
