@@ -29,7 +29,7 @@ class Detokenizer:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append `tokens`. Returns the text that is final with them."""
-        # `decode` omits special tokens. A context of only those would lose the space before the next word.
+        # `decode` omits special tokens. Many of them within a character would count as bytes that never make one.
         shown = [token for token in tokens if token not in self._special_ids]
         return self._certain(self._decoder.push(shown), final=False)
 
