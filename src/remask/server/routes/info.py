@@ -35,10 +35,11 @@ async def health(request: Request) -> Response:
         raise ApiError(503, f"the engine is dead: {engine.error}", code="engine_dead")
     if engine.draining:
         raise ApiError(503, "draining: the server is about to stop")
-    if engine.overdue is not None:
+    seconds = engine.overdue  # read once: the step may end meanwhile
+    if seconds is not None:
         raise ApiError(
             503,
-            f"a step of the engine has taken {engine.overdue:.1f} s; more than {engine.step_limit:g} s are too long",
+            f"a step of the engine has taken {seconds:.1f} s; more than {engine.step_limit:g} s are too long",
             code="step_overdue",
         )
     return json_response({"status": "ok"})
