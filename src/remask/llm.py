@@ -235,7 +235,7 @@ class LLM:
             for name in by_id:
                 engine.cancel(name)
             while engine.busy:
-                engine.step()
+                _step(engine)
 
     def _output(self, request: Request, result: Result, trace: bool) -> Output:
         text, error = None, result.error
