@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from remask.core.sampling import SamplingParams
+from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.engine import Engine
-from remask.engine.pending import PRIORITY_STEP_S
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.server.config import CHARS_A_TOKEN, ServerConfig

@@ -7,6 +7,8 @@ from typing import Any
 from remask.core.checks import LARGEST, POSITIONS, Real, Settings, Text, Whole
 from remask.core.fields import check, declare, parse
 
+PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -38,7 +40,7 @@ class Terms:
         0,
         Whole(-LARGEST),
         "Requests of lower priority numbers begin first, equal ones in order of arrival. "
-        "Each number weighs as much as 10 seconds of waiting.",
+        f"Each number weighs as much as {PRIORITY_STEP_S:g} seconds of waiting.",
     )
     deadline_s: float | None = declare(
         None,

@@ -4,11 +4,10 @@ import time
 from dataclasses import dataclass
 
 from remask.core.request import FinishReason, Result, Usage
+from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.request import Request
 from remask.engine.stops import StopRule
 from remask.sampling.decoder import Decoding
-
-PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
 
 
 @dataclass(slots=True, eq=False)
