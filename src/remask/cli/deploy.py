@@ -13,6 +13,7 @@ from remask.cli.options import add_engine_options, add_model_options, engine_con
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
 from remask.models.source import BUNDLED
+from remask.server.limits import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_engine_options(parser)
     add_answer_options(parser)
-    add_server_options(parser)
+    add_server_options(parser, RequestLimits)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"
