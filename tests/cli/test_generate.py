@@ -115,6 +115,8 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     [
         (["--cache", "nne"], "Did you mean 'none'"),
         (["--cache-config", "{"], "--cache-config is not JSON"),
+        (["--sampling", "[" * 100_000], "--sampling is not JSON"),
+        (["--sampling", f'{{"seed": {"1" * 5000}}}'], "--sampling is not JSON"),
         (["--sampling", "[1]"], "--sampling must be a JSON object"),
         (["--sampling", '{"top_p": 2}'], "top_p must be"),
         (["--dtype", "float31"], "Did you mean 'float32'"),
