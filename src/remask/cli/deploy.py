@@ -9,7 +9,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option
+from remask.cli.options import add_engine_options, add_model_options, engine_config, model_settings, object_option
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
 from remask.models.source import BUNDLED
@@ -70,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
         cache=args.cache,
         llm={
             "cache_config": object_option("--cache-config", args.cache_config),
-            "dtype": args.dtype,
-            "device": args.device,
-            "load_format": args.load_format,
-            "check_weights": not args.skip_weight_check,
-            "depth_table": args.depth_table,
+            **model_settings(args),
         },
         engine=asdict(engine_config(args)),
         server=server_settings(args),
