@@ -76,6 +76,8 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"id": "t", "prompt": "hello"}, "no tokenizer"),
     ({"id": "t", "prompt": 5}, "prompt must be a text"),
     ({"id": "t", "messages": "hello"}, "messages must be a list"),
+    ({"id": "t", "messages": [1, 2, 3]}, "messages must be a list of {role, content}, got [1, 2, 3]"),
+    ({"id": "t", "messages": []}, "messages must be a list of {role, content}, got []"),
     ({**GOOD, "cache": "bicahe"}, "Did you mean 'bicache'"),
     ({**GOOD, "cache": 3}, "cache must be the name of a cache policy, of at most 1024 characters, got 3"),
     ({**GOOD, "cache": "bicache", "cache_config": 3}, "cache_config must be an object"),
@@ -115,6 +117,8 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
     [
         (["--cache", "nne"], "Did you mean 'none'"),
         (["--cache-config", "{"], "--cache-config is not JSON"),
+        (["--sampling", "[" * 100_000], "--sampling is not JSON"),
+        (["--sampling", f'{{"seed": {"1" * 5000}}}'], "--sampling is not JSON"),
         (["--sampling", "[1]"], "--sampling must be a JSON object"),
         (["--sampling", '{"top_p": 2}'], "top_p must be"),
         (["--dtype", "float31"], "Did you mean 'float32'"),

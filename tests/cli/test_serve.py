@@ -225,6 +225,8 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
     [
         ("[1]", "must hold an object of flags"),
         ("a: [", "cannot read"),
+        ("[" * 10_000, "cannot read"),
+        ("seed: 2001-99-99", "cannot read"),
         ("config: other.yaml", "names another file"),
         ("seed: null", "switched off by leaving it out"),
         ("prot: 8000", "Did you mean 'port'?"),

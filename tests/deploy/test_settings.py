@@ -43,6 +43,7 @@ def test_what_replicas_are_made_of() -> None:
         ({"modle": "x"}, "Did you mean 'model'"),
         ({"engine": {"max_num_seq": 1}}, "Did you mean 'max_num_seqs'"),
         ({"server": {"max_que": 1}}, "Did you mean 'max_queue'"),
+        ({"server": {"max_connections": 1}}, "Unknown setting of 'server' 'max_connections'"),
         ({"llm": {"dtpye": "x"}}, "Did you mean 'dtype'"),
         ({"min_replicas": 0}, "min_replicas"),
         ({"min_replicas": 3}, "max_replicas must be at least min_replicas"),

@@ -103,7 +103,7 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) 
         DepthTable.load(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', "[" * 100_000])
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)

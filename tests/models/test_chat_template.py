@@ -115,6 +115,27 @@ def test_a_process_is_kept_and_replaced_once_it_is_gone() -> None:
     assert first not in children()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(3)",
+        "import sys\nsys.stdout.buffer.write(b'T' + (99).to_bytes(8, 'little') + b'half')\nraise SystemExit(3)",
+    ],
+)
+def test_a_process_that_ends_early_is_an_error_of_ours(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a broken pipe nor a part of the text gets out."""
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setattr("remask.models.chat_template._PROGRAM", tmp_path / "program.py")
+    template = ChatTemplate("x" * 1_000_000, {})
+    before = children()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="its process ended with status 3"):
+            template.render(CHAT, True)
+    assert children() == before
+
+
 def test_threads_render_at_the_same_time_and_get_their_own() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     before = children()

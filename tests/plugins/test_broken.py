@@ -11,6 +11,7 @@ import pytest
 
 from remask import LLM, SamplingParams
 from remask.cli import main
+from remask.cli.commands import all_commands
 from remask.core.depth import DepthLookup
 from remask.errors import CheckpointError, ConfigError, PluginError, RemaskError, UnknownNameError
 from remask.models.families import REGISTRY, family_of
@@ -280,6 +281,35 @@ def test_the_command_line_names_the_package(install: Install, capsys: pytest.Cap
     model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32"]
     assert main(["--quiet", "generate", *model, "--cache", "broken", "--prompt", "x"]) != 0
     assert "package 'bad' 0.3 (entry point 'broken = bad_module:X'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("raise KeyError('x')", "loading it raised KeyError"),
+        ("X = ['generate']", "it provides an object of type list"),
+        ("X = {'own': 'module'}", "it provides an object of type dict"),
+        ("from remask.cli.commands import Command\nX = {'chat': Command('bad_module', '')}", "the command 'chat'"),
+    ],
+)
+def test_commands_that_are_none_leave_the_others(
+    text: str, problem: str, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("bad", {"remask.commands": {"bad": "bad_module:X"}}, text)
+    found = all_commands()
+    assert found["chat"].module == "remask.cli.chat"
+    assert "own" not in found
+    assert "package 'bad' 0.3 (entry point 'bad = bad_module:X' of 'remask.commands')" in caplog.text
+    assert problem in caplog.text
+
+
+def test_a_command_of_two_packages(install: Install) -> None:
+    text = "from remask.cli.commands import Command\nX = {'own': Command('one_module', '')}"
+    install("one", {"remask.commands": {"one": "one_module:X"}}, text)
+    assert all_commands()["own"].module == "one_module"
+    install("two", {"remask.commands": {"two": "two_module:X"}}, text)
+    with pytest.raises(PluginError, match=r"package 'two' 0\.3 .*provides the command 'own', which another package"):
+        all_commands()
 
 
 def test_the_server_goes_on_without_it(install: Install) -> None:

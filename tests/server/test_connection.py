@@ -11,7 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from remask.errors import ConfigError
+from remask.server.config import ServerConfig
+from remask.server.connection import connection_class
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
 
 COMPLETIONS = "/v1/completions"
@@ -258,3 +262,10 @@ def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert everything(connection) == b""
     hasty.settle()
+
+
+def test_a_uvicorn_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection_class(ServerConfig(model_names=["m"]))
+    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
+    with pytest.raises(ConfigError, match=r"uvicorn [\d.]+ has no _start_asgi_task, .*install another version"):
+        connection_class(ServerConfig(model_names=["m"]))

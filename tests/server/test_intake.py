@@ -13,7 +13,8 @@ from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.server.config import CHARS_A_TOKEN, ServerConfig
+from remask.server.config import ServerConfig
+from remask.server.limits import CHARS_A_TOKEN
 from remask.server.texts import SHORT
 from tests.server.serving import CHATS, SLOW, URL, Running, eventually, make_llm, serving
 

@@ -3,12 +3,13 @@
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from types import ModuleType
 
-from remask.errors import ConfigError
+from remask.errors import ConfigError, PluginError
+from remask.plugins import Plugin, Registry
 
-GROUP = "remask.commands"  # entry points of this group name mappings from names to `Command`s
+GROUP = "remask.commands"
+"""The entry-point group by which other packages add commands. Each entry point is a mapping of names to `Command`s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +44,32 @@ OWN: Mapping[str, Command] = {
 }
 
 
+def _checked(plugin: Plugin, value: object) -> Mapping[str, Command]:
+    """The commands that `plugin` provides. Raises `PluginError` where they are none, or one has a name of `OWN`."""
+    expected = "a mapping of names that remask does not have to remask.cli.commands.Command"
+    if not isinstance(value, Mapping) or not all(isinstance(each, Command) for each in value.values()):
+        raise plugin.error(f"it provides an object of type {type(value).__name__}", expected)
+    if taken := OWN.keys() & value.keys():
+        raise plugin.error(f"it provides the command {', '.join(map(repr, sorted(taken)))}", expected)
+    return value
+
+
+REGISTRY: Registry[Mapping[str, Command]] = Registry("set of commands", GROUP, {}, _checked)
+
+
 def all_commands() -> dict[str, Command]:
-    """Return every command by its name. Raises `ConfigError` if a package registers a name that is taken."""
+    """Return every command by its name. A package whose commands cannot be used is left out, and the log says why.
+
+    Raises `PluginError` if two packages provide one name.
+    """
     found = dict(OWN)
-    for entry in entry_points(group=GROUP):
-        for name, command in entry.load().items():
-            if name in found:
-                raise ConfigError(
-                    f"the entry point {entry.name!r} of {GROUP} ({entry.value}) registers the command {name!r}, which "
-                    "there is already; uninstall its package, or rename its command"
-                )
-            found[name] = command
+    for source, commands in REGISTRY.usable().items():
+        if taken := found.keys() & commands.keys():
+            raise PluginError(
+                f"{REGISTRY.source(source)} provides the command {', '.join(map(repr, sorted(taken)))}, which another "
+                "package provides; uninstall one of them, or rename its command"
+            )
+        found |= commands
     return found
 
 

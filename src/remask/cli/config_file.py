@@ -41,7 +41,7 @@ def _load(path: str) -> dict[str, Any]:
     try:
         # JSON is YAML. The safe loader makes plain values only.
         value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{FLAG}: cannot read {path!r}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{FLAG}: {path!r} must hold an object of flags, such as 'port: 8000'")

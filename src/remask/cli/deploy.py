@@ -9,10 +9,11 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option
+from remask.cli.options import add_engine_options, add_model_options, engine_config, model_settings, object_option
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
 from remask.models.source import BUNDLED
+from remask.server.limits import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_engine_options(parser)
     add_answer_options(parser)
-    add_server_options(parser)
+    add_server_options(parser, RequestLimits)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--ray-address", metavar="ADDRESS", help="address of a running cluster (default: start one here)"
@@ -69,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
         cache=args.cache,
         llm={
             "cache_config": object_option("--cache-config", args.cache_config),
-            "dtype": args.dtype,
-            "device": args.device,
-            "load_format": args.load_format,
-            "check_weights": not args.skip_weight_check,
-            "depth_table": args.depth_table,
+            **model_settings(args),
         },
         engine=asdict(engine_config(args)),
         server=server_settings(args),

@@ -78,7 +78,8 @@ def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
         return value, 0
     if kind == "prompt" and not isinstance(value, str):
         raise ConfigError(f"prompt must be a text, got {shown(value)}; token ids go into prompt_token_ids")
-    if kind == "messages" and not isinstance(value, list):
+    # `encode` would take a list of numbers, and an empty one, for token ids.
+    if kind == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
         raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
     return encode(value, llm.tokenizer)
 

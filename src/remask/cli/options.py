@@ -1,6 +1,7 @@
 """Options that several commands share, and the model that they name."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +90,18 @@ def add_batch_invariant(group: argparse._ActionsContainer) -> None:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Return the engine's limits as the options give them."""
-    return EngineConfig(
-        max_num_seqs=args.max_num_seqs,
-        max_model_len=args.max_model_len,
-        max_row_layers=args.max_row_layers,
-        max_refreshes=args.max_refreshes,
-        page_size=args.page_size,
-        store_budget_tokens=args.store_budget_tokens,
-        eviction=args.eviction,
-        prefix_match=args.prefix_match,
-        prefix_cover=args.prefix_cover,
-        max_steps=args.max_steps,
-        max_stop=args.max_stop,
-        max_stop_chars=args.max_stop_chars,
-        max_request_row_layers=args.max_request_row_layers,
-        batch_invariant=args.batch_invariant,
-    )
+    return EngineConfig(**{each.name: getattr(args, each.name) for each in fields(EngineConfig)})
+
+
+def model_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `LLM` that say how the model is loaded."""
+    return {
+        "dtype": args.dtype,
+        "device": args.device,
+        "load_format": args.load_format,
+        "check_weights": not args.skip_weight_check,
+        "depth_table": args.depth_table,
+    }
 
 
 def open_llm(
@@ -118,13 +115,9 @@ def open_llm(
         args.model,
         cache=cache,
         cache_config=cache_config,
-        dtype=args.dtype,
-        device=args.device,
-        load_format=args.load_format,
-        check_weights=not args.skip_weight_check,
-        depth_table=args.depth_table,
         engine=engine,
         progress=not args.quiet,
+        **model_settings(args),
     )
 
 

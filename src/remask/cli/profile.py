@@ -2,16 +2,19 @@
 
 import argparse
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from typing import TypeAlias
 
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import ProfileSettings, profile
 from remask.depth.prompts import default_prompts, read_prompts
 from remask.engine.config import EngineConfig
-from remask.errors import ConfigError
+from remask.errors import ConfigError, UnknownNameError
+from remask.plugins import Plugin, Registry
 
 _DEFAULTS = ProfileSettings()
+
+Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,12 +82,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _checked(plugin: Plugin, value: object) -> Drawing:
+    if not callable(value):
+        raise plugin.error(f"it provides an object of type {type(value).__name__}", "a function of a file's path")
+    return value
+
+
+DRAWINGS: Registry[Drawing] = Registry("drawing", "remask.drawings", {}, _checked)
+"""What draws into a file, by name. The laboratory registers it by an entry point."""
+
+
 def _picture(path: str) -> Callable[[DepthTable], None]:
-    """Return a function that draws a table into the file `path`. The laboratory registers it as an entry point."""
-    for entry in entry_points(group="remask.drawings", name="depth-table"):
-        draw: Callable[[DepthTable], None] = entry.load()(path)
-        return draw
-    raise ConfigError("--plot: no installed package draws depth tables; install remask again, or leave --plot out")
+    """Return a function that draws a table into the file `path`."""
+    try:
+        return DRAWINGS.get("depth-table")(path)
+    except UnknownNameError as error:
+        raise ConfigError(
+            "--plot: no installed package draws depth tables; install remask again, or leave --plot out"
+        ) from error
 
 
 def report(table: DepthTable) -> str:

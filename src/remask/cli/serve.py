@@ -19,32 +19,17 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
-from remask.core.checks import whole
+from remask.core.checks import Whole, whole
+from remask.core.fields import declared
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
+from remask.server.limits import RequestLimits, ServerLimits
 
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "REMASK_API_KEY"
 PRIORITY_KEY_VARIABLE = "REMASK_PRIORITY_KEY"
-_LIMITS = (
-    "max_queue",
-    "drain_timeout",
-    "max_body_bytes",
-    "max_messages",
-    "max_choices",
-    "max_prompt_chars",
-    "max_request_chars",
-    "text_workers",
-    "header_timeout",
-    "body_timeout",
-    "keep_alive_timeout",
-    "max_connections",
-    "step_limit",
-    "max_priority",
-    "step_limit",
-)
 MAX_PORT = 65535
 _NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "yaml")
 
@@ -57,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_engine_options(parser)
     add_answer_options(parser)
-    server = add_server_options(parser)
+    server = add_server_options(parser, ServerLimits)
     server.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads that the model computes on (default: all cores but one)"
     )
@@ -82,8 +67,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model (default MODEL)")
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> Any:
-    """Add the options for the address, the API keys and the limits of the server. Returns their group."""
+def add_server_options(parser: argparse.ArgumentParser, limits: type[RequestLimits]) -> Any:
+    """Add the options for the address, the API keys and each of the declared `limits`. Returns their group."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
@@ -93,44 +78,18 @@ def add_server_options(parser: argparse.ArgumentParser) -> Any:
         metavar="KEY",
         help=f"accept only requests with one of these keys; also from {KEY_VARIABLE}",
     )
-    group.add_argument("--max-queue", type=int, default=256, help="requests that may wait (default 256)")
-    group.add_argument("--max-body-bytes", type=int, default=4 << 20, help="longest request body (default 4 MiB)")
-    group.add_argument("--max-messages", type=int, default=1024, help="most messages a conversation (default 1024)")
-    group.add_argument("--max-choices", type=int, default=128, help="most answers: n times the prompts (default 128)")
-    group.add_argument(
-        "--max-prompt-chars",
-        type=int,
-        metavar="N",
-        help="longest prompt or conversation (default 64 a token of canvas)",
-    )
-    group.add_argument(
-        "--max-request-chars", type=int, metavar="N", help="all prompts of a request (default 4 longest prompts)"
-    )
-    group.add_argument("--text-workers", type=int, default=4, metavar="N", help="threads that tokenize (default 4)")
-    group.add_argument("--header-timeout", type=float, default=10.0, metavar="S", help="for a request's headers")
-    group.add_argument("--body-timeout", type=float, default=60.0, metavar="S", help="for a request's body")
-    group.add_argument("--keep-alive-timeout", type=float, default=5.0, metavar="S", help="of idle connections")
-    group.add_argument("--max-connections", type=int, default=1024, metavar="N", help="at a time (default 1024)")
-    group.add_argument(
-        "--max-priority", type=int, default=0, metavar="N", help="requests may have priorities from -N up (default 0)"
-    )
     group.add_argument(
         "--priority-key",
         nargs="+",
         metavar="KEY",
         help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
     )
-    group.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds that accepted requests get at shutdown (default 30)",
-    )
-    group.add_argument(
-        "--step-limit", type=float, default=30.0, metavar="S", help="a longer step fails /health (default 30)"
-    )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
+    for name, limit in declared(limits).items():
+        number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
+        usual = "" if limit.default is None else f" (default {str(limit.default).removesuffix('.0')})"
+        flag, text = "--" + name.replace("_", "-"), f"{limit.meaning.removesuffix('.')}{usual}"
+        group.add_argument(flag, type=number, default=limit.default, metavar=metavar, help=text)
     return group
 
 
@@ -191,7 +150,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "sampling": sampling_option(args),
         "seed": args.seed,
         "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
-        **{name: getattr(args, name) for name in _LIMITS},
+        **{name: value for name, value in vars(args).items() if name in declared(ServerLimits)},
         "allowed_origins": args.allowed_origins,
     }
 
@@ -221,7 +180,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "max_model_len": llm.engine.max_model_len,
         "engine": {name: getattr(llm.engine_config, name) for name in llm.engine_config.__dataclass_fields__},
         "seed": config.seed,
-        **{name: getattr(config, name) for name in _LIMITS},
+        **{name: getattr(config, name) for name in declared(ServerLimits)},
         "api_keys": len(config.api_keys),
         "priority_keys": len(config.priority_keys),
         "allowed_origins": list(config.allowed_origins),

@@ -265,7 +265,7 @@ def json_object(what: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`; `what` names it in errors."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and too many brackets
         raise ConfigError(f"{what} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")

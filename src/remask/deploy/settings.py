@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remask.core.checks import real, whole
+from remask.core.fields import declared
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.models.source import BUNDLED, BUNDLED_SAMPLING
 from remask.server.config import ServerConfig
+from remask.server.limits import RequestLimits, ServerLimits
 
 ROUTINGS = ("prefix", "round-robin")
 MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "check_weights", "depth_table")
@@ -26,7 +28,7 @@ class FleetSettings:
         llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
             `check_weights`, `depth_table`.
         engine: fields of `EngineConfig`, for each replica.
-        server: fields of `ServerConfig`, for each replica.
+        server: fields of `ServerConfig`, for each replica, without the limits of connections.
         chat_template: Jinja text that replaces the model's own template.
         min_replicas, max_replicas: limits of the number of replicas; autoscaling moves between them.
         target_ongoing_requests: open requests per replica that autoscaling aims at; by default `max_num_seqs`.
@@ -58,7 +60,9 @@ class FleetSettings:
     def __post_init__(self) -> None:
         _check_names("llm", self.llm, MODEL_FIELDS)
         _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
-        _check_names("server", self.server, [each.name for each in fields(ServerConfig)])
+        # The limits of connections are not among them: those are Ray Serve's.
+        connections = declared(ServerLimits).keys() - declared(RequestLimits).keys()
+        _check_names("server", self.server, {each.name for each in fields(ServerConfig)} - connections)
         whole("min_replicas", self.min_replicas, low=1)
         whole("max_replicas", self.max_replicas, low=1)
         if self.max_replicas < self.min_replicas:

@@ -108,7 +108,7 @@ class DepthTable:
             raise TableError(f"The depth table {path} cannot be read: {error}.") from error
         try:
             table = _parse(json.loads(text))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise TableError(
                 f"{path} is no depth table: {reason}. Write one with `remask profile --model MODEL --output {path}`."

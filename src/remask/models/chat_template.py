@@ -74,8 +74,9 @@ class ChatTemplate:
             if len(head) == HEAD.size:
                 kind, length = HEAD.unpack(head)
                 content = worker.stdout.read(length)
-                self._idle.append(worker)
-                return kind, content.decode("utf-8", "surrogatepass")
+                if len(content) == length:  # less of a process that was ended meanwhile, such as for want of memory
+                    self._idle.append(worker)
+                    return kind, content.decode("utf-8", "surrogatepass")
         except BaseException:
             _end([worker])
             raise
@@ -101,7 +102,8 @@ class ChatTemplate:
             start_new_session=True,
         )
         assert worker.stdin is not None
-        worker.stdin.write(self._job)
+        with suppress(BrokenPipeError):  # as in `_ask`
+            worker.stdin.write(self._job)
         return worker
 
 

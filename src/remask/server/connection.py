@@ -1,33 +1,23 @@
 """One HTTP connection: uvicorn's, with limits on what a client may make the server wait for and hold."""
 
 import asyncio
-from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from remask.errors import ConfigError
 from remask.server.errors import ApiError, error_response
+from remask.server.limits import ServerLimits
 
 MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers, and of the trailers behind its body
 LINGER_S = 10.0  # an answer that was given early reaches the client while it still sends, for this long
 LINGER_BYTES = 64 << 20  # and for so many bytes
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 5.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What one connection may take.
-
-    Attributes:
-        header_timeout: seconds in which a request's line and headers must arrive.
-        keep_alive_timeout: seconds that an idle connection stays open between two requests.
-        max_connections: most connections at a time; further ones get a 503 and are closed.
-    """
-
-    header_timeout: float
-    keep_alive_timeout: float
-    max_connections: int
+# Methods of uvicorn's that are not public. Without them a limit here would silently do nothing.
+_NEEDED = ("_start_asgi_task", "_unset_keepalive_if_required")
 
 
 class Connection(HttpToolsProtocol):
@@ -40,7 +30,7 @@ class Connection(HttpToolsProtocol):
       responses, and within a stream by the `comment` in its scope's state; clients discard both.
     """
 
-    limits: ClassVar[ConnectionLimits]
+    limits: ClassVar[ServerLimits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -184,8 +174,9 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer what is no whole request, and close the connection."""
         body = bytes(error_response(ApiError(status, message)).body)
+        line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head.encode("ascii") + body)
+        self.transport.write((line + head).encode("ascii") + body)
         self.transport.close()
 
 
@@ -202,6 +193,15 @@ class _Lingering:
         self._connection.close_after_answer()
 
 
-def connection_class(limits: ConnectionLimits) -> type[Connection]:
-    """Return a class of connections with these limits, which uvicorn makes one of for each client."""
+def connection_class(limits: ServerLimits) -> type[Connection]:
+    """Return a class of connections with these limits, which uvicorn makes one of for each client.
+
+    Raises `ConfigError` where the installed uvicorn is not of the form that `Connection` builds on.
+    """
+    lacking = [name for name in _NEEDED if not hasattr(HttpToolsProtocol, name)]
+    if lacking:
+        raise ConfigError(
+            f"uvicorn {uvicorn.__version__} has no {' and no '.join(lacking)}, on which the limits of connections "
+            "rest; install another version of it, such as 0.54"
+        )
     return type("LimitedConnection", (Connection,), {"limits": limits})

@@ -17,8 +17,9 @@ from remask.llm import LLM
 from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy, parse
 from remask.sampling.rules import resolve
-from remask.server.config import CHARS_A_TOKEN, ServerConfig
+from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
+from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from remask.server.sampling import fit
 from remask.server.texts import ITEM

@@ -10,11 +10,11 @@ from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 from remask.errors import ConfigError
 from remask.server.declared import Checked, given, with_declared
+from remask.server.limits import MAX_ITEMS
 from remask.server.neutral import refuse_unsupported
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 
-MAX_ITEMS = 8192  # messages, parts of a message, and prompts of one body; the server's own limits are below it
 MAX_TOKEN_IDS = 1 << 20
 
 # The first item that does not fit ends the check: a list may hold a million of them.

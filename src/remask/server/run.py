@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from remask.errors import ConfigError
-from remask.server.connection import ConnectionLimits, connection_class
+from remask.server.connection import connection_class
 from remask.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,13 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         service: Service = app.state.service
         config = service.config
-        limits = ConnectionLimits(config.header_timeout, config.keep_alive_timeout, config.max_connections)
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
-                http=connection_class(limits),
-                timeout_keep_alive=math.ceil(limits.keep_alive_timeout),
+                http=connection_class(config),
+                timeout_keep_alive=math.ceil(config.keep_alive_timeout),
                 timeout_graceful_shutdown=SEND_TIMEOUT_S,
                 server_header=False,
             )

@@ -1,6 +1,7 @@
 """Dream: v0 7B base and instruct, and DiffuCoder, which has the same architecture."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.core.sampling import SamplingDefaults
@@ -25,27 +26,10 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-_DREAM_7B = ModelConfig(
-    family="dream",
-    layers=28,
-    hidden=3584,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate=18944,
-    vocab=152064,
-    max_length=131072,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    mask_id=151666,
-    stop_ids=(151643, 151645),
-    qkv_bias=True,
-    shift=1,
-    sampling=SAMPLING,
-)
+_DREAM_7B = ModelConfig(family="dream", max_length=131072, mask_id=MASK, sampling=SAMPLING, **qwen.SHAPE_7B)
 
-_DREAM_TINY = ModelConfig(
-    family="dream",
+_DREAM_TINY = replace(
+    _DREAM_7B,
     layers=2,
     hidden=64,
     heads=4,
@@ -54,13 +38,8 @@ _DREAM_TINY = ModelConfig(
     intermediate=160,
     vocab=256,
     max_length=512,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
     mask_id=255,
     stop_ids=(250,),
-    qkv_bias=True,
-    shift=1,
-    sampling=SAMPLING,
 )
 
 DREAM = Family(

@@ -33,25 +33,13 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-# Qwen2.5-7B's shape.
 _FAST_DLLM_V2_7B = ModelConfig(
     family="fast-dllm-v2",
-    layers=28,
-    hidden=3584,
-    heads=28,
-    kv_heads=4,
-    head_dim=128,
-    intermediate=18944,
-    vocab=152064,
     max_length=32768,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
     mask_id=MASK,
-    stop_ids=(151643, 151645),
-    qkv_bias=True,
-    shift=1,
     kind="block_causal",
     block_length=BLOCK,
+    **qwen.SHAPE_7B,
 )
 
 _FAST_DLLM_V2_TINY = replace(

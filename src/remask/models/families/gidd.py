@@ -59,7 +59,7 @@ def _factors(raw: Mapping[str, Any]) -> Factors:
     return Factors(linear=fields.scaling("weight_scaling"), residual=residual, head=head, gain=1.0)
 
 
-_GIDD_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=3)
+_GIDD_NOISE = Noise(shift=1000.0, min_log_snr=-9.0, max_log_snr=9.0, vocab=131072, mask_id=MASK)
 
 _GIDD_UNIF_3B = ModelConfig(
     family="gidd",
@@ -73,8 +73,8 @@ _GIDD_UNIF_3B = ModelConfig(
     max_length=2048,
     rope_theta=10_000.0,
     norm_eps=1e-6,
-    mask_id=3,
-    stop_ids=(1,),
+    mask_id=MASK,
+    stop_ids=(END,),
     kind="uniform",
     qk_norm="whole",
     sink=True,

@@ -1,6 +1,7 @@
 """LLaDA: 8B base and instruct, 1.5."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.models.config import ModelConfig
@@ -81,13 +82,13 @@ _LLADA_8B = ModelConfig(
     max_length=4096,
     rope_theta=500_000.0,
     norm_eps=1e-5,
-    mask_id=126336,
-    stop_ids=(126081, 126348),
+    mask_id=MASK,
+    stop_ids=(126081, END_OF_TURN),
 )
 
 # Tied, so that of its 138 million parameters all but 25 are in the layers.
-_LLADA_100M = ModelConfig(
-    family="llada",
+_LLADA_100M = replace(
+    _LLADA_8B,
     layers=16,
     hidden=768,
     heads=12,
@@ -95,16 +96,13 @@ _LLADA_100M = ModelConfig(
     head_dim=64,
     intermediate=2048,
     vocab=32000,
-    max_length=4096,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
     mask_id=31999,
     stop_ids=(31998,),
     tied=True,
 )
 
-_LLADA_TINY = ModelConfig(
-    family="llada",
+_LLADA_TINY = replace(
+    _LLADA_8B,
     layers=2,
     hidden=64,
     heads=4,
@@ -113,8 +111,6 @@ _LLADA_TINY = ModelConfig(
     intermediate=160,
     vocab=256,
     max_length=512,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
     mask_id=255,
     stop_ids=(250,),
 )

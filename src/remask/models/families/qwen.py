@@ -26,6 +26,23 @@ NAMES = TensorNames(
 )
 
 
+SHAPE_7B: Mapping[str, Any] = {
+    "layers": 28,
+    "hidden": 3584,
+    "heads": 28,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "intermediate": 18944,
+    "vocab": 152064,
+    "rope_theta": 1_000_000.0,
+    "norm_eps": 1e-6,
+    "stop_ids": (151643, END_OF_TURN),
+    "qkv_bias": True,
+    "shift": 1,
+}
+"""Fields of `ModelConfig` that diffusion models made of Qwen2.5-7B have in common."""
+
+
 def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[str, Any]:
     """The fields of `ModelConfig` that all these configurations hold under the same keys. `head_dim` is not among them.
 
