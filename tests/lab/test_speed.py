@@ -130,7 +130,12 @@ def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
     assert "choose of client, vllm-router, ray" in capsys.readouterr().err
 
 
-def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["boundary", "--depth", "2"])
+    with pytest.raises(SystemExit):
+        boundary.main()
+    assert "unrecognized arguments: --depth 2" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["boundary"])
     boundary.main()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 18
