@@ -23,10 +23,10 @@ from remask.observe import ObservedPass
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
-from remask_lab.drawing import K_COLOR, V_COLOR, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.moments import Moments
-from remask_lab.instruments.series import Floats
+from remask_lab.instruments.series import Floats, Table
 from remask_lab.instruments.watch import UncachedWatcher
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
@@ -114,7 +114,7 @@ class FeaturesReport:
     chance: float
     means: dict[str, FeatureMeans]
     foresight: tuple[Foresight, ...]
-    maps: dict[str, tuple[tuple[float, ...], ...]]
+    maps: dict[str, Table]
     sample: dict[str, tuple[float, ...]]
 
 
@@ -361,13 +361,7 @@ def _layers(report: FeaturesReport) -> Figure:
         whole_ticks(axes.xaxis, 10)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean cosine similarity")
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        fontsize="small",
-        frameon=False,
-    )
+    legend_below(figure, 4, figure.axes[0], "outside lower center")
     return figure
 
 

@@ -33,7 +33,7 @@ from remask_lab.bench.contenders import contender
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
-from remask_lab.instruments.series import Floats, mean_of_known, padded
+from remask_lab.instruments.series import Floats, Table, as_table, mean_of_known, padded
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
@@ -107,7 +107,7 @@ class ReuseReport:
     layers: int
     depth: tuple[int, ...]
     refresh_interval: int
-    similarity: Mapping[str, tuple[tuple[float, ...], ...]]
+    similarity: Mapping[str, Table]
     deep: Mapping[str, tuple[float, ...]]
     deep_mean: Mapping[str, float]
 
@@ -217,7 +217,7 @@ def summarise(seen: Mapping[str, Sequence[Floats]], depths: Sequence[int], refre
     similarity, deep, mean = {}, {}, {}
     for name, traces in seen.items():
         every = padded(traces, steps)
-        similarity[name] = tuple(tuple(row) for row in mean_of_known(every).tolist())
+        similarity[name] = as_table(mean_of_known(every))
         below = np.stack([request[depth:].mean(axis=0) for request, depth in zip(every, depths, strict=True)])
         deep[name] = tuple(mean_of_known(below).tolist())
         mean[name] = float(np.nanmean(below))

@@ -21,7 +21,7 @@ from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.arguments.common import check_least, tau_option
+from remask_lab.arguments.common import check_least, separated, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
 from remask_lab.bench.bench import run_bench
@@ -129,7 +129,7 @@ def _values(args: argparse.Namespace) -> SweepValues:
         refresh_intervals=_DEFAULTS.refresh_intervals if intervals is None else tuple(dict.fromkeys(intervals)),
         tau=args.tau,
         refresh_interval=args.refresh_interval,
-        caches=tuple(dict.fromkeys(name.strip() for name in args.caches.split(","))),
+        caches=tuple(separated(args.caches)),
     )
     if not values.taus and not values.refresh_intervals:
         raise ConfigError("--taus and --refresh-intervals name no value, so there is nothing to sweep")
