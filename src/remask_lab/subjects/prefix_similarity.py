@@ -24,7 +24,7 @@ from remask.observe import ObservedPass
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
 from remask_lab.instruments.series import Floats, Table, as_table, mean, padded
 from remask_lab.records.outcome import Outcome
@@ -227,17 +227,16 @@ def _heatmap(report: PrefixSimilarity) -> Figure:
     )
     if 0 < report.shallow < layers:
         left.axhline(report.shallow + 0.5, color="white", linestyle="--", linewidth=1.5)
-    left.set_title(f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", fontsize="medium")
-    left.set_xlabel("denoising step")
-    left.set_ylabel("layer")
+    label(
+        left, f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", "denoising step", "layer"
+    )
     for axis in (left.xaxis, left.yaxis):
         whole_ticks(axis, 10, least=1)
     figure.colorbar(image, ax=left, label="cosine similarity")
     places = np.arange(1, layers + 1)
     right.barh(places - 0.2, report.over_steps, 0.36, color=K_COLOR, label="over steps")
     right.barh(places + 0.2, report.over_requests, 0.36, color=V_COLOR, label="over requests")
-    right.set_title("spread", fontsize="medium")
-    right.set_xlabel("standard deviation of the similarity")
+    label(right, "spread", "standard deviation of the similarity")
     right.locator_params(axis="x", nbins=4)
     right.grid(axis="x", alpha=0.3)
     right.set_axisbelow(True)
