@@ -1,5 +1,6 @@
-"""Commands in the documentation: those in code blocks and in tables are taken by the real parser."""
+"""Commands in the documentation: those in code blocks and in tables are taken by the real parser, and modules are there."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -40,3 +41,24 @@ def test_commands_are_found() -> None:
 def test_commands_are_taken(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(page):
         assert exit_code(command) == 0, f"{command}\n{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_can_be_run(page: Path) -> None:
+    for name in set(re.findall(r"python -m (remask_lab(?:\.\w+)+)", page.read_text(encoding="utf-8"))):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None, name
+        if spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        assert spec is not None, name
+        assert spec.origin is not None
+        assert 'if __name__ == "__main__":' in Path(spec.origin).read_text(encoding="utf-8"), name
+
+
+def test_the_benchmarks_page_lists_every_speed_command() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    modules = sorted((ROOT / "src" / "remask_lab" / "speed").glob("*.py"))
+    programs = [path.stem for path in modules if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")]
+    assert len(programs) > 10
+    for name in programs:
+        assert f"`python -m remask_lab.speed.{name}`" in text

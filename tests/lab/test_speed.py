@@ -1,6 +1,7 @@
 """The commands of `remask_lab.speed` run, at sizes that say nothing about speed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from remask_lab.speed import (
     policies,
     routing,
     selection,
+    servers,
     serving,
     sharing,
     startup,
@@ -130,7 +132,34 @@ def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
     assert "choose of client, vllm-router, ray" in capsys.readouterr().err
 
 
-def test_boundary(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "STOP_S", 0.2)
+    deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print('pid', os.getpid()); time.sleep(60)"
+    number = 0
+    with (
+        pytest.raises(RuntimeError, match="ended with status -9"),
+        servers.process([sys.executable, "-uc", deaf], r"pid (\d+)") as pid,
+    ):
+        number = int(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_a_process_that_ends_early_is_reported_at_once() -> None:
+    words = [sys.executable, "-c", "print('no port'); raise SystemExit(3)"]
+    with (
+        pytest.raises(RuntimeError, match=r"and the process ended with status 3"),
+        servers.process(words, "running on (.*)"),
+    ):
+        pass
+
+
+def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["boundary", "--depth", "2"])
+    with pytest.raises(SystemExit):
+        boundary.main()
+    assert "unrecognized arguments: --depth 2" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["boundary"])
     boundary.main()
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 18

@@ -1,5 +1,6 @@
 """A canary beside hostile clients: it is answered as beside as many ordinary ones, and nothing is lost."""
 
+import itertools
 import os
 import random
 import socket
@@ -25,6 +26,7 @@ SECONDS = 6.0  # of each of the two loads, in every run of the tests
 SOAK_SECONDS = float(os.environ.get("REMASK_SOAK_SECONDS", "900"))
 MOST = 3.0  # the canary's p99 beside hostile clients, over that beside ordinary ones
 ROW_LAYERS = 40_000  # of one request: some hundred steps of a usual canvas
+KINDS = 8  # of hostile requests; they take turns, so that slow machines send all of them too
 POLICIES = ("none", "bicache", "block-dual", "dllm-cache", "bicache+block-dual")
 
 
@@ -33,11 +35,13 @@ class Load:
 
     Attributes:
         times: seconds that the canary waited for each of its answers.
+        texts: all different answers to the canary.
         statuses: of all answers to the generators; 0 for connections that they left or that were closed.
     """
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.texts: set[str] = set()
         self.statuses: Counter[int] = Counter()
         self.over = threading.Event()
         self.failures: list[BaseException] = []
@@ -64,7 +68,7 @@ class Load:
     def note(self, response: httpx.Response) -> None:
         """Count an answer. Whatever a client sends, the server fails on nobody's account."""
         self.statuses[response.status_code] += 1
-        assert response.status_code < 500 or response.status_code in (503, 504), response.text
+        assert response.status_code < 500 or response.status_code in (503, 504), response.read()
 
 
 @contextmanager
@@ -90,24 +94,24 @@ def running_load(running: Running, generate: Callable[[Load, httpx.Client, rando
 def watch(running: Running, load: Load, seconds: float, pause: float) -> None:
     """Send the canary's request again and again, and note how long each takes. All of them are answered, and alike."""
     body = {"messages": CHATS[0], "seed": 1}
-    texts, end = set(), time.monotonic() + seconds
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         began = time.monotonic()
         response = running.client.post(CHAT, json=body)
         load.times.append(time.monotonic() - began)
         assert response.status_code == 200, response.text
-        texts.add(response.json()["choices"][0]["message"]["content"])
+        load.texts.add(response.json()["choices"][0]["message"]["content"])
         time.sleep(pause)
-    assert len(texts) == 1
+    assert len(load.texts) == 1
 
 
 def ordinary(load: Load, client: httpx.Client, rng: random.Random) -> None:
     load.note(client.post(CHAT, json={"messages": rng.choice(CHATS)}))
 
 
-def abusive(load: Load, client: httpx.Client, rng: random.Random) -> None:
-    """One of what hostile clients send."""
-    match rng.randrange(8):
+def abusive(load: Load, client: httpx.Client, rng: random.Random, kind: int) -> None:
+    """What hostile clients send, one of `KINDS` kinds."""
+    match kind:
         case 0:
             _, fields, _ = rng.choice([each for each in HOSTILE if each[0] == "masked"])
             load.note(client.post(COMPLETIONS, json={"prompt": "from ivy", **fields}))
@@ -123,6 +127,7 @@ def abusive(load: Load, client: httpx.Client, rng: random.Random) -> None:
             )
         case 5:
             with client.stream("POST", CHAT, json={"messages": rng.choice(CHATS), "stream": True}) as response:
+                load.note(response)
                 next(response.iter_bytes(), b"")  # and then the client leaves
             load.statuses[0] += 1
         case 6:
@@ -136,6 +141,7 @@ def abusive(load: Load, client: httpx.Client, rng: random.Random) -> None:
 def at_random(running: Running) -> Callable[[Load, httpx.Client, random.Random], None]:
     """Hostile clients that also send bodies from the whole ranges of the declared fields."""
     vocab = running.service.llm.loaded.config.vocab
+    kinds = itertools.cycle(range(KINDS))
 
     def generate(load: Load, client: httpx.Client, rng: random.Random) -> None:
         @settings(max_examples=1, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -146,7 +152,7 @@ def at_random(running: Running) -> Callable[[Load, httpx.Client, random.Random],
         if rng.random() < 0.3:
             send()
         else:
-            abusive(load, client, rng)
+            abusive(load, client, rng, next(kinds))
 
     return generate
 
@@ -162,6 +168,7 @@ def compare(seconds: float, pause: float) -> tuple[Load, Load]:
         running.settle()
         assert running.client.get("/health").status_code == 200
         assert running.service.engine.engine.stats.recoveries == 0
+    assert usual.texts == hostile.texts
     for name, load in (("ordinary", usual), ("hostile", hostile)):
         print(
             f"{name}: {len(load.times)} canaries, median {1e3 * statistics.median(load.times):.0f} ms, p99 "

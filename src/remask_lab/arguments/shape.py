@@ -3,12 +3,12 @@
 import argparse
 from dataclasses import replace
 
-from remask.cli.options import add_model_options, object_option, open_llm
+from remask.cli.options import add_model_options, object_option
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.arguments.common import check_least
+from remask_lab.arguments.common import check_least, open_without_pool
 from remask_lab.bench.workload import Workload, random_workload
 
 SETTINGS = ("requests", "prefix_tokens", "prompt_tokens", "max_tokens", "sampling")
@@ -41,7 +41,7 @@ def open_with_requests(args: argparse.Namespace) -> tuple[LLM, Workload]:
     own = {"max_tokens": args.max_tokens, "seed": args.seed, "ignore_eos": True}
     params = SamplingParams.from_mapping({**own, **object_option("--sampling", args.sampling)})
     # How long canvases are depends on the kind of model.
-    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
+    llm = open_without_pool(args)
     config, prompt = llm.loaded.config, args.prefix_tokens + args.prompt_tokens
     length, stored = prompt + params.max_tokens, args.prefix_tokens
     if config.kind == "uniform":

@@ -9,7 +9,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.store.prefix_index import PREFIX_MATCHES
-from remask_lab.arguments.common import COMPARED_CACHES, check_least
+from remask_lab.arguments.common import COMPARED_CACHES, check_least, separated
 from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
@@ -105,7 +105,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     if caches == ALL:
         rows, left_out = every_contender(llm, workload, settings)
     else:
-        names = dict.fromkeys(["none", *(name.strip() for name in caches.split(","))])
+        names = dict.fromkeys(["none", *separated(caches)])
         rows = [contender(llm, name, settings.get(name), workload) for name in names]
     known = [row.name for row in rows] + [left.name for left in left_out]
     for name in settings:

@@ -12,6 +12,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
 from remask.policies import CachePolicy
+from remask_lab.bench.workload import seeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,7 @@ def generate(
     """
     work = []
     for number, request in enumerate(requests):
-        params = request.params
-        if params.seed is None:
-            params = replace(params, seed=seed + number)
-        work.append(replace(request, id=str(number), params=params, policy=policy))
+        work.append(replace(seeded(request, seed + number), id=str(number), policy=policy))
         llm.engine.check(work[-1])
     # The first pass of a process is slower. That time belongs to no policy.
     for _ in llm.run(work[:1], progress=False):

@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         records = read_all(args.results)
-        write_whole("the page", args.output, page(records))
-        readme = Path(args.readme)
-        write_whole("the README", args.readme, quoted(readme.read_text(encoding="utf-8"), records))
+        text, readme = page(records), quoted(Path(args.readme).read_text(encoding="utf-8"), records)
+        write_whole("the page", args.output, text)
+        write_whole("the README", args.readme, readme)
     except RemaskError as error:
         print(f"remask_lab.pages.results: error: {error}", file=sys.stderr)
         return 2
@@ -92,7 +92,10 @@ def page(records: dict[str, Record]) -> str:
 
 
 def quoted(text: str, records: dict[str, Record]) -> str:
-    """Returns `text` with the tables that it quotes. Raises `RecordError` where it names a file that is not there."""
+    """Returns `text` with the tables that it quotes.
+
+    Raises `RecordError` where it names a file that is not there, and where a table has no end.
+    """
 
     def fill(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
@@ -100,6 +103,11 @@ def quoted(text: str, records: dict[str, Record]) -> str:
             raise RecordError(f"the README quotes {name}, which is no result file of 'remask bench'")
         return f"{begin}{_marked(records[name], bench_table(records[name]))}\n{end}"
 
+    found, tables = text.count("<!-- table: "), QUOTED.findall(text)
+    if len(tables) != found:
+        raise RecordError(
+            f"the README begins {found} tables and ends {len(tables)} with a line '<!-- end of table -->'"
+        )
     return QUOTED.sub(fill, text)
 
 

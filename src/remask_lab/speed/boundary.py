@@ -7,6 +7,7 @@ difference shows in the tokens.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -15,6 +16,7 @@ from typing import Any
 from remask import LLM, EngineConfig, Output, SamplingParams
 from remask.engine.request import Request
 from remask_lab.bench.workload import token_agreement
+from remask_lab.speed.command import command_parser, run_command
 
 GOLDENS = Path(__file__).parents[3] / "tests" / "goldens"
 PARAMS = SamplingParams(max_tokens=16, steps=16, ignore_eos=True)
@@ -22,6 +24,7 @@ PARAMS = SamplingParams(max_tokens=16, steps=16, ignore_eos=True)
 
 def main() -> None:
     """Print one line for every depth, interval and boundary."""
+    command_parser(__doc__).parse_args()
     engine = EngineConfig(max_num_seqs=16, max_model_len=512)
     llm = LLM(str(GOLDENS / "llada"), dtype="float32", device="cpu", engine=engine)
     prompts = json.loads((GOLDENS / "prompts.json").read_text(encoding="utf-8"))["shared_prefix"]
@@ -50,4 +53,4 @@ def row_layers(found: Mapping[str, Output]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -14,9 +14,9 @@ import time
 import numpy as np
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.core.checks import whole
 from remask.engine.request import Request
 from remask.errors import IntegrityError
+from remask_lab.arguments.common import check_least
 from remask_lab.speed.command import add_model_options, command_parser, open_random, print_report, run_command
 
 
@@ -33,8 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_model_options(parser, "llada-100m")
     args = parser.parse_args()
-    for name in ("requests", "rounds"):
-        whole(f"--{name}", getattr(args, name), low=1)
+    check_least(args, requests=1, rounds=1)
     length = args.prompt + args.response
     plain, invariant = (
         EngineConfig(

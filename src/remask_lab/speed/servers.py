@@ -36,7 +36,11 @@ def process(words: Sequence[str], pattern: str, **environment: str) -> Iterator[
         yield _awaited(child, lines, pattern)
     finally:
         child.send_signal(signal.SIGTERM)
-        status = child.wait(STOP_S)
+        try:
+            status = child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            status = child.wait()
         reader.join()
         child.stdout.close()
     if status not in (0, -signal.SIGTERM):
@@ -50,7 +54,8 @@ def _awaited(child: "subprocess.Popen[str]", lines: list[str], pattern: str) -> 
         if found is not None:
             return found.group(1)
         time.sleep(0.02)
-    raise RuntimeError(f"the output has no {pattern!r} after {START_S} s:\n{''.join(list(lines))}")
+    state = f"after {START_S} s" if child.poll() is None else f"and the process ended with status {child.returncode}"
+    raise RuntimeError(f"the output has no {pattern!r} {state}:\n{''.join(list(lines))}")
 
 
 def free_port() -> int:

@@ -28,6 +28,7 @@ from remask_lab.arguments.requests import about_requests, add_source_options, op
 from remask_lab.arguments.results import add_output_option, add_page_option
 from remask_lab.bench.contenders import described
 from remask_lab.bench.workload import seeded, token_agreement
+from remask_lab.records.machine import processor_text
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
 
@@ -231,7 +232,7 @@ def page(model: str, cases: Sequence[Case], about: dict[str, Any]) -> str:
     """The comparison as HTML; all that models and users wrote is escaped."""
     machine = about["machine"]
     facts = (
-        f"{model}, {machine['dtype']} on {machine.get('gpu', machine['cpu'])} ({machine['threads']} threads), one "
+        f"{model}, {machine['dtype']} on {processor_text(machine)}, one "
         f"request at a time, commit {about['commit'] or 'unknown'}, {about['date']}."
     )
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text(encoding="utf-8"))

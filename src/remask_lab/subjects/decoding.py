@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.checks import whole
 from remask.engine.request import Request
 from remask.llm import LLM
 from remask.observe import ObservedPass
+from remask_lab.arguments.common import check_least
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
 from remask_lab.drawing import (
     K_COLOR,
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the requests that `args` name and follow the tokens of their responses."""
-    whole("--window", args.window, low=1)
+    check_least(args, window=1)
     llm, requests = open_requests(args)
     report = measure_decoding(llm, requests, args.window, progress=llm.progress)
     record = Record("analyze decoding", about_requests(args, llm, requests, window=args.window), asdict(report))

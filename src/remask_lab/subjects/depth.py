@@ -35,7 +35,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
 from remask_lab.instruments.passes import check_masked
 from remask_lab.instruments.series import Floats
 from remask_lab.records.outcome import Outcome
@@ -364,11 +364,9 @@ def _draw_tasks(report: DepthReport) -> Figure:
         left.bar(index, task.mean[ratio], yerr=task.spread[ratio], color=color, capsize=3)
         right.plot(list(task.mean), list(task.mean.values()), ".-", color=color, linewidth=1.3, label=task.task)
     left.set_xticks(range(len(report.tasks)), [task.task.replace(" ", "\n") for task in report.tasks], fontsize="small")
-    left.set_title(f"r = {ratio} % (bars: spread over requests)", fontsize="medium")
-    left.set_ylabel(f"mean depth (of {report.layers} layers)")
+    label(left, f"r = {ratio} % (bars: spread over requests)", y=f"mean depth (of {report.layers} layers)")
     left.set_ylim(0, report.layers * 1.05)
-    right.set_title("over the prefix ratio", fontsize="medium")
-    right.set_xlabel("prefix ratio r (% of the canvas)")
+    label(right, "over the prefix ratio", "prefix ratio r (% of the canvas)")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
@@ -383,11 +381,9 @@ def _draw_stability(report: DepthReport) -> Figure:
     sizes = [step.samples for step in report.convergence]
     distance.plot(sizes, [step.distance for step in report.convergence], ".-", color=K_COLOR, label="mean depths")
     distance.plot(sizes, [step.table_distance for step in report.convergence], ".--", color=V_COLOR, label="table")
-    distance.set_title("change since half of N", fontsize="medium")
-    distance.set_ylabel("L1 distance (layers per ratio)")
+    label(distance, "change since half of N", y="L1 distance (layers per ratio)")
     seconds.plot(sizes, [step.seconds for step in report.convergence], ".-", color=K_COLOR)
-    seconds.set_title("profiling time", fontsize="medium")
-    seconds.set_ylabel("seconds")
+    label(seconds, "profiling time", y="seconds")
     for axes in (distance, seconds):
         _size_axis(axes, sizes)
     spread = report.system_prompts.spread
@@ -396,9 +392,12 @@ def _draw_stability(report: DepthReport) -> Figure:
     prompts.axhline(float(np.mean(list(spread.values()))), color="black", linestyle=":", label="mean over ratios")
     shown = places[:: max(1, len(places) // 8)]
     prompts.set_xticks(shown, [str(list(spread)[place]) for place in shown])
-    prompts.set_title(f"{report.system_prompts.prompts} system prompts", fontsize="medium")
-    prompts.set_xlabel("prefix ratio r (%)")
-    prompts.set_ylabel("standard deviation of depth (layers)")
+    label(
+        prompts,
+        f"{report.system_prompts.prompts} system prompts",
+        "prefix ratio r (%)",
+        "standard deviation of depth (layers)",
+    )
     for axes in (distance, seconds, prompts):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

@@ -23,10 +23,10 @@ from remask.observe import ObservedPass
 from remask.policies.base import Traits
 from remask.policies.dense import Dense
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
-from remask_lab.drawing import K_COLOR, V_COLOR, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.moments import Moments
-from remask_lab.instruments.series import Floats
+from remask_lab.instruments.series import Floats, Table
 from remask_lab.instruments.watch import UncachedWatcher
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
@@ -114,7 +114,7 @@ class FeaturesReport:
     chance: float
     means: dict[str, FeatureMeans]
     foresight: tuple[Foresight, ...]
-    maps: dict[str, tuple[tuple[float, ...], ...]]
+    maps: dict[str, Table]
     sample: dict[str, tuple[float, ...]]
 
 
@@ -356,18 +356,11 @@ def _layers(report: FeaturesReport) -> Figure:
         for name in FEATURES:
             values = getattr(report.means[name], f"{region}_layers")
             axes.plot(layers, values, ".-", color=_COLORS[name], linewidth=1.3, label=WORDS[name])
-        axes.set_title(f"{region} positions", fontsize="medium")
-        axes.set_xlabel("layer")
+        label(axes, f"{region} positions", "layer")
         whole_ticks(axes.xaxis, 10)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean cosine similarity")
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        fontsize="small",
-        frameon=False,
-    )
+    legend_below(figure, 4, figure.axes[0], "outside lower center")
     return figure
 
 
@@ -378,9 +371,12 @@ def _changes(report: FeaturesReport) -> Figure:
     panels = figure.subplots(2, 2, sharex=True, sharey=True).flat
     for axes, (early, late), pair in zip(panels, PAIRS, report.foresight, strict=True):
         axes.loglog(values[early], values[late], ".", color=_COLORS[early], markersize=2.5, alpha=0.35)
-        axes.set_title(f"r = {pair.correlation:.2f}, overlap {100 * pair.overlap:.0f} %", fontsize="medium")
-        axes.set_xlabel(f"change of {WORDS[early]}")
-        axes.set_ylabel(f"change of {WORDS[late]}")
+        label(
+            axes,
+            f"r = {pair.correlation:.2f}, overlap {100 * pair.overlap:.0f} %",
+            f"change of {WORDS[early]}",
+            f"change of {WORDS[late]}",
+        )
         axes.grid(alpha=0.3)
     figure.supxlabel(
         "cosine distances from one pass to the next, in one layer; below 1e-8 drawn there", fontsize="small"

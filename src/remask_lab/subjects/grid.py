@@ -18,7 +18,7 @@ from remask.cli.options import add_model_options, object_option, open_llm
 from remask.core.checks import listed
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask_lab.arguments.common import check_least
+from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> Outcome:
 
 def _grid(args: argparse.Namespace) -> Grid:
     return Grid(
-        caches=tuple(dict.fromkeys(name.strip() for name in args.cache.split(","))),
+        caches=tuple(separated(args.cache)),
         settings=_lists("--grid", args.grid),
         sampling=_lists("--sampling-grid", args.sampling_grid),
         prompt_tokens=(None,) if args.prompt_tokens is None else _counts("--prompt-tokens", args.prompt_tokens),

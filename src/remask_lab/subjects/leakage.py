@@ -29,7 +29,7 @@ from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
 from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
 from remask_lab.instruments.series import Floats
@@ -346,15 +346,13 @@ def _figure(report: LeakageReport) -> Figure:
     left.fill_between(ratios, shares.min(axis=1), shares.max(axis=1), color=K_COLOR, alpha=0.2, label="range of layers")
     left.plot(ratios, shares.mean(axis=1), ".-", color=K_COLOR, label="mean of layers")
     left.plot(ratios, [100 - ratio for ratio in ratios], ":", color="gray", label="1 - r")
-    left.set_title("attention of prefix rows to the rest", fontsize="medium")
-    left.set_ylabel("share (%)")
+    label(left, "attention of prefix rows to the rest", y="share (%)")
     left.set_ylim(bottom=0)
     right.plot(ratios, [row.mean_depth for row in rows], ".-", color="black", label="mean of requests")
     right.plot(ratios, [row.depth for row in rows], ".--", color="black", label="least of requests")
     right.plot(ratios, [row.deviation_depth for row in rows], ".-", color=K_COLOR, label="bound from deviation")
     right.plot(ratios, [row.guaranteed_depth for row in rows], ".-", color=V_COLOR, label="bound from leakage")
-    right.set_title("depth: measured and guaranteed", fontsize="medium")
-    right.set_ylabel(f"depth (of {report.layers} layers)")
+    label(right, "depth: measured and guaranteed", y=f"depth (of {report.layers} layers)")
     right.set_ylim(0, report.layers * 1.05)
     for axes in (left, right):
         axes.set_xlabel("prefix ratio r (% of the canvas)")

@@ -16,14 +16,13 @@ import numpy as np
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options, object_option, open_llm
-from remask.core.checks import whole
 from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.capped import CappedAttention
 from remask.observe import replace_attention
-from remask_lab.arguments.common import separated
+from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
 from remask_lab.bench.workload import Workload, token_agreement, usual_workload
 from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
@@ -54,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the model's usual workload under every arithmetic."""
-    for name in ("requests", "batch"):
-        whole(f"--{name}", getattr(args, name), low=1)
-    whole("--prompt-tokens", args.prompt_tokens, low=1, optional=True)
+    check_least(args, requests=1, batch=1, prompt_tokens=1)
     dtypes = separated(args.dtypes)
     if args.dtype != "auto":
         raise ConfigError(f"--dtype {args.dtype}: precision compares several; name them in --dtypes")

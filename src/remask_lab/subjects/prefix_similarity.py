@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
@@ -24,9 +24,9 @@ from remask.observe import ObservedPass
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
-from remask_lab.instruments.series import Floats, padded
+from remask_lab.instruments.series import Floats, Table, as_table, mean, padded
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "K/V of a shared prefix in its canvas against the prefix alone, by layer and step"
-
-Table: TypeAlias = tuple[tuple[float, ...], ...]  # [layers][steps]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +166,7 @@ def summarise(
     """The report of one array [2, layers, steps] a request, K before V; they are not changed."""
     every = padded(traces)
     both = every.mean(axis=1)  # [requests, layers, steps]
-    mean = np.nanmean(both, axis=0)
+    similarity = np.nanmean(both, axis=0)
     depth = [run_depth(least.tolist(), tau) for least in np.nanmin(both, axis=2)]
     shallow = min(depth)
     return PrefixSimilarity(
@@ -178,25 +176,17 @@ def summarise(
         canvas_tokens=canvas_tokens,
         tau=tau,
         measure=measure,
-        similarity=_table(mean),
-        k=_table(np.nanmean(every[:, 0], axis=0)),
-        v=_table(np.nanmean(every[:, 1], axis=0)),
-        over_steps=tuple(mean.std(axis=1).tolist()),
+        similarity=as_table(similarity),
+        k=as_table(np.nanmean(every[:, 0], axis=0)),
+        v=as_table(np.nanmean(every[:, 1], axis=0)),
+        over_steps=tuple(similarity.std(axis=1).tolist()),
         over_requests=tuple(np.nanmean(both, axis=2).std(axis=0).tolist()),
         depth=tuple(depth),
         first_depth=tuple(run_depth(request[:, 0].tolist(), tau) for request in both),
         shallow=shallow,
-        shallow_mean=_mean(mean[:shallow]),
-        deep_mean=_mean(mean[shallow:]),
+        shallow_mean=mean(similarity[:shallow]),
+        deep_mean=mean(similarity[shallow:]),
     )
-
-
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if values.size else float("nan")
-
-
-def _table(values: Floats) -> Table:
-    return tuple(tuple(row) for row in values.tolist())
 
 
 def text(report: PrefixSimilarity) -> str:
@@ -237,17 +227,16 @@ def _heatmap(report: PrefixSimilarity) -> Figure:
     )
     if 0 < report.shallow < layers:
         left.axhline(report.shallow + 0.5, color="white", linestyle="--", linewidth=1.5)
-    left.set_title(f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", fontsize="medium")
-    left.set_xlabel("denoising step")
-    left.set_ylabel("layer")
+    label(
+        left, f"mean similarity; dashed: depth {report.shallow}, above {report.tau:g} always", "denoising step", "layer"
+    )
     for axis in (left.xaxis, left.yaxis):
         whole_ticks(axis, 10, least=1)
     figure.colorbar(image, ax=left, label="cosine similarity")
     places = np.arange(1, layers + 1)
     right.barh(places - 0.2, report.over_steps, 0.36, color=K_COLOR, label="over steps")
     right.barh(places + 0.2, report.over_requests, 0.36, color=V_COLOR, label="over requests")
-    right.set_title("spread", fontsize="medium")
-    right.set_xlabel("standard deviation of the similarity")
+    label(right, "spread", "standard deviation of the similarity")
     right.locator_params(axis="x", nbins=4)
     right.grid(axis="x", alpha=0.3)
     right.set_axisbelow(True)

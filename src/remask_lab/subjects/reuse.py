@@ -31,9 +31,9 @@ from remask_lab.arguments.workload import add_workload_options, asked_workload, 
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
-from remask_lab.instruments.series import Floats, mean_of_known, padded
+from remask_lab.instruments.series import Floats, Table, as_table, mean_of_known, padded
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
@@ -107,7 +107,7 @@ class ReuseReport:
     layers: int
     depth: tuple[int, ...]
     refresh_interval: int
-    similarity: Mapping[str, tuple[tuple[float, ...], ...]]
+    similarity: Mapping[str, Table]
     deep: Mapping[str, tuple[float, ...]]
     deep_mean: Mapping[str, float]
 
@@ -217,7 +217,7 @@ def summarise(seen: Mapping[str, Sequence[Floats]], depths: Sequence[int], refre
     similarity, deep, mean = {}, {}, {}
     for name, traces in seen.items():
         every = padded(traces, steps)
-        similarity[name] = tuple(tuple(row) for row in mean_of_known(every).tolist())
+        similarity[name] = as_table(mean_of_known(every))
         below = np.stack([request[depth:].mean(axis=0) for request, depth in zip(every, depths, strict=True)])
         deep[name] = tuple(mean_of_known(below).tolist())
         mean[name] = float(np.nanmean(below))
@@ -281,15 +281,12 @@ def _deep(report: ReuseReport) -> Figure:
     }
     for name in SETTINGS:
         color, line = _STYLES[name]
-        label = f"{labels[name]}: {report.deep_mean[name]:.3f}"
-        left.plot(range(1, report.steps + 1), report.deep[name], line, color=color, linewidth=1.4, label=label)
+        words = f"{labels[name]}: {report.deep_mean[name]:.3f}"
+        left.plot(range(1, report.steps + 1), report.deep[name], line, color=color, linewidth=1.4, label=words)
         by_layer = np.nanmean(np.array(report.similarity[name]), axis=1)
         right.plot(range(1, report.layers + 1), by_layer, line, color=color, linewidth=1.4)
-    left.set_title("mean of the layers above depth", fontsize="medium")
-    left.set_xlabel("denoising step")
-    left.set_ylabel("cosine similarity")
-    right.set_title("by layer, mean over steps", fontsize="medium")
-    right.set_xlabel("layer")
+    label(left, "mean of the layers above depth", "denoising step", "cosine similarity")
+    label(right, "by layer, mean over steps", "layer")
     depths = sorted(set(report.depth))
     for depth in depths:
         right.axvline(depth + 0.5, color="gray", linestyle=":", linewidth=1)
@@ -309,8 +306,7 @@ def _collapse(rows: Sequence[Row]) -> Figure:
     bars = left.bar(names, [row["throughput_tok_s"] for row in rows], color=_BARS)
     left.bar_label(bars, [f"{row['ratio_to_none']:.2f}x" for row in rows], fontsize="small")
     left.margins(y=0.15)
-    left.set_title("throughput", fontsize="medium")
-    left.set_ylabel("tokens per second")
+    label(left, "throughput", y="tokens per second")
     kinds = list(shares(rows[0]))
     places = np.arange(len(kinds))
     for index, (row, color) in enumerate(zip(rows, _BARS, strict=True)):
@@ -319,8 +315,7 @@ def _collapse(rows: Sequence[Row]) -> Figure:
         right.bar_label(bars, fmt="%.0f", fontsize="x-small")
     right.set_xticks(places, kinds)
     right.set_ylim(0, 112)
-    right.set_title("quality, and by part of the system prompt" if len(kinds) > 1 else "quality", fontsize="medium")
-    right.set_ylabel("share (%)")
+    label(right, "quality, and by part of the system prompt" if len(kinds) > 1 else "quality", y="share (%)")
     for axes in (left, right):
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)

@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.checks import whole
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.observe import ObservedPass, observe_passes
 from remask.policies import CachePolicy, settings_of
-from remask_lab.arguments.common import COMPARED_CACHES, compared_policies
+from remask_lab.arguments.common import COMPARED_CACHES, check_least, compared_policies
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
 from remask_lab.bench.workload import seeded
 from remask_lab.drawing import label, legend_below, log_axis, new_figure, save_figures, whole_ticks
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> Outcome:
     """Run the requests that `args` name under every policy."""
-    whole("--rounds", args.rounds, low=1)
+    check_least(args, rounds=1)
     llm, requests = open_requests(args)
     named = compared_policies(args, COMPARED_CACHES[llm.loaded.config.kind])
     policies = [(one.name, llm.policy(one.name, one.settings)) for one in named]

@@ -21,13 +21,13 @@ from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.arguments.common import check_least, tau_option
+from remask_lab.arguments.common import check_least, separated, tau_option
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, legend_below, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
 from remask_lab.instruments.passes import check_masked
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import about
@@ -129,7 +129,7 @@ def _values(args: argparse.Namespace) -> SweepValues:
         refresh_intervals=_DEFAULTS.refresh_intervals if intervals is None else tuple(dict.fromkeys(intervals)),
         tau=args.tau,
         refresh_interval=args.refresh_interval,
-        caches=tuple(dict.fromkeys(name.strip() for name in args.caches.split(","))),
+        caches=tuple(separated(args.caches)),
     )
     if not values.taus and not values.refresh_intervals:
         raise ConfigError("--taus and --refresh-intervals name no value, so there is nothing to sweep")
@@ -267,13 +267,15 @@ def _figure(parameter: Parameter, rows: Sequence[Row]) -> Figure:
     answered = rows[0]["accuracy"] is not None
     for axes in (left, right):
         axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
-        axes.set_xlabel(_LABELS[parameter])
         axes.grid(alpha=0.3)
-    left.set_title("throughput, and work saved", fontsize="medium")
-    left.set_ylabel("gain over no cache (bars: rounds)")
+    label(left, "throughput, and work saved", _LABELS[parameter], "gain over no cache (bars: rounds)")
     left.set_ylim(bottom=0)
-    right.set_title("accuracy (bars: 95 % intervals)" if answered else "agreement with no cache", fontsize="medium")
-    right.set_ylabel("share of answers (%)" if answered else "share of tokens (%)")
+    label(
+        right,
+        "accuracy (bars: 95 % intervals)" if answered else "agreement with no cache",
+        _LABELS[parameter],
+        "share of answers (%)" if answered else "share of tokens (%)",
+    )
     right.set_ylim(0, 105)
     legend_below(figure, 3, left)
     return figure

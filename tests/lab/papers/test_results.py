@@ -116,6 +116,12 @@ def test_a_readme_that_quotes_no_result_file(folder: Path, capsys: pytest.Captur
         assert f"the README quotes {name}, which is no result file of 'remask bench'" in capsys.readouterr().err
 
 
+def test_a_readme_whose_table_has_no_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = made(folder, "<!-- table: small.llada-tiny.json -->\nold\n")
+    assert (status, text) == (2, ""), "no page is written"
+    assert "the README begins 1 tables and ends 0" in capsys.readouterr().err
+
+
 def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "small.llada-tiny.json"
     content = path.read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ the reason on standard output.
 import builtins
 import json
 import os
-import resource
 import signal
 import symtable
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 from remask_lab.harness.sandbox import linux
+from remask_lab.harness.sandbox.limits import limit_resources
 from remask_lab.harness.sandbox.values import LINE_BYTES, decode, encode, one_line
 
 PASSED: Final = 0
@@ -213,9 +213,7 @@ def _protect(job: dict[str, Any]) -> None:
         linux.hide_from_peers()
     if os.getppid() != job["parent"]:
         os._exit(FAILED)
-    seconds = int(job["seconds"]) + 1
-    for name, value in (("AS", job["megabytes"] * 2**20), ("CPU", seconds), ("FSIZE", 2**24), ("CORE", 0)):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    limit_resources(job)
 
 
 def main() -> None:

@@ -1,22 +1,25 @@
-"""The limits that a process of generated code sets for itself."""
+"""The limits that candidate and judge set for themselves."""
 
 import resource
 from typing import Any, Final
 
-FILE_MEGABYTES: Final = 16
+_FILE_MEGABYTES: Final = 16
 _OPEN_FILES: Final = 128
 
 
 def limit_resources(job: dict[str, Any]) -> None:
-    """Set the limits that hold for each process, and for the number of processes where the user is not root."""
+    """Set the job's limits for each process, and for the number of processes where the job has a `process_limit`.
+
+    A hard limit that is lower already stays.
+    """
     limits = {
         "AS": job["megabytes"] * 2**20,
         "CPU": int(job["seconds"]) + 1,
-        "FSIZE": FILE_MEGABYTES * 2**20,
+        "FSIZE": _FILE_MEGABYTES * 2**20,
         "NOFILE": _OPEN_FILES,
         "CORE": 0,
     }
-    if job["process_limit"] is not None:
+    if job.get("process_limit") is not None:
         limits["NPROC"] = job["process_limit"]
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")

@@ -32,7 +32,7 @@ _AT_RECURSIVE: Final = 0x8000
 _MOUNT_ATTR_RDONLY_NOSUID: Final = 1 | 2
 
 _CAPABILITY_VERSION_3: Final = 0x20080522
-WORK: Final = "/work"  # where generated code begins; an interpreter in /tmp does not show there
+WORK: Final = "/generated"  # where generated code begins; no root is built where an interpreter is below it
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 
 
@@ -106,7 +106,7 @@ def enter_root(folder: str, paths: Sequence[tuple[str, str | None]], megabytes: 
         _call("mount", f"/dev/{name}".encode(), os.fsencode(place), None, _MS_BIND, None)
     for writable in ("/tmp", WORK):
         place = Path(folder + writable)
-        place.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=writable != WORK)
         place.chmod(0o1777)
     os.chdir(folder)
     _call("pivot_root", b".", b".")
