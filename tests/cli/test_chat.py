@@ -58,7 +58,7 @@ def test_turns_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     status, answers, error = chat(monkeypatch, capsys, [USER], "--base-url", "http://127.0.0.1:9/v1")
     assert (status, answers) == (0, [])
-    assert "error:" in error
+    assert "error: the connection to http://127.0.0.1:9/v1 failed" in error
     status, _, error = chat(monkeypatch, capsys, [USER], "--base-url", "http://127.0.0.1:9/v1", "--page-size", "4")
     assert status == 2
     assert "--page-size is for a model in this process" in error

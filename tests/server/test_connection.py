@@ -156,6 +156,7 @@ def test_more_connections_than_allowed_are_a_503() -> None:
         ((status, told),) = answers(everything(over))
         assert status == 503
         assert "3 connections" in told["error"]["message"]
+        assert told["error"]["code"] == "too_many_connections"
         held.pop().close()
         eventually(lambda: len(running.service.llm.engine._ids) == 0)
         again = stack.enter_context(connect(running))

@@ -136,6 +136,10 @@ def _remote(args: argparse.Namespace) -> Answerer:
             for chunk in stream:
                 for choice in chunk.choices:
                     yield choice.delta.content or ""
+        except openai.APIConnectionError as error:
+            raise RemaskError(
+                f"the connection to {args.base_url} failed: {error.__cause__ or error}; is a server running there?"
+            ) from error
         except openai.OpenAIError as error:
             raise RemaskError(str(error)) from error
 

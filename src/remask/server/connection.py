@@ -48,7 +48,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
             most = self.limits.max_connections
-            self._refuse(503, f"{most} connections are open, the most that this server takes; try again later")
+            self._refuse(
+                503,
+                f"{most} connections are open, the most that this server takes; try again later",
+                code="too_many_connections",
+            )
             return
         self._await_head(self.limits.header_timeout)
 
@@ -171,9 +175,9 @@ class Connection(HttpToolsProtocol):
             self.transport.write(b"%x\r\n%b\r\n" % (len(comment), comment))
         self._probe_timer = self.loop.call_later(wait, self._probe, min(2 * wait, _LAST_PROBE_S))
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
         """Answer what is no whole request, and close the connection."""
-        body = bytes(error_response(ApiError(status, message)).body)
+        body = bytes(error_response(ApiError(status, message, code=code)).body)
         line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write((line + head).encode("ascii") + body)

@@ -73,7 +73,7 @@ function problem(status, error, wait) {
     409: `Not possible just now: ${message}`,
     413: `This is too large for the server: ${message}`,
     429: `The server is busy: as many requests wait as it takes. Try again in ${wait ?? 1} s.`,
-    503: `The server is about to stop and takes no new requests (${message}). Use another one, or try again in ${wait ?? 5} s.`,
+    503: error?.code === "too_many_connections" ? `The server is busy: ${message}` : `The server is about to stop and takes no new requests (${message}). Use another one, or try again in ${wait ?? 5} s.`,
     504: `The request ran out of time: ${message}`,
   };
   return new Problem(status, words[status] ?? `The server failed: ${message}`, error?.param ?? null);
