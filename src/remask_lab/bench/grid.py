@@ -45,12 +45,14 @@ class GridRow:
     """A measured point.
 
     `speed`, `work` and `flops` are the gains over `none` in time, row-layers and FLOPs, `agreement` the share of tokens
-    that equal those of `none`; `..._none` are its own figures. `accuracy` is None where the workload has no answers.
+    that equal those of `none`; `..._none` are its own figures. `accuracy` and its 95 % `interval` are None where the
+    workload has no answers.
     Memory is in bytes, at the peak.
     """
 
     axes: Mapping[str, Any]
     accuracy: float | None
+    interval: tuple[float, float] | None
     accuracy_none: float | None
     agreement: float
     speed: float
@@ -135,28 +137,31 @@ MakeWorkload = Callable[[Mapping[str, Any], int | None], Workload]
 """Returns the requests under some sampling parameters, with random prompts of a length where one is given."""
 
 
-def run_grid(
-    llm: LLM, grid: Grid, make_workload: MakeWorkload, rounds: int, sweep: Sweep, progress: bool
-) -> list[GridRow]:
-    """The rows of all points of `grid`; those that `sweep` holds are not measured again.
+def run_grids(
+    llm: LLM, grids: Sequence[Grid], make_workload: MakeWorkload, rounds: int, sweep: Sweep, progress: bool
+) -> list[list[GridRow]]:
+    """Returns the rows of all points, for each of `grids`. What `sweep` holds is not measured again.
 
     Each point is a bench of its own: the policy and `none` take turns over the same requests, `rounds` times, after a
     turn that measures what is cached. Raises `ConfigError`, before anything is measured, where a point cannot run.
     """
     jobs = []
-    for point in grid.points(llm):
+    planned = [(number, own, point) for number, own in enumerate(grids) for point in own.points(llm)]
+    for number, own, point in planned:
         try:
             workload = make_workload(point.sampling, point.prompt_tokens)
             contenders = [Contender("none", llm.policy("none"))]
             if point.cache != "none":
-                contenders.append(Contender(point.cache, grid.policy(llm, point)))
+                contenders.append(Contender(point.cache, own.policy(llm, point)))
             for contender in contenders:
                 llm.engine.check(workload.tasks[0].request.with_policy(contender.policy))
         except ConfigError as error:
             raise ConfigError(f"at {described(point.axes)}: {error}") from error
-        jobs.append((point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))
-    bar = tqdm(jobs, desc="grid", unit="point", disable=not progress)
-    return [_row(point.axes, sweep.row(asdict(point), measure)) for point, measure in bar]
+        jobs.append((number, point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))
+    found: list[list[GridRow]] = [[] for _ in grids]
+    for number, point, measure in tqdm(jobs, desc="grid", unit="point", disable=not progress):
+        found[number].append(_row(point.axes, sweep.row(asdict(point), measure)))
+    return found
 
 
 def rows_of(record: Record) -> list[GridRow]:
@@ -183,6 +188,7 @@ def _row(axes: Mapping[str, Any], result: Mapping[str, Any]) -> GridRow:
     return GridRow(
         axes=axes,
         accuracy=policy["accuracy"],
+        interval=policy["accuracy_interval"] and tuple(policy["accuracy_interval"]),
         accuracy_none=none["accuracy"],
         agreement=policy["agreement_with_none"],
         speed=policy["ratio_to_none"],

@@ -20,7 +20,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
-from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
+from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grids
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
 from remask_lab.drawing import legend_below, new_figure, save_figures
 from remask_lab.records.outcome import Outcome
@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace) -> Outcome:
 
     settings = {"requests": args.requests, "rounds": args.rounds, "sampling": sampling, "cache_config": grid.fixed}
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
-    rows = run_grid(llm, grid, make_workload, args.rounds, sweep, progress=llm.progress)
+    (rows,) = run_grids(llm, [grid], make_workload, args.rounds, sweep, progress=llm.progress)
     if beside:
         rows = [*named(rows, llm.loaded.name), *beside]
     parts = [text(rows)]
