@@ -13,6 +13,7 @@ Result: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, Callable[[Result], str]]
 
 WARNING = "⚠"
+NOTHING = "="  # beside work or FLOPs that are those of the baseline
 
 
 def table(record: Record, *, detail: bool = False) -> str:
@@ -20,7 +21,8 @@ def table(record: Record, *, detail: bool = False) -> str:
 
     "speed" and "work saved" are ratios to the baseline: of time, and of row-layers computed, prefix-only passes
     included. `detail` adds what a detailed bench measures. A warning sign marks a policy that computes less than its
-    baseline and is slower.
+    baseline and is slower. An equals sign marks one that saves nothing at these settings. Efficiencies are not shown
+    where the rounds differ too much for them.
     """
     columns = DETAILED if detail else SHORT
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
@@ -41,6 +43,25 @@ def _speed(compared: Result) -> str:
     return f"{compared['ratio_to_none']:.2f}x" + (f" {WARNING}" if compared["slower_with_less_work"] else "")
 
 
+def _saved(result: Result, saved: float) -> str:
+    nothing = result["cache"] != result["baseline"] and saved <= 1
+    return f"{saved:.2f}x" + (f" {NOTHING}" if nothing else "")
+
+
+def _efficiency(result: Result) -> str:
+    """The share of the baseline's FLOPs a second, with its range over the rounds. "-" where noise hides it.
+
+    Fewer FLOPs take no more of the machine than they need: a share above 1 comes from noise.
+    """
+    low, high = (speed / result["flops_saved"] for speed in result["ratio_range"])
+    kept = result["efficiency_kept"]
+    if result["cache"] == result["baseline"]:
+        return "100 %"
+    if kept > 1:
+        return "-"
+    return f"{100 * kept:.0f} %" + (f" ({100 * low:.0f} to {100 * high:.0f})" if high > low else "")
+
+
 def _staleness(result: Result) -> str:
     return ("<= " if result["staleness_is_upper_bound"] else "") + f"{result['staleness']:.2f}"
 
@@ -51,7 +72,7 @@ SHORT: tuple[Column, ...] = (
     ("agreement", _agreement),
     ("tok/s", lambda result: f"{result['throughput_tok_s']:.0f}"),
     ("speed", _speed),
-    ("work saved", lambda result: f"{result['work_ratio_to_none']:.2f}x"),
+    ("work saved", lambda result: _saved(result, result["work_ratio_to_none"])),
     ("prefix hits", lambda result: str(result["prefix_hits"])),
     ("cache memory", lambda result: f"{result['peak_memory_bytes'] / 1e6:.1f} MB"),
 )
@@ -65,8 +86,8 @@ DETAILED: tuple[Column, ...] = (
     ("forwards", lambda result: str(result["forwards"])),
     ("row-layers", lambda result: f"{result['row_layers'] / 1e6:.3f} M"),
     ("TFLOPs", lambda result: f"{result['flops'] / 1e12:.3g}"),
-    ("FLOPs saved", lambda result: f"{result['flops_saved']:.2f}x"),
-    ("efficiency kept", lambda result: f"{100 * result['efficiency_kept']:.0f} %"),
+    ("FLOPs saved", lambda result: _saved(result, result["flops_saved"])),
+    ("efficiency kept", _efficiency),
     ("cache ratio", lambda result: f"{100 * result['cache_ratio']:.1f} %"),
     ("staleness", _staleness),
     ("extra memory", lambda result: f"{result['extra_memory_bytes'] / 1e6:+.1f} MB"),
@@ -98,11 +119,14 @@ def _notes(record: Record, detail: bool) -> list[str]:
         notes.append(
             f"Speed alone: the first {work['alone_requests']} requests, one at a time. Cache ratio: share of the K/V "
             "that a pass does not compute. Staleness: passes since the K/V attended to were written; <= where rows are "
-            "chosen on the device. Speed is FLOPs saved times efficiency kept. Extra memory: at the peak, beyond the "
+            "chosen on the device. Speed is FLOPs saved times efficiency kept, shown with its range over the rounds, or "
+            "as - where it would be above 100 %: only noise makes that. Extra memory: at the peak, beyond the "
             "baseline's."
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]
     notes += [f"{result['cache']} is compared with {result['baseline']!r}, not with 'none'." for result in others]
+    if any(result["cache"] != result["baseline"] and result["work_ratio_to_none"] <= 1 for result in results):
+        notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):
         notes.append(f"{WARNING} Slower than its baseline although it computes fewer row-layers.")
     notes += [f"Left out: {left['name']}: {left['reason']}" for left in record.data.get("left_out", ())]

@@ -62,6 +62,28 @@ def test_a_detailed_row() -> None:
     assert (shown["staleness"], shown["extra memory"]) == ("1.50", "-0.5 MB")
 
 
+def test_an_efficiency_has_its_range_and_is_not_shown_where_noise_makes_it() -> None:
+    values = {"flops_saved": 2.0, "ratio_to_none": 1.8, "ratio_range": [1.6, 1.9], "work_ratio_to_none": 2.0}
+    rows = [
+        result("none", flops_saved=1.0, efficiency_kept=1.0),
+        result("x", **values, efficiency_kept=0.9),
+        result("y", **values | {"ratio_to_none": 2.1, "ratio_range": [1.9, 2.3]}, efficiency_kept=1.05),
+    ]
+    text = table(report(*rows), detail=True)
+    assert [cells(text, row)["efficiency kept"] for row in range(3)] == ["100 %", "90 % (80 to 95)", "-"]
+    assert "- where it would be above 100 %" in text
+
+
+def test_what_saves_nothing_is_marked() -> None:
+    rows = [result("none", flops_saved=1.0), result("x", flops_saved=1.0), result("y", work_ratio_to_none=2.0)]
+    for detail, column in ((False, "work saved"), (True, "FLOPs saved")):
+        text = table(report(*rows), detail=detail)
+        shown = [cells(text, row)[column] for row in range(3)]
+        assert [mark.endswith(" =") for mark in shown] == [False, True, False]
+        assert text.splitlines()[-1].startswith("= Saves nothing at these settings")
+    assert "=" not in table(report(rows[0], rows[2]))
+
+
 def test_a_bound_is_shown_as_one() -> None:
     text = table(report(result("x", staleness_is_upper_bound=True)), detail=True)
     assert cells(text, 0)["staleness"] == "<= 1.50"
