@@ -28,13 +28,25 @@ def check_drawing() -> None:
         raise ConfigError("pictures are drawn by matplotlib, which is not installed; pip install 'remask[lab]'")
 
 
-def new_figure(title: str, height: float = 3.9, width: float = 8.0) -> Figure:
-    """An empty figure, sizes in inches, that makes room for labels and for legends outside of its axes."""
+def new_figure(title: str, height: float = 3.9, width: float = 8.0, *, how: str = "") -> Figure:
+    """An empty figure, sizes in inches, that makes room for labels and for legends outside of its axes.
+
+    `how` is a sentence under the title that says how the picture is read.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(f"{title}\n{how}" if how else title)
     return figure
+
+
+def distinct_line(axes: Axes, index: int, x: Iterable[float], y: Iterable[float], name: str, marker: str = ".") -> None:
+    """Draw line `index` of several that may coincide. Earlier ones are wider, so that they show on both sides."""
+    from matplotlib import colormaps
+
+    color, width = colormaps["tab10"](index % 10), max(1.2, 4.5 - 1.4 * index)
+    size = max(4, 8 - 2 * index)
+    axes.plot(list(x), list(y), f"{marker}-", color=color, linewidth=width, markersize=size, label=name, alpha=0.9)
 
 
 def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) -> list[Path]:

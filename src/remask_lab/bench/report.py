@@ -119,8 +119,8 @@ def _notes(record: Record, detail: bool) -> list[str]:
         notes.append(
             f"Speed alone: the first {work['alone_requests']} requests, one at a time. Cache ratio: share of the K/V "
             "that a pass does not compute. Staleness: passes since the K/V attended to were written; <= where rows are "
-            "chosen on the device. Speed is FLOPs saved times efficiency kept, shown with its range over the rounds, or "
-            "as - where it would be above 100 %: only noise makes that. Extra memory: at the peak, beyond the "
+            "chosen on the device. Speed is FLOPs saved times efficiency kept, which has its range over the rounds, or "
+            "is - where it would be above 100 %: only noise makes that. Extra memory: at the peak, beyond the "
             "baseline's."
         )
     others = [result for result in results if result["baseline"] not in ("none", result["cache"])]

@@ -244,7 +244,12 @@ def _figure(curves: Sequence[Curve]) -> Figure:
     fixed = [own[0] for own in named.values() if own[0].knob.setting is None]
     count = len(panels) + bool(fixed)
     lines = -(-count // _COLUMNS)
-    figure = new_figure("right answers against work: the upper left is best", height=0.8 + 2.9 * lines, width=10.5)
+    figure = new_figure(
+        "quality against work, one knob moved at a time",
+        height=1.0 + 2.9 * lines,
+        width=10.5,
+        how="best is the upper left: as good as none (star) with little of its work",
+    )
     grid = figure.subplots(lines, min(count, _COLUMNS), sharex=True, sharey=True, squeeze=False)
     axes = list(grid.flat)
     for spare in axes[count:]:

@@ -376,20 +376,34 @@ def _draw_tasks(report: DepthReport) -> Figure:
 
 def _draw_stability(report: DepthReport) -> Figure:
     """Convergence over the number of requests, the time it takes, and the spread over system prompts."""
-    figure = new_figure(f"what moves the depth on {report.tasks[0].task}", width=10.0)
+    figure = new_figure(
+        f"what moves the profiled depth of {report.tasks[0].task}",
+        width=10.0,
+        how="small is stable: left, under twice as many requests; right, under other system prompts",
+    )
     distance, seconds, prompts = figure.subplots(1, 3)
     sizes = [step.samples for step in report.convergence]
-    distance.plot(sizes, [step.distance for step in report.convergence], ".-", color=K_COLOR, label="mean depths")
-    distance.plot(sizes, [step.table_distance for step in report.convergence], ".--", color=V_COLOR, label="table")
-    label(distance, "change since half of N", y="L1 distance (layers per ratio)")
+    distance.plot(
+        sizes, [step.distance for step in report.convergence], ".-", color=K_COLOR, label="mean over requests"
+    )
+    distance.plot(
+        sizes,
+        [step.table_distance for step in report.convergence],
+        "s--",
+        color=V_COLOR,
+        label="the table's whole layers",
+    )
+    label(distance, "change from N / 2 to N requests", y="mean change of depth (layers)")
     seconds.plot(sizes, [step.seconds for step in report.convergence], ".-", color=K_COLOR)
-    label(seconds, "profiling time", y="seconds")
+    label(seconds, "profiling time", y="time (s)")
     for axes in (distance, seconds):
         _size_axis(axes, sizes)
     spread = report.system_prompts.spread
     places = np.arange(len(spread))
     prompts.bar(places, list(spread.values()), color=K_COLOR)
     prompts.axhline(float(np.mean(list(spread.values()))), color="black", linestyle=":", label="mean over ratios")
+    prompts.legend(fontsize="small")
+    distance.legend(fontsize="small")
     shown = places[:: max(1, len(places) // 8)]
     prompts.set_xticks(shown, [str(list(spread)[place]) for place in shown])
     label(
@@ -402,7 +416,6 @@ def _draw_stability(report: DepthReport) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
-    legend_below(figure, 4)
     return figure
 
 

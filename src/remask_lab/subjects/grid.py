@@ -22,7 +22,7 @@ from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grids
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
-from remask_lab.drawing import legend_below, new_figure, save_figures
+from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import about, read_record
 from remask_lab.records.sweep import Sweep
@@ -290,16 +290,21 @@ def plot_grid(rows: Rows, folder: str | Path, model: str, x: str) -> list[Path]:
 def _lines(rows: Rows, x: str) -> Figure:
     """Quality, speed and FLOPs saved over one axis, a line for each combination of the others."""
     quality = quality_name(rows)
-    figure = new_figure(f"{quality}, speed and FLOPs over {_words(x)}", width=10)
+    figure = new_figure(
+        f"{quality}, speed and FLOPs over {_words(x)}",
+        width=10,
+        how="a cache costs nothing where its left line lies on that of none, and gains where the others are above 1",
+    )
     panels: list[tuple[str, str, Value, float | None]] = [
         (quality, f"{quality} (%)", lambda row: 100 * row.quality, None),
         ("speed", "times none", lambda row: row.speed, 1.0),
         ("FLOPs saved", "FLOPs of none / own", lambda row: row.flops, 1.0),
     ]
     for axes, (title, label, value, level) in zip(figure.subplots(1, 3), panels, strict=True):
-        for name, color, marker, line in _series(rows, x):
-            places = _places(axes, rows, line, x, value)
-            axes.plot(*places, marker=marker, color=color, label=name, linewidth=1.3, markersize=4)
+        for index, (name, _color, marker, line) in enumerate(_series(rows, x)):
+            distinct_line(axes, index, *_places(axes, rows, line, x, value), name, marker)
+        if all(isinstance(row.axes.get(x), int) for row in rows):
+            whole_ticks(axes.xaxis, 6)
         if level is None:
             _percent_axis(axes, [value(row) for row in rows])
         else:

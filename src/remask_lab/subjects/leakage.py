@@ -29,7 +29,7 @@ from remask.llm import LLM
 from remask.observe import ObservedPass
 from remask_lab.arguments.common import open_without_pool, tau_option
 from remask_lab.arguments.results import add_result_options
-from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, distinct_line, label, new_figure, save_figures
 from remask_lab.instruments.mass import TILE, QueryTap, attention_scores
 from remask_lab.instruments.passes import Passes, check_masked, leading_kv
 from remask_lab.instruments.series import Floats
@@ -338,24 +338,29 @@ def plot_leakage(report: LeakageReport, folder: str | Path, model: str) -> list[
 def _figure(report: LeakageReport) -> Figure:
     """Leakage over the ratio, and the depth that was measured beside those that are guaranteed."""
     figure = new_figure(
-        f"attention leakage and guaranteed depth (tau = {report.tau:g}, {report.samples} requests per ratio)"
+        f"attention leakage and guaranteed depth (tau = {report.tau:g}, {report.samples} requests per ratio)",
+        how="left: below the dotted line, prefix rows attend to the rest less than its length would suggest",
     )
     left, right = figure.subplots(1, 2)
     ratios, rows = list(report.ratios), list(report.ratios.values())
     shares = 100 * np.array([row.leakage for row in rows])
     left.fill_between(ratios, shares.min(axis=1), shares.max(axis=1), color=K_COLOR, alpha=0.2, label="range of layers")
     left.plot(ratios, shares.mean(axis=1), ".-", color=K_COLOR, label="mean of layers")
-    left.plot(ratios, [100 - ratio for ratio in ratios], ":", color="gray", label="1 - r")
+    left.plot(ratios, [100 - ratio for ratio in ratios], ":", color="gray", label="even attention: 1 - r")
     label(left, "attention of prefix rows to the rest", y="share (%)")
-    left.set_ylim(bottom=0)
-    right.plot(ratios, [row.mean_depth for row in rows], ".-", color="black", label="mean of requests")
-    right.plot(ratios, [row.depth for row in rows], ".--", color="black", label="least of requests")
-    right.plot(ratios, [row.deviation_depth for row in rows], ".-", color=K_COLOR, label="bound from deviation")
-    right.plot(ratios, [row.guaranteed_depth for row in rows], ".-", color=V_COLOR, label="bound from leakage")
+    left.set_ylim(0, 100)
+    lines = [
+        ("measured, mean of requests", [row.mean_depth for row in rows]),
+        ("measured, least of requests", [float(row.depth) for row in rows]),
+        ("guaranteed by the attention's deviation", [float(row.deviation_depth) for row in rows]),
+        ("guaranteed by the leakage", [float(row.guaranteed_depth) for row in rows]),
+    ]
+    for index, (name, depths) in enumerate(lines):
+        distinct_line(right, index, ratios, depths, name)
     label(right, "depth: measured and guaranteed", y=f"depth (of {report.layers} layers)")
     right.set_ylim(0, report.layers * 1.05)
     for axes in (left, right):
         axes.set_xlabel("prefix ratio r (% of the canvas)")
         axes.grid(alpha=0.3)
-    legend_below(figure, 4)
+        axes.legend(fontsize="small", loc="upper right" if axes is left else "upper left")
     return figure

@@ -26,7 +26,7 @@ from remask.policies import CachePolicy, settings_of
 from remask_lab.arguments.common import COMPARED_CACHES, check_least, compared_policies
 from remask_lab.arguments.requests import about_requests, add_request_options, open_requests
 from remask_lab.bench.workload import seeded
-from remask_lab.drawing import label, legend_below, log_axis, new_figure, save_figures, whole_ticks
+from remask_lab.drawing import distinct_line, label, legend_below, log_axis, new_figure, save_figures, whole_ticks
 from remask_lab.instruments.distances import Changes
 from remask_lab.instruments.series import Floats, Series, Table, as_table, by_pass, mean
 from remask_lab.instruments.watch import NONE, Watcher, certainty, check_ends, check_uncached
@@ -324,17 +324,25 @@ def plot_steps(report: StepsReport, folder: str | Path) -> list[Path]:
 
 def _draw_tokens(report: StepsReport) -> Figure:
     """Entropy, largest probability and changes by pass (thesis, figures 4.2, 6.6 and A.1)."""
-    figure = new_figure("certainty and token changes from pass to pass", width=10)
-    left, middle, right = figure.subplots(1, 3)
+    # A schedule that changes as many tokens in every pass needs no panel.
+    changing = any(max(each.change_rate) - min(each.change_rate) > 1e-9 for each in report.policies)
+    figure = new_figure(
+        "certainty from pass to pass",
+        width=10 if changing else 8,
+        how="a cache whose line leaves that of none predicts other tokens from there on",
+    )
+    left, middle, *others = figure.subplots(1, 3 if changing else 2)
     for index, curves in enumerate(report.policies):
         _draw_line(left, index, curves, curves.entropy)
         _draw_line(middle, index, curves, curves.probability)
-        _draw_line(right, index, curves, tuple(100 * rate for rate in curves.change_rate))
+        for right in others:
+            _draw_line(right, index, curves, tuple(100 * rate for rate in curves.change_rate))
     label(left, "uncertainty of the predicted positions", "pass", "mean entropy (nats)")
     label(middle, "confidence in them", "pass", "mean largest probability")
     middle.set_ylim(0, 1.03)
-    label(right, "tokens changed", "pass", "share of the response (%)")
-    for axes in (left, right):
+    for right in others:
+        label(right, "tokens changed", "pass", "share of the response (%)")
+    for axes in (left, *others):
         axes.set_ylim(bottom=0)
     legend_below(figure, min(4, len(report.policies)), figure.axes[0], "outside lower center")
     return figure
@@ -342,7 +350,9 @@ def _draw_tokens(report: StepsReport) -> Figure:
 
 def _draw_cost(report: StepsReport) -> Figure:
     """Row-layers and milliseconds by pass (thesis, figure 6.3)."""
-    figure = new_figure("cost of each pass", width=9)
+    figure = new_figure(
+        "cost of each pass", width=9, how="lower is cheaper; where a line jumps up, the policy refreshes"
+    )
     left, right = figure.subplots(1, 2)
     for index, curves in enumerate(report.policies):
         _draw_line(left, index, curves, curves.row_layers)
@@ -357,7 +367,11 @@ def _draw_cost(report: StepsReport) -> Figure:
 
 def _draw_drift(report: StepsReport) -> Figure:
     """Drift of the block within the block (thesis, figure A.2)."""
-    figure = new_figure("drift of the current block by step within the block", width=9)
+    figure = new_figure(
+        "drift of the current block by step within the block",
+        width=9,
+        how="a fall to the right means that the block's K/V settle",
+    )
     for axes, side in zip(figure.subplots(1, 2, sharey=True), ("k", "v"), strict=True):
         for index, curves in enumerate(report.policies):
             # A logarithm of 0 would be drawn as a line to the bottom.
@@ -372,7 +386,11 @@ def _draw_drift(report: StepsReport) -> Figure:
 def _draw_positions(report: StepsReport) -> Figure:
     """Trajectories of the largest probability, a panel for each policy."""
     shown = report.policies[:PANELS]
-    figure = new_figure("largest probability of each predicted position, first request", width=3.2 * len(shown) + 1.4)
+    figure = new_figure(
+        "largest probability of each predicted position, first request",
+        width=3.2 * len(shown) + 1.4,
+        how="a row ends where its position is decoded; yellow is certain",
+    )
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, curves in zip(panels, shown, strict=True):
         table = np.array(curves.trajectories, dtype=np.float64)
@@ -388,11 +406,6 @@ def _draw_positions(report: StepsReport) -> Figure:
 
 
 def _draw_line(axes: Axes, index: int, curves: StepCurves, values: Series) -> None:
-    from matplotlib import colormaps
-
-    color = colormaps["tab10"](index % 10)
-    # Policies may give the same numbers: lines drawn earlier are wider, so that they show on both sides.
-    width = max(1.2, 4.5 - 1.4 * index)
-    axes.plot(range(1, len(values) + 1), values, ".-", color=color, linewidth=width, markersize=4, label=curves.cache)
+    distinct_line(axes, index, range(1, len(values) + 1), values, curves.cache)
     whole_ticks(axes.xaxis, 8)
     axes.grid(alpha=0.3)
