@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -107,3 +107,13 @@ def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """The title of a panel and the names of its axes."""
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel=x, ylabel=y)
+
+
+def percent_bars(shares: Iterable[float], intervals: Iterable[Sequence[float]]) -> list[list[float]]:
+    """Error bars for `Axes.errorbar`, in percent: their lengths below and above each share, from its interval."""
+    pairs = list(zip(shares, intervals, strict=True))
+    # An interval may end a rounding error short of its share.
+    return [
+        [100 * max(0.0, share - low) for share, (low, _) in pairs],
+        [100 * max(0.0, high - share) for share, (_, high) in pairs],
+    ]

@@ -12,6 +12,7 @@ from remask.store.prefix_index import PREFIX_MATCHES
 from remask_lab.arguments.common import COMPARED_CACHES, check_least, separated
 from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_workload
 from remask_lab.bench.bench import run_bench
+from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.fewer_steps import step_baselines
 from remask_lab.bench.report import table
@@ -111,9 +112,7 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
     for name in settings:
         if name not in known:
             raise ConfigError(f"--cache-config names {name!r}, which is not among --caches {caches}")
-    for depth in _depths(args.depths, llm.loaded.config.layers):
-        own = {**settings.get("bicache", {}), "depth": depth}
-        rows.append(replace(contender(llm, "bicache", own, workload), name=f"bicache depth={depth}"))
+    rows += at_depths(llm, workload, _depths(args.depths, llm.loaded.config.layers), settings.get("bicache"))
     if args.prefix_match == "longest":
         rows += [replace(row, name=f"{row.name}, longest", prefix_match="longest") for row in rows[1:]]
     if args.baseline_steps is not None:

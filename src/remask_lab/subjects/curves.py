@@ -23,7 +23,7 @@ from remask_lab.arguments.workload import add_workload_options, asked_workload, 
 from remask_lab.bench.contenders import LeftOut, every_contender
 from remask_lab.bench.grid import Grid, GridRow, run_grids
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, save_figures
 from remask_lab.records.interval import percent_text
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import about
@@ -311,11 +311,6 @@ def _named_point(axes: Axes, curve: Curve, index: int) -> None:
 
 
 def _bars(rows: Sequence[GridRow]) -> list[list[float]] | None:
-    """Lengths of the intervals below and above; None where there are no answers."""
-    known = [(row.quality, row.interval) for row in rows if row.interval is not None]
-    if not known:
-        return None
-    return [
-        [100 * max(0.0, quality - low) for quality, (low, _) in known],
-        [100 * max(0.0, high - quality) for quality, (_, high) in known],
-    ]
+    """The rows' intervals as bars; None where there are no answers."""
+    intervals = [row.interval for row in rows if row.interval is not None]
+    return percent_bars((row.quality for row in rows), intervals) if intervals else None

@@ -27,7 +27,7 @@ from remask_lab.arguments.workload import add_workload_options, asked_workload, 
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, legend_below, new_figure, percent_bars, save_figures
 from remask_lab.instruments.passes import check_masked
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import about
@@ -295,6 +295,5 @@ def _draw_quality(axes: Axes, places: Sequence[float], rows: Sequence[Row], cach
         axes.plot(places, [100 * row["agreement_with_none"] for row in rows], ".-", color=color, label=cache)
         return
     shares = [100 * row["accuracy"] for row in rows]
-    spread = [[share - 100 * row["accuracy_interval"][0] for share, row in zip(shares, rows, strict=True)]]
-    spread.append([100 * row["accuracy_interval"][1] - share for share, row in zip(shares, rows, strict=True)])
+    spread = percent_bars((row["accuracy"] for row in rows), (row["accuracy_interval"] for row in rows))
     axes.errorbar(places, shares, yerr=spread, fmt=".-", color=color, capsize=2, linewidth=1.2, label=cache)

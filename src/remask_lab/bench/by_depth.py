@@ -1,0 +1,154 @@
+"""BiCache at every depth on one workload: where its accuracy falls, beside the similarities of the depth table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from remask.depth.table import DepthTable
+from remask.llm import LLM
+from remask_lab.bench.contenders import Contender, contender
+from remask_lab.bench.workload import Workload
+from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, save_figures, whole_ticks
+from remask_lab.records.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one contender
+
+
+def at_depths(
+    llm: LLM, workload: Workload, depths: Iterable[int], settings: Mapping[str, Any] | None = None
+) -> list[Contender]:
+    """Returns `bicache` at each of `depths` as contenders named "bicache depth=B". `settings` are its other settings.
+
+    Raises `ConfigError` on depths that the model does not have.
+    """
+    return [
+        replace(contender(llm, "bicache", {**(settings or {}), "depth": depth}, workload), name=_name(depth))
+        for depth in depths
+    ]
+
+
+def _name(depth: int) -> str:
+    return f"bicache depth={depth}"
+
+
+def rows_by_depth(record: Record) -> dict[int, Row]:
+    """The rows of `at_depths` in a bench's record, by depth."""
+    rows = {row["cache"]: row for row in record.data["results"]}
+    found = {depth: rows.get(_name(depth)) for depth in range(record.about["layers"] + 1)}
+    return {depth: row for depth, row in found.items() if row is not None}
+
+
+def holds(row: Row, none: Row) -> bool:
+    """Whether a row's accuracy is that of `none` within its 95 % interval."""
+    return bool(row["accuracy_interval"][1] >= none["accuracy"])
+
+
+def reading(record: Record) -> str:
+    """What the runs show, in three sentences: all-layer reuse, BiCache at the table's depth, and where it breaks.
+
+    The record has `none`, `reuse`, `bicache` and depths, on a workload with answers.
+    """
+    rows = {row["cache"]: row for row in record.data["results"]}
+    none, reuse, bicache = (rows[name] for name in ("none", "reuse", "bicache"))
+    sentences = [
+        f"Reusing the shared prefix in all layers, as engines of autoregressive models do, gives {_share(reuse)} right "
+        f"answers; without caching there are {_share(none)}."
+        if not holds(reuse, none)
+        else f"Reusing the shared prefix in all layers costs nothing here: {_share(reuse)} against {_share(none)}.",
+        f"BiCache at the profiled depth ({bicache['prefix_depth']:g} of {record.about['layers']} layers) gives "
+        f"{_share(bicache)} with 1/{bicache['work_ratio_to_none']:.1f} of the work.",
+    ]
+    deepest, broken = breaks_at(rows_by_depth(record), none)
+    if broken is not None:
+        sentences.append(
+            f"It holds up to depth {deepest} and breaks at depth {broken}, with "
+            f"{_share(rows_by_depth(record)[broken])} right answers."
+            if deepest is not None
+            else "It holds at none of the depths that were run."
+        )
+    return " ".join(sentences)
+
+
+def breaks_at(rows: Mapping[int, Row], none: Row) -> tuple[int | None, int | None]:
+    """The last depth of those that hold one after the other, and the next one; None where there is none."""
+    held: int | None = None
+    for depth, row in sorted(rows.items()):
+        if not holds(row, none):
+            return held, depth
+        held = depth
+    return held, None
+
+
+def _share(row: Row) -> str:
+    return f"{100 * row['accuracy']:.0f} %"
+
+
+def plot_by_depth(record: Record, table: DepthTable, folder: str | Path, model: str) -> Path:
+    """Draw `by-depth.png` into `folder`, which is made if it is not there. Returns its path.
+
+    Left, the similarities of the table at the ratio nearest to the workload's. Right, accuracy over depth, beside that
+    of `none` and `reuse`. Raises `ConfigError` where the folder cannot be made.
+    """
+    figure = new_figure(
+        "how many layers may reuse a shared prefix",
+        width=9.5,
+        how="left: its K/V change with the question in deep layers; right: reusing those loses the answers",
+    )
+    left, right = figure.subplots(1, 2)
+    ratio = 100 * record.about["settings"]["prefix_ratio"]
+    _similarities(left, table, ratio)
+    _accuracies(right, record)
+    (path,) = save_figures({"by-depth": figure}, folder, model)
+    return path
+
+
+def _similarities(axes: Axes, table: DepthTable, ratio: float) -> None:
+    if table.curves:
+        nearest = min(table.curves, key=lambda known: abs(known - ratio))
+        curve = table.curves[nearest]
+        axes.plot(range(1, len(curve) + 1), curve, "o-", color=K_COLOR, markersize=4)
+        axes.axhline(table.tau, color=V_COLOR, linestyle="--", linewidth=1.2)
+        axes.annotate(f"tau = {table.tau:g}", (1, table.tau), (2, -12), textcoords="offset points", color=V_COLOR)
+        label(axes, f"prefix K/V, alone against with a question (r = {nearest} %)", "layer", "mean cosine similarity")
+        whole_ticks(axes.xaxis, 10)
+    else:
+        label(axes, "this depth table has no similarities")
+    axes.grid(alpha=0.3)
+
+
+def _accuracies(axes: Axes, record: Record) -> None:
+    rows = {row["cache"]: row for row in record.data["results"]}
+    none, reuse, bicache = (rows[name] for name in ("none", "reuse", "bicache"))
+    by_depth = rows_by_depth(record)
+    axes.axhline(100 * none["accuracy"], color="black", linestyle=":", linewidth=1.2, label="none")
+    depths = sorted(by_depth)
+    axes.errorbar(
+        depths,
+        [100 * by_depth[depth]["accuracy"] for depth in depths],
+        yerr=_bars([by_depth[depth] for depth in depths]),
+        fmt="o-",
+        color=K_COLOR,
+        markersize=5,
+        capsize=2,
+        label="bicache",
+    )
+    axes.errorbar(
+        record.about["layers"], 100 * reuse["accuracy"], yerr=_bars([reuse]), fmt="X", color=V_COLOR, markersize=9,
+        capsize=2, label="reuse: all layers",
+    )  # fmt: skip
+    axes.axvline(bicache["prefix_depth"], color="grey", linewidth=5, alpha=0.3, label="profiled depth")
+    label(axes, "right answers (bars: 95 %)", "depth b: layers that reuse the prefix", "share (%)")
+    axes.set_ylim(-4, 106)
+    whole_ticks(axes.xaxis, 10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="center left")
+
+
+def _bars(rows: Sequence[Row]) -> list[list[float]]:
+    return percent_bars((row["accuracy"] for row in rows), (row["accuracy_interval"] for row in rows))
