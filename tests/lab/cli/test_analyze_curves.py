@@ -83,5 +83,5 @@ def test_the_reading_names_the_cheapest_point_that_holds() -> None:
     reuse = Curve(Knob("reuse"), (row({}, 0.0, (0.0, 0.1), 8.0),))
     words = reading([depth, reuse])
     assert "bicache holds it with 25.0 % of the work at depth 4, and falls to 10.0 % at depth 6." in words
-    assert "reuse never holds it; its best point has 0.0 %." in words
+    assert "reuse does not hold it anywhere; its best point has 0.0 %." in words
     assert "bicache depth=6" in text([depth, reuse])
