@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -52,6 +53,7 @@ KNOBS: Mapping[str, Mapping[str, Any]] = {
 _COLORS = (K_COLOR, V_COLOR, "#2c8c4a")
 _MARKERS = "osD"
 _COLUMNS = 3
+_LARGE_STEP = 20.0  # percent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -292,8 +294,11 @@ def _curve(axes: Axes, curve: Curve, color: str, marker: str) -> None:
         label=curve.knob.setting,
     )  # fmt: skip
     seen: list[tuple[float, float]] = []
-    for row, x, y in zip(rows, *places, strict=True):
-        # Labels of points that nearly coincide would hide each other.
+    points = list(zip(rows, *places, strict=True))
+    steps = [0.0, *(abs(y - before) for (_, _, before), (_, _, y) in pairwise(points)), 0.0]
+    # Labels of points that nearly coincide would hide each other. Those beside a large step are placed first.
+    order = sorted(range(len(points)), key=lambda index: max(steps[index : index + 2]) < _LARGE_STEP)
+    for row, x, y in (points[index] for index in order):
         if all(abs(x - left) > 5 or abs(y - down) > 7 for left, down in seen):
             seen.append((x, y))
             axes.annotate(
