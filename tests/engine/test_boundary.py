@@ -94,7 +94,10 @@ def test_states_that_have_seen_the_suffix_give_other_keys(family: str) -> None:
 def test_reading_them_changes_no_token_and_no_count(family: str, depth: int, interval: int | None, inner: Any) -> None:
     chosen = {} if inner is None else {"inner": inner}
     results = [
-        alone(Work(request("r", 12, PREFIX, block_length=4), make(depth=depth, refresh_interval=interval, **chosen)), family)
+        alone(
+            Work(request("r", 12, PREFIX, block_length=4), make(depth=depth, refresh_interval=interval, **chosen)),
+            family,
+        )
         for make in (BiCache, Projecting)
     ]
     assert outcome(results[0]) == outcome(results[1])
