@@ -53,6 +53,14 @@ def test_a_plan_is_cut_where_the_lease_ends() -> None:
     assert [(work.layers, work.leased) for work in told] == [(range(2), 5), (range(2, 6), 0)]
 
 
+def test_keys_of_the_layer_above_the_boundary_may_be_leased_too() -> None:
+    hit = PrefixHit(PREFIX, 2, 3)
+    shallow, above, deep = layer_work(BiCache(depth=2).plan(view(0, hit)), PREFIX, hit)
+    assert (shallow.layers, shallow.leased, shallow.restored) == (range(2), PREFIX, 0)
+    assert above == LayerWork(range(2, 3), LENGTH, reused=PREFIX, leased=PREFIX, restored=PREFIX, refreshed=0)
+    assert (deep.layers, deep.leased, deep.restored, deep.refreshed) == (range(3, LAYERS), 0, 0, PREFIX)
+
+
 def test_without_a_lease_the_prefix_is_the_requests_own() -> None:
     told = layer_work(DkvDecode().plan(view(0, None)), PREFIX, None)
     assert told == (LayerWork(range(LAYERS), LENGTH, 0, 0, 0, PREFIX),)

@@ -5,6 +5,7 @@ import pytest
 
 from remask.cli import profile
 from remask.depth.find import DepthTable
+from remask.depth.rule import DepthRule
 from remask.errors import ConfigError
 from tests import goldens
 
@@ -26,10 +27,22 @@ def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
     saved = DepthTable.load(table)
     assert (saved.tau, saved.samples, list(saved.curves)) == (0.5, 2, [50, 90])
     assert "seed 3" in saved.source
+    assert saved.rule == DepthRule()
+    assert "rule: leading, mean-depth, safe" in out
     assert picture.exists()
     assert f"--depth-table {table}" in out
     rows = [line.split() for line in out.splitlines() if line.strip()[:2] in ("50", "90")]
     assert rows == [[str(r), str(saved.lookup.depth(r, 100)), f"{b:.2f}"] for r, b in saved.request_depths.items()]
+
+
+def test_the_rule_is_an_option_in_three_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--samples", "2", "--ratios", "50", "--canvas", "40", "--tau", "0.5"]
+    parts = ["--over-layers", "largest", "--over-requests", "mean-curve", "--at-boundary", "paper"]
+    assert remask(*common, *parts, "--output", str(tmp_path / "t.json")) == 0
+    assert DepthTable.load(tmp_path / "t.json").rule == DepthRule("largest", "mean-curve", "paper")
+    assert "rule: largest, mean-curve, paper" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        remask("--at-boundary", "bold")
 
 
 def test_growth_is_reported_and_nothing_is_saved(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,17 +7,9 @@ from remask.core.depth import DepthLookup
 from remask.depth import profile as profiling
 from remask.depth.conversations import Conversation, RandomPrompts
 from remask.depth.find import Growth
-from remask.depth.profile import (
-    ProfileSettings,
-    depth_entries,
-    mean_curves,
-    profile,
-    request_depths,
-    run_depth,
-    stands_still,
-    table_distance,
-)
+from remask.depth.profile import ProfileSettings, profile, run_depth, stands_still, table_distance
 from remask.depth.prompts import default_prompts
+from remask.depth.rule import AUTHORS, DepthRule, depth_entries
 from remask.depth.similarity import PrefixProbe
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -41,18 +33,6 @@ def test_depth_is_a_run_of_leading_layers_strictly_above_tau() -> None:
     assert run_depth([1, 0.98, 0.97, 0.99], 0.97) == 2
     assert run_depth([0.9, 1.0], 0.97) == 0
     assert run_depth([1.0, 0.99], 0.97) == 2
-
-
-def test_entries_grow() -> None:
-    curves = {50: [1.0, 0.99, 0.5], 10: [1.0, 0.5, 0.5], 70: [1.0, 0.9, 0.9], 90: [1.0, 1.0, 1.0], 5: [0.1, 1.0, 1.0]}
-    assert depth_entries(curves, 0.97) == {10: 1, 50: 2, 90: 3}
-
-
-def test_mean_of_similarities_is_not_the_mean_of_depths() -> None:
-    requests = [np.array([[1.0, 0.99, 0.99]]), np.array([[1.0, 0.96, 0.99]])]
-    assert mean_curves((50,), requests) == {50: (1.0, 0.975, 0.99)}
-    assert request_depths((50,), requests, 0.97) == {50: 2.0}
-    assert depth_entries(mean_curves((50,), requests), 0.97) == {50: 3}
 
 
 def test_distance_is_per_ratio() -> None:
@@ -80,9 +60,11 @@ def test_dummy_model_end_to_end(tiny: LLM) -> None:
 
 def test_golden_model_end_to_end(golden: LLM) -> None:
     table = profile(golden, default_prompts(golden.loaded), QUICK)
+    assert table.rule == DepthRule()
     assert len(table.entries) > 1
     assert list(table.entries.values()) == sorted(set(table.entries.values()))
-    assert table.entries == depth_entries(table.curves, 0.5)
+    assert table.entries == depth_entries(table.limits, 0.5)
+    assert table.lookup == table.lookup_at(0.5)
     similarities = np.array(list(table.curves.values()))
     assert (np.diff(similarities[:, 1:], axis=0) > 0).all(), "a longer prefix is less disturbed"
 
@@ -122,11 +104,11 @@ def test_growth_stops_when_the_table_stands_still(golden: LLM, monkeypatch: pyte
 
     monkeypatch.setattr(PrefixProbe, "similarity", similarity)
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    settings = ProfileSettings(tau=0.4, ratios=(60,), canvas=50)
+    settings = ProfileSettings(tau=0.4, rule=DepthRule(boundary="paper"), ratios=(60,), canvas=50)
     table = profile(golden, default_prompts(golden.loaded), settings)
-    assert table.growth == (Growth(2, 2), Growth(4, 0), Growth(8, 0))
+    assert table.growth == (Growth(2, 1), Growth(4, 0), Growth(8, 0))
     assert table.samples == 8
-    assert table.entries == {60: 3}
+    assert table.entries == {60: 2}, "2.75, floored"
     assert table.request_depths == {60: 2.75}
 
 
@@ -139,11 +121,11 @@ def test_growth_ends_at_the_most_samples(golden: LLM, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(PrefixProbe, "similarity", similarity)
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    settings = ProfileSettings(tau=0.4, ratios=(60,), max_samples=12, canvas=50)
+    settings = ProfileSettings(tau=0.4, rule=AUTHORS, ratios=(60,), max_samples=12, canvas=50)
     table = profile(golden, default_prompts(golden.loaded), settings)
     assert table.growth == (Growth(2, 6), Growth(4, 6), Growth(8, 6), Growth(12, 0))
     assert table.samples == 12
-    tolerant = ProfileSettings(tau=0.4, ratios=(60,), max_samples=12, canvas=50, tolerance=6)
+    tolerant = ProfileSettings(tau=0.4, rule=AUTHORS, ratios=(60,), max_samples=12, canvas=50, tolerance=6)
     assert profile(golden, default_prompts(golden.loaded), tolerant).samples == 4
 
 

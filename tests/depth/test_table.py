@@ -4,14 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from remask.core.depth import DepthLookup, percent
 from remask.depth import cuts
 from remask.depth import profile as profiling
 from remask.depth.find import DepthTable, Growth, find_table, shipped_table
-from remask.depth.profile import depth_entries
-from remask.errors import TableError
+from remask.depth.rule import AUTHORS, DepthRule, depth_entries
+from remask.errors import ConfigError, TableError
 from remask.models.presets import preset
 from tests import goldens
 from tests.depth.models import loaded, open_model
@@ -27,7 +28,9 @@ TABLE = DepthTable(
     definition="flat",
     samples=16,
     source="a test",
+    rule=DepthRule(boundary="paper"),
     entries={5: 1, 40: 2},
+    limits={5: (1.0, 0.9), 40: (1.0, 0.98)},
     curves={5: (1.0, 0.9), 40: (1.0, 0.98)},
     request_depths={5: 1.25, 40: 2.0},
     growth=(Growth(16, 0.5),),
@@ -41,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("similarity", "tau", "expected"), CASES)
 def test_golden_tables_and_lookups(similarity: list[list[float]], tau: float, expected: dict[str, Any]) -> None:
-    entries = depth_entries(dict(enumerate(similarity)), tau)
+    entries = depth_entries(dict(enumerate(AUTHORS.limits(np.array(similarity)).tolist())), tau)
     assert entries == {int(r): b for r, b in expected["table"].items()}
     lookup = DepthLookup(entries)
     for ratio, depth in expected["lookup"].items():
@@ -75,7 +78,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version is 2"),
+        ({"version": 3}, "version is 3, this program reads 1 and 2"),
+        ({"version": True}, "version is True"),
+        ({"rule": {"layers": "leading"}}, "rule must be an object of layers, requests, boundary"),
+        ({"rule": "safe"}, "rule must be an object"),
+        ({"rule": {"layers": "all", "requests": "mean-depth", "boundary": "safe"}}, "layers.*'all'"),
+        ({"limits": {"5": [1.0]}}, "limits.5 must be a list of 2"),
+        ({"limits": {"5": [1.0, 0.98]}}, "entries are not those that limits give at tau"),
         ({"definition": "other"}, "definition is 'other'"),
         ({"layers": "two"}, "layers must be a whole number"),
         ({"layers": True}, "layers must be a whole number"),
@@ -103,6 +112,30 @@ def test_malformed_tables(tmp_path: Path, change: dict[str, Any], message: str) 
         DepthTable.load(path)
 
 
+def first_format(path: Path, **changes: Any) -> Path:
+    """The file of a table as the first format had it."""
+    TABLE.save(path)
+    raw = {**json.loads(path.read_text()), "version": 1, **changes}
+    path.write_text(json.dumps({key: value for key, value in raw.items() if key not in ("rule", "limits")}))
+    return path
+
+
+def test_tables_of_the_first_format_were_made_by_the_authors_rule(tmp_path: Path) -> None:
+    old = DepthTable.load(first_format(tmp_path / "old.json"))
+    assert old == replace(TABLE, rule=AUTHORS)
+    assert old.lookup_at(0.95) == DepthLookup({5: 1, 40: 2})
+    assert old.lookup_at(0.99) == DepthLookup({5: 1})
+    old.save(tmp_path / "new.json")
+    assert DepthTable.load(tmp_path / "new.json") == old
+
+
+def test_a_publication_does_not_say_its_rule(tmp_path: Path) -> None:
+    old = DepthTable.load(first_format(tmp_path / "old.json", definition="published", curves={}))
+    assert (old.rule, old.entries) == (None, TABLE.entries)
+    with pytest.raises(ConfigError, match=r"holds no similarities \(a test\).*tau 0.9 .*remask profile"):
+        old.lookup_at(0.9)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', "[" * 100_000])
 def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"
@@ -112,7 +145,8 @@ def test_files_that_are_no_tables(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"fingerprint": "other"}, {"layers": 3, "curves": {}}, {"fingerprint": None, "hidden": 128}]
+    "change",
+    [{"fingerprint": "other"}, {"layers": 3, "curves": {}, "limits": {}}, {"fingerprint": None, "hidden": 128}],
 )
 def test_a_table_of_another_model(tmp_path: Path, change: dict[str, Any]) -> None:
     model = loaded("llada-tiny", dummy=True)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, PrefixHit, Span, View
 from remask.engine.canvas_state import (
     CanvasState,
-    leased_prefix,
     leased_tables,
     new_states,
     plain_table,
@@ -59,15 +58,16 @@ class Memory:
         parts = [(length - prefix, range(boundary)), (length, range(boundary, LAYERS))]
         own = [self.allocator.allocate(size, layers) for size, layers in parts if len(layers)]
         tables = leased_tables(lease, [extent for extent in own if extent is not None])
-        ledger = Ledger(LAYERS, length, leased_prefix(lease))
-        return CanvasState(canvas, ledger, tables, lease, lease.entry.states, shift=shift)
+        hit = PrefixHit(prefix, boundary)
+        return CanvasState(
+            canvas, Ledger(LAYERS, length, hit), tables, lease, lease.entry.states, shift=shift, prefix=hit
+        )
 
 
 def view(branch: CanvasState, step: int) -> View:
     canvas = branch.canvas
     block = range(canvas.prompt, len(canvas))
-    hit = leased_prefix(branch.lease)
-    return View(LAYERS, step, step, block, canvas.prompt, canvas.noisy, canvas.settled, hit)
+    return View(LAYERS, step, step, block, canvas.prompt, canvas.noisy, canvas.settled, branch.prefix)
 
 
 def code(item: int, layer: int, position: int) -> float:

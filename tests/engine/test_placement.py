@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core.plan import Plan, View
+from remask.core.plan import Plan, PrefixHit, View
 from remask.core.request import Draft
 from remask.engine.engine import Engine
 from remask.engine.placement import Awaiting, NoRoom, Placement
@@ -51,9 +51,9 @@ def test_a_plan_names_what_a_request_leases_and_owns() -> None:
     asked = request("r", 12, 8, cfg_scale=1.0).with_policy(BiCache(depth=2))
     first = planned(engine, asked)
     assert first.lease is not None
-    assert (first.lease.length, first.lease.boundary, first.lease.entry) == (8, 2, None)
-    # The conditional canvas has 20 positions, 8 of which it leases in 2 layers; the other canvas is all its own.
-    assert own_tokens(first) == [[(12, range(2)), (20, range(2, LAYERS))], [(20, range(LAYERS))]]
+    assert (first.lease.prefix, first.lease.entry) == (PrefixHit(8, 2, 3), None)
+    # The conditional canvas has 20 positions, 8 of which it leases in 3 layers; the other canvas is all its own.
+    assert own_tokens(first) == [[(12, range(3)), (20, range(3, LAYERS))], [(20, range(LAYERS))]]
     assert (first.policy, first.note, first.refused) == (asked.policy, None, False)
     run(engine, [Asked(asked, asked.policy)])
     again = planned(engine, replace(asked, id="again"))

@@ -62,11 +62,13 @@ def test_the_defaults_are_the_papers() -> None:
     assert policy.traits.schedule.idle_passes == "all"
 
 
-@given(views(prefix=True), INTERVALS)
-def test_rows_and_costs_are_the_papers(view: View, interval: int | None) -> None:
+@given(views(prefix=True), INTERVALS, st.booleans())
+def test_rows_and_costs_are_the_papers(view: View, interval: int | None, leased_above: bool) -> None:
     assert view.prefix is not None
     length, boundary = view.prefix.length, view.prefix.boundary
-    plan = BiCache(depth=boundary, refresh_interval=interval).plan(view)
+    policy = BiCache(depth=boundary, refresh_interval=interval)
+    leased = policy.leased_layers(boundary, view.layers) if leased_above else boundary
+    plan = policy.plan(replace(view, prefix=PrefixHit(length, boundary, leased)))
     refresh = view.step == 0 or (interval is not None and view.step % interval == 0)
     suffix = view.length - length
     deep = view.layers - boundary
@@ -74,7 +76,8 @@ def test_rows_and_costs_are_the_papers(view: View, interval: int | None) -> None
     assert [layer for span in plan.spans for layer in span.layers] == list(range(view.layers))
     for layer in range(view.layers):
         live = [p >= length or (refresh and layer >= boundary) for p in range(view.length)]
-        assert layer_rows(plan, layer) == (live, [False] * view.length)
+        frozen = [refresh and p < length and boundary <= layer < leased for p in range(view.length)]
+        assert layer_rows(plan, layer) == (live, frozen)
     assert plan.predict.tolist() == view.candidates.tolist()
 
 
@@ -99,7 +102,9 @@ def test_plans_can_be_run_step_after_step(
     view: View, interval: int | None, state: Literal["stored", "recomputed"]
 ) -> None:
     assert view.prefix is not None
-    policy = BiCache(depth=view.prefix.boundary, refresh_interval=interval, boundary_state=state)
+    boundary = view.prefix.boundary
+    policy = BiCache(depth=boundary, refresh_interval=interval, boundary_state=state)
+    view = replace(view, prefix=replace(view.prefix, layers=policy.leased_layers(boundary, view.layers)))
     ledger = Ledger(view.layers, view.length, view.prefix)
     noisy = view.noisy.copy()
     for step in range(6):

@@ -172,12 +172,12 @@ def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Runn
 def test_steps_can_be_gone_back_to(tab: Tab) -> None:
     tab.page.click("#run-b-only")
     tab.ran("b")
-    depth = tab.letters("b").count("S")
-    assert tab.letters("b") == "S" * depth + "K" * (10 - depth), "between refreshes nothing of the prefix is computed"
+    leased = tab.letters("b").count("S")
+    assert tab.letters("b") == "S" * leased + "K" * (10 - leased), "between refreshes nothing of the prefix is computed"
     for step, settled in ((4, 5), (0, 1)):
         tab.slide("b", step)
         assert tab.text("#run-b .scrub-text") == f"Step {step + 1} of 16"
-        assert tab.letters("b") == "S" * depth + "B" + "R" * (9 - depth), "a refresh restarts at the boundary"
+        assert tab.letters("b") == "S" * (leased - 1) + "B" + "R" * (10 - leased), "a refresh restarts at the boundary"
         assert "restored from a stored hidden state" in tab.text("#run-b .words")
         assert tab.count("#run-b .token.settled") == settled
         assert tab.count("#run-b .token.draft") == 16 - settled

@@ -248,7 +248,7 @@ def test_drafts_tell_what_was_done_with_the_prefix(server: Running) -> None:
     prompt = len(next(chunk["remask"]["prompts"] for chunk in chunks if "prompts" in chunk.get("remask", {}))[0])
     assert len(passes) == 4
     for step, told_passes in enumerate(passes):
-        ((shallow, deep),) = told_passes
+        ((shallow, above, deep),) = told_passes
         prefix = shallow["reused"]
         own = prompt + 4 - prefix
         refresh = step % 2 == 0
@@ -261,11 +261,19 @@ def test_drafts_tell_what_was_done_with_the_prefix(server: Running) -> None:
             "refreshed": 0,
         }
         again = prefix if refresh else 0
+        assert above == {
+            "layers": [3, 4],
+            "rows": own + again,
+            "reused": prefix,
+            "leased": prefix,
+            "restored": again,
+            "refreshed": 0,
+        }, "the boundary state decides its K/V"
         assert deep == {
-            "layers": [3, 10],
+            "layers": [4, 10],
             "rows": own + again,
             "reused": prefix - again,
             "leased": 0,
-            "restored": again,
+            "restored": 0,
             "refreshed": again,
         }

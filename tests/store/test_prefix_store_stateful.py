@@ -273,7 +273,7 @@ class Store(RuleBasedStateMachine):
         for lease, _ in self.out:
             assert any(lease.entry is entry for entry in self.store.entries)
             assert lease.extent.pages.tolist() == lease.entry.extent.pages.tolist()
-            expected[: lease.boundary, lease.extent.pages] += 1
+            expected[: lease.layers, lease.extent.pages] += 1
         assert np.array_equal(self.allocator.references, expected)
 
 

@@ -8,6 +8,7 @@ from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import ProfileSettings, profile
 from remask.depth.prompts import default_prompts, read_prompts
+from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask.plugins import Plugin, Registry
@@ -48,13 +49,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
+    add_rule_options(parser)
     add_model_options(parser)
+
+
+def add_rule_options(parser: argparse.ArgumentParser) -> None:
+    """Add the three parts of a depth table's rule."""
+    rule = DepthRule()
+    group = parser.add_argument_group("how depths follow from similarities")
+    group.add_argument(
+        "--over-layers",
+        choices=OVER_LAYERS,
+        default=rule.layers,
+        help=f"layers that must exceed tau: all up to the depth, or the last alone (default {rule.layers})",
+    )
+    group.add_argument(
+        "--over-requests",
+        choices=OVER_REQUESTS,
+        default=rule.requests,
+        help=f"what is averaged: depths of requests, or their similarities (default {rule.requests})",
+    )
+    group.add_argument(
+        "--at-boundary",
+        choices=AT_BOUNDARY,
+        default=rule.boundary,
+        help=f"safe: the layer above the depth must exceed tau too (default {rule.boundary})",
+    )
+
+
+def rule_of(args: argparse.Namespace) -> DepthRule:
+    """The rule that these options name."""
+    return DepthRule(args.over_layers, args.over_requests, args.at_boundary)
 
 
 def run(args: argparse.Namespace) -> int:
     """Profile the model, print the table, and write the files that were asked for."""
     settings = ProfileSettings(
         tau=args.tau,
+        rule=rule_of(args),
         ratios=None if args.ratios is None else tuple(args.ratios),
         samples=args.samples,
         max_samples=args.max_samples,
@@ -109,6 +141,7 @@ def report(table: DepthTable) -> str:
         f"{table.model}: {table.layers} layers, tau {table.tau:g}, {table.definition} similarity, "
         f"{table.samples} requests per ratio",
         f"({table.source})",
+        f"rule: {'not published' if table.rule is None else table.rule}",
         "",
         "ratio %  depth  mean per request",
     ]

@@ -81,7 +81,7 @@ class PassCost:
             vectors by which rows are chosen (dLLM-Cache). "watch" computes the attention that is watched
             (Elastic-Cache).
         repeated: FLOPs of projections that no plan needs and that the transformer runs because Q, K and V are one
-            product: K and V of frozen rows, and a second time the vectors by which rows were chosen.
+            product: a second time the vectors by which rows were chosen.
     """
 
     operations: Mapping[Operation, OperationCost]

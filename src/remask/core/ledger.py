@@ -20,7 +20,7 @@ class Ledger:
         self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
         self.prefix = prefix
         if prefix is not None:
-            self.written[: prefix.boundary, : prefix.length] = LEASED
+            self.written[: prefix.layers, : prefix.length] = LEASED
         self.step = -1
         self._before = (self.written, self.kept)
 

@@ -74,7 +74,7 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
             states=w.item * w.hidden * (restored + layers * kept),
             activations=layers * w.item * 2 * rows * (w.hidden + w.queries),
         )
-        repeated += layers * 2 * w.hidden * w.keys * (2 * frozen + chosen)
+        repeated += layers * 2 * w.hidden * w.keys * chosen
         selection += OperationCost(
             flops=layers * 2 * looked * w.hidden * w.keys,
             kv_read=layers * w.item * looked * w.keys,
@@ -127,7 +127,7 @@ def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64
     for each, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
         if each.prefix is not None:
-            shared[: each.prefix.boundary] = np.minimum(reach[: each.prefix.boundary], each.prefix.length)
+            shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.length)
             groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
         own += int((reach - shared).sum())
     return own + sum(int(read.sum()) for read in groups.values())

@@ -39,7 +39,7 @@ class Span:
 
     layers: range
     rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
-    frozen: Mask | None = None  # live, but their K/V are not written: leased pages are read-only
+    frozen: Mask | None = None  # live, but project no K/V and write none: what stands there is lent, and read-only
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
     pick: TopRho | None = None
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
@@ -182,13 +182,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """A stored prefix that a request reads: the first `length` positions, in layers 0 .. boundary - 1.
+    """A stored prefix that a request reads: the first `length` positions.
 
-    The layers above may restart from the hidden states that leave layer `boundary - 1`.
+    Attributes:
+        length: number of leading positions.
+        boundary: the prefix rows may restart at this layer, from the hidden states that leave the layer before it.
+        layers: K/V are lent in layers 0 .. layers - 1. At least `boundary`, which is also the default.
     """
 
     length: int
     boundary: int
+    layers: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", max(self.layers, self.boundary))
 
 
 @dataclass(frozen=True, slots=True)

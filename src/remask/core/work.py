@@ -17,7 +17,7 @@ class LayerWork:
         reused: prefix rows whose K/V are read as an earlier pass left them.
         leased: rows of `reused` that are read from the prefix store.
         restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
-            that the request kept itself. They are refreshed too.
+            that the request kept itself. They are refreshed too, or leased where that state decides their K/V.
         refreshed: prefix rows whose K/V this pass computes.
     """
 
@@ -36,20 +36,19 @@ def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWor
     ones: they count in `rows`, and those of the prefix count as reused.
     """
     if hit is not None:
-        plan = plan.cut(hit.boundary)
+        plan = plan.cut(hit.boundary).cut(hit.layers)
     work = []
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
         written = span.computed if span.frozen is None else span.computed & ~span.frozen
         refreshed = int(written[:prefix].sum())
         reused = prefix - refreshed
-        shallow = hit is not None and span.layers.start < hit.boundary
         work.append(
             LayerWork(
                 layers=span.layers,
                 rows=span.cost // len(span.layers),
                 reused=reused,
-                leased=min(reused, hit.length) if hit is not None and shallow else 0,
+                leased=min(reused, hit.length) if hit is not None and span.layers.start < hit.layers else 0,
                 restored=int((span.rows & ~live)[:prefix].sum()),
                 refreshed=refreshed,
             )

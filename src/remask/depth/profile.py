@@ -1,8 +1,8 @@
 """`profile` measures the depth table of a model, on prompts that are cut to every prefix ratio."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from remask.core.checks import real, whole
 from remask.core.depth import DepthLookup
 from remask.depth.conversations import Conversation, PromptSet
 from remask.depth.cuts import Cut, cut_at, reachable
+from remask.depth.rule import DepthRule, depth_at, depth_entries
 from remask.depth.similarity import Measure, PrefixProbe
 from remask.depth.table import DepthTable, Growth
 from remask.errors import ConfigError
@@ -38,6 +39,7 @@ class ProfileSettings:
 
     Attributes:
         tau: similarity that a layer must exceed.
+        rule: how depths follow from similarities.
         ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
         samples: requests per ratio; None doubles their number until the table no longer changes.
         max_samples: most requests per ratio.
@@ -50,6 +52,7 @@ class ProfileSettings:
     """
 
     tau: float = 0.97
+    rule: DepthRule = field(default_factory=DepthRule)
     ratios: tuple[int, ...] | None = None
     samples: int | None = None
     max_samples: int = 512
@@ -127,8 +130,8 @@ def profile(
 
     For each of N conversations and each ratio, the head of the conversation is the prefix and its tail the rest of a
     canvas; what is between them is left out. The prefix ends with a turn if one ends between half of the length that
-    the longest canvas allows and all of it. The same conversations serve all ratios. Depth is the number of leading
-    layers whose mean similarity over the conversations exceeds tau.
+    the longest canvas allows and all of it. The same conversations serve all ratios. Depths follow from their
+    similarities by `settings.rule`.
 
     N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
 
@@ -145,8 +148,8 @@ def profile(
             bar.total = size * len(cuts.ratios)
             while len(measured) < size:
                 measured.append(cuts.measure(len(measured), bar.update))
-            curves = mean_curves(cuts.ratios, measured)
-            entries = depth_entries(curves, settings.tau)
+            limits = rule_limits(settings.rule, cuts.ratios, measured)
+            entries = depth_entries(limits, settings.tau)
             lookup = DepthLookup(entries)
             if before is not None:
                 growth.append(Growth(size, table_distance(before, lookup, cuts.ratios)))
@@ -166,9 +169,11 @@ def profile(
         definition=cuts.definition,
         samples=len(measured),
         source=f"{prompts.source}; canvases of up to {cuts.canvas} tokens, {cuts.response} masks; seed {settings.seed}",
+        rule=settings.rule,
         entries=entries,
-        curves=curves,
-        request_depths=request_depths(cuts.ratios, measured, settings.tau),
+        limits=limits,
+        curves=mean_curves(cuts.ratios, measured),
+        request_depths=request_depths(settings.rule, cuts.ratios, measured, settings.tau),
         growth=tuple(growth),
     )
 
@@ -184,27 +189,28 @@ def run_depth(similarity: Sequence[float], tau: float) -> int:
     return sum(1 for _ in takewhile(lambda value: value > tau, similarity))
 
 
-def depth_entries(curves: Mapping[int, Sequence[float]], tau: float) -> dict[int, int]:
-    """Entries of the table of these mean similarities: a ratio is added where it is deeper than all before it."""
-    entries: dict[int, int] = {}
-    deepest = 0
-    for ratio in sorted(curves):
-        depth = run_depth(curves[ratio], tau)
-        if depth > deepest:
-            entries[ratio] = deepest = depth
-    return entries
-
-
 def mean_curves(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]) -> dict[int, tuple[float, ...]]:
     """Mean similarity per layer of each ratio, to six digits; `measured` holds [ratios, layers] per request."""
-    means = np.mean(measured, axis=0).round(6).tolist()
-    return {ratio: tuple(curve) for ratio, curve in zip(ratios, means, strict=True)}
+    return _by_ratio(ratios, np.mean(measured, axis=0))
 
 
-def request_depths(ratios: Iterable[int], measured: Sequence[NDArray[np.float64]], tau: float) -> dict[int, float]:
-    """Mean of the depths that single requests have, per ratio: what the paper's text describes."""
-    depths = [[run_depth(curve, tau) for curve in request.tolist()] for request in measured]
+def rule_limits(
+    rule: DepthRule, ratios: Iterable[int], measured: Sequence[NDArray[np.float64]]
+) -> dict[int, tuple[float, ...]]:
+    """Limits of the table that `rule` makes of these requests, to six digits; `measured` as in `mean_curves`."""
+    return _by_ratio(ratios, rule.table_limits(np.array(measured)))
+
+
+def request_depths(
+    rule: DepthRule, ratios: Iterable[int], measured: Sequence[NDArray[np.float64]], tau: float
+) -> dict[int, float]:
+    """Mean of the depths that single requests have under `rule`, per ratio, fractions kept."""
+    depths = [[depth_at(limits, tau) for limits in request] for request in rule.limits(np.array(measured)).tolist()]
     return dict(zip(ratios, np.mean(depths, axis=0).round(3).tolist(), strict=True))
+
+
+def _by_ratio(ratios: Iterable[int], values: NDArray[np.float64]) -> dict[int, tuple[float, ...]]:
+    return {ratio: tuple(row) for ratio, row in zip(ratios, values.round(6).tolist(), strict=True)}
 
 
 def table_distance(before: DepthLookup, after: DepthLookup, ratios: Sequence[int]) -> float:

@@ -2,19 +2,22 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xxhash
 
 from remask.core.checks import LARGEST, real, whole
 from remask.core.depth import DepthLookup
+from remask.depth.rule import AUTHORS, DepthRule, depth_entries
 from remask.errors import ConfigError, TableError
 from remask.models.loaded import LoadedModel
 from remask.outputs import write_whole
 
-VERSION = 1
+VERSION = 2
+FIRST = 1  # had neither rule nor limits: `AUTHORS` made it
 DEFINITIONS = ("flat", "official", "published")
 
 
@@ -41,7 +44,10 @@ class DepthTable:
         definition: "flat" or "official" as in `similarity`; "published" where a publication does not say.
         samples: requests measured per ratio.
         source: what was measured on, or where the values were published.
+        rule: how depths follow from similarities; None where a publication does not say.
         entries: prefix ratio in percent -> depth b in layers, increasing in both.
+        limits: prefix ratio in percent -> for each depth from 1 to `layers` the tau below which the rule gives at least
+            that depth; empty in a published table.
         curves: prefix ratio in percent -> mean similarity per layer; empty in a published table.
         request_depths: prefix ratio in percent -> mean of the depths of single requests, in layers.
         growth: the convergence check.
@@ -57,7 +63,9 @@ class DepthTable:
     definition: Literal["flat", "official", "published"]
     samples: int
     source: str
+    rule: DepthRule | None
     entries: Mapping[int, int]
+    limits: Mapping[int, tuple[float, ...]]
     curves: Mapping[int, tuple[float, ...]]
     request_depths: Mapping[int, float]
     growth: tuple[Growth, ...]
@@ -67,10 +75,19 @@ class DepthTable:
         """The table as policies use it."""
         return DepthLookup(self.entries)
 
+    def lookup_at(self, tau: float) -> DepthLookup:
+        """The table at another tau, by the same rule. Raises `ConfigError` where it holds no similarities."""
+        if not self.limits:
+            raise ConfigError(
+                f"the depth table of {self.model!r} holds no similarities ({self.source}), so its depths at tau "
+                f"{tau:g} are unknown; measure one with 'remask profile --output FILE' and name it with --depth-table"
+            )
+        return DepthLookup(depth_entries(self.limits, tau))
+
     @property
     def identity(self) -> str:
         """Equal for tables that give the same depths, at any threshold."""
-        content = [sorted(self.entries.items()), sorted(self.curves.items())]
+        content = [sorted(self.entries.items()), sorted(self.limits.items())]
         return xxhash.xxh64(json.dumps(content).encode()).hexdigest()
 
     def save(self, path: str | Path) -> None:
@@ -87,9 +104,11 @@ class DepthTable:
             "definition": self.definition,
             "samples": self.samples,
             "source": self.source,
+            "rule": None if self.rule is None else asdict(self.rule),
             "entries": {str(r): b for r, b in self.entries.items()},
             "request_depths": {str(r): b for r, b in self.request_depths.items()},
             "growth": [[step.samples, step.distance] for step in self.growth],
+            "limits": {str(r): list(limits) for r, limits in self.limits.items()},
             "curves": {str(r): list(curve) for r, curve in self.curves.items()},
         }
         # One line a ratio: readable, and a diff of two tables shows which ratios changed.
@@ -99,6 +118,8 @@ class DepthTable:
     @classmethod
     def load(cls, path: str | Path, model: LoadedModel | None = None) -> "DepthTable":
         """Read a table, and check that it is of `model` where one is given.
+
+        Tables of the first format name no rule. They were made by that of the authors' code, and are read so.
 
         Raises `TableError` where the file is missing or malformed, or the table is of another model.
         """
@@ -136,17 +157,24 @@ def _parse(raw: Any) -> DepthTable:
     """The table that decoded JSON holds. Raises `KeyError`, `TypeError` or `ValueError` where it holds none."""
     if not isinstance(raw, dict):
         raise TypeError("it is not a JSON object")
-    if raw["version"] != VERSION:
-        raise ValueError(f"version is {raw['version']!r}, this program reads {VERSION}")
+    if raw["version"] not in (FIRST, VERSION) or isinstance(raw["version"], bool):
+        raise ValueError(f"version is {raw['version']!r}, this program reads {FIRST} and {VERSION}")
     if raw["definition"] not in DEFINITIONS:
         raise ValueError(f"definition is {raw['definition']!r}, not one of {', '.join(DEFINITIONS)}")
-    layers = _integer(raw, "layers")
+    layers, tau = _integer(raw, "layers"), _real("tau", raw["tau"], 1)
     entries = {r: _whole(f"entries.{r}", b, layers) for r, b in _by_ratio(raw, "entries")}
     try:
         DepthLookup(entries)
     except ConfigError as error:
         raise ValueError(str(error)) from error
-    curves = {r: _curve(r, values, layers) for r, values in _by_ratio(raw, "curves")}
+    curves = _curves(raw, "curves", layers)
+    if raw["version"] == FIRST:
+        rule = None if raw["definition"] == "published" else AUTHORS
+        limits = {r: tuple(AUTHORS.limits(np.array(curve)).tolist()) for r, curve in curves.items()}
+    else:
+        rule, limits = _rule(raw["rule"]), _curves(raw, "limits", layers)
+        if limits and depth_entries(limits, tau) != entries:
+            raise ValueError("entries are not those that limits give at tau")
     return DepthTable(
         model=_text(raw, "model"),
         fingerprint=None if raw["fingerprint"] is None else _text(raw, "fingerprint"),
@@ -154,11 +182,13 @@ def _parse(raw: Any) -> DepthTable:
         layers=layers,
         hidden=_integer(raw, "hidden"),
         vocab=_integer(raw, "vocab"),
-        tau=_real("tau", raw["tau"], 1),
+        tau=tau,
         definition=raw["definition"],
         samples=_integer(raw, "samples"),
         source=_text(raw, "source"),
+        rule=rule,
         entries=entries,
+        limits=limits,
         curves=curves,
         request_depths={r: _real(f"request_depths.{r}", b, layers) for r, b in _by_ratio(raw, "request_depths")},
         growth=tuple(Growth(_whole("growth", n), _real("growth", d, layers)) for n, d in raw["growth"]),
@@ -191,7 +221,21 @@ def _by_ratio(raw: Mapping[str, Any], key: str) -> Iterable[tuple[int, Any]]:
     return [(int(r), value) for r, value in raw[key].items()]
 
 
-def _curve(ratio: int, values: Any, layers: int) -> tuple[float, ...]:
+def _curves(raw: Mapping[str, Any], key: str, layers: int) -> dict[int, tuple[float, ...]]:
+    """Numbers by ratio, one a layer."""
+    return {ratio: _curve(f"{key}.{ratio}", values, layers) for ratio, values in _by_ratio(raw, key)}
+
+
+def _curve(name: str, values: Any, layers: int) -> tuple[float, ...]:
     if not isinstance(values, list) or len(values) != layers:
-        raise TypeError(f"curves.{ratio} must be a list of {layers} similarities, one a layer")
-    return tuple(_real(f"curves.{ratio}", value, 1.001, low=-1.001) for value in values)
+        raise TypeError(f"{name} must be a list of {layers} similarities, one a layer")
+    return tuple(_real(name, value, 1.001, low=-1.001) for value in values)
+
+
+def _rule(raw: Any) -> DepthRule | None:
+    if raw is None:
+        return None
+    names = [part.name for part in fields(DepthRule)]
+    if not isinstance(raw, dict) or sorted(raw) != sorted(names):
+        raise TypeError(f"rule must be an object of {', '.join(names)}, got {raw!r}")
+    return DepthRule(**raw)

@@ -89,9 +89,9 @@ def predicting_rows(predict: NDArray[np.bool_], shift: int) -> NDArray[np.int64]
 
 
 def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:
-    """Tables of a canvas that leases its prefix; `own` are the shallow extent of the rest and the deep one of all."""
+    """Tables of a canvas that leases its prefix; `own` are the leased layers' extent of the rest, then that of all."""
     shared, rest = lease.entry.extent.slots(), own[0].slots()
-    shallow = SlotTable(range(lease.boundary), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
+    shallow = SlotTable(range(lease.layers), np.concatenate([shared, rest]), tuple(runs(shared)), rest)
     return (shallow, *(plain_table(extent) for extent in own[1:]))
 
 
@@ -121,11 +121,6 @@ def prefix_canvas(entry: PrefixEntry, layers: int) -> tuple[CanvasState, Plan]:
     spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
     branch = CanvasState(canvas, Ledger(layers, len(canvas), None), (plain_table(entry.extent),), states=entry.states)
     return branch, Plan(spans=spans, predict=np.zeros(len(canvas), dtype=np.bool_))
-
-
-def leased_prefix(lease: Lease | None) -> PrefixHit | None:
-    """A lease as a policy sees it."""
-    return None if lease is None else PrefixHit(len(lease.entry), lease.boundary)
 
 
 def new_states(layers: int, hidden: int, dtype: torch.dtype, device: torch.device, tokens: int) -> Tensor:

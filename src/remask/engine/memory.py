@@ -15,7 +15,6 @@ from remask.core.request import Usage
 from remask.engine.canvas_state import (
     CanvasState,
     SlotTable,
-    leased_prefix,
     leased_tables,
     new_states,
     plain_table,
@@ -140,25 +139,26 @@ class Memory:
         for extent in owned:
             self.allocator.claim(extent)
             undo.callback(self.allocator.release, extent)
-        lease = None
+        lease, prefix = None, None
         if placement.lease is not None:
-            lease = self._lease(request, placement.lease)
+            lease, prefix = self._lease(request, placement.lease), placement.lease.prefix
             undo.callback(self._unlease, lease)
         pages: tuple[Page, ...] = ()
         if placement.pages is not None:
             pages = self._read(placement.pages, len(pending.page_keys))
+            prefix = PrefixHit(len(pages) * self.chain.page_size, self.shape.layers) if pages else None
         for page in pages:
             undo.callback(self.allocator.release, page.extent)
-        first = self._state(canvas, _tables(lease, pages, placement.own[0]), traits, lease, pages)
+        first = self._state(canvas, _tables(lease, pages, placement.own[0]), traits, prefix, lease, pages)
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
             other = _unconditional(canvas, self.shape.mask_id)
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
         usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
-        if first.prefix is not None:
-            usage.prefix_depth = first.prefix.boundary
-            usage.cached_tokens = first.prefix.length if lease is None or lease.hit else 0
+        if prefix is not None:
+            usage.prefix_depth = prefix.boundary
+            usage.cached_tokens = prefix.length if lease is None or lease.hit else 0
         sharing = None
         if placement.pages is not None and placement.pages.publishes:
             own, block = placement.own[0][0].single(), pending.decoding.block
@@ -213,9 +213,9 @@ class Memory:
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
         lease, note = self._plan_prefix(pending)
         entry = None if lease is None else lease.entry
-        shared, boundary = (0, 0) if lease is None else (lease.length, lease.boundary)
-        parts = [(length - shared, range(boundary)), (length, range(boundary, layers))]
-        # A lease of all layers leaves nothing for the deep part, and one of none leaves nothing for the shallow part.
+        shared, leased = (0, 0) if lease is None else (lease.prefix.length, lease.prefix.layers)
+        parts = [(length - shared, range(leased)), (length, range(leased, layers))]
+        # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
         found = self.allocator.find([*wanted, *others])
@@ -236,14 +236,18 @@ class Memory:
         boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
             return None, None
+
+        def leased(length: int, boundary: int) -> PrefixHit:
+            return PrefixHit(length, boundary, policy.leased_layers(boundary, shape.layers))
+
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
             # The boundary depends on the length that is read, not on the length that was asked for.
             depth = boundary if len(entry) == prefix else policy.boundary(len(entry), canvas, shape.layers)
             if depth:
-                return LeasePlan(len(entry), depth, prefix, entry), None
+                return LeasePlan(leased(len(entry), depth), prefix, entry), None
         if self.store.fits(prefix):
-            return LeasePlan(prefix, boundary, prefix, None), None
+            return LeasePlan(leased(prefix, boundary), prefix, None), None
         return None, f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
 
     def _plan_pages(self, pending: PendingRequest) -> Decision:
@@ -266,8 +270,8 @@ class Memory:
         """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
         tokens = request.prompt_token_ids[: plan.asked]
         if plan.entry is not None:
-            return self.store.lend(plan.entry, plan.boundary, tokens)
-        lease = self.store.reserve(tokens, plan.boundary, request.cache_salt)
+            return self.store.lend(plan.entry, plan.prefix.layers, tokens)
+        lease = self.store.reserve(tokens, plan.prefix.layers, request.cache_salt)
         if lease is None:
             raise IntegrityError("the room that was planned for a new entry is gone")
         return lease
@@ -284,15 +288,13 @@ class Memory:
         canvas: Canvas,
         tables: tuple[SlotTable, ...],
         traits: Traits,
+        prefix: PrefixHit | None = None,
         lease: Lease | None = None,
         pages: Sequence[Page] = (),
     ) -> CanvasState:
         shape, device = self.shape, self.pool.k[0].device
         watched = "attention" in traits.keeps
         states = self.new_states(len(canvas)) if watched else None
-        prefix = leased_prefix(lease)
-        if pages:
-            prefix = PrefixHit(len(pages) * self.chain.page_size, shape.layers)
         return CanvasState(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), prefix),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from remask.core.plan import PrefixHit
 from remask.policies.base import CachePolicy
 from remask.store.chain import Page
 from remask.store.entry import PrefixEntry
@@ -15,14 +16,12 @@ class LeasePlan:
     """A shared prefix that a request leases.
 
     Attributes:
-        length: number of leading tokens that it leases.
-        boundary: number of leading layers that read them.
+        prefix: what it leases, as its policy sees it.
         asked: number of leading tokens that the request may share.
         entry: the entry that holds the tokens. None where a prefix-only pass of its own publishes them.
     """
 
-    length: int
-    boundary: int
+    prefix: PrefixHit
     asked: int
     entry: PrefixEntry | None
 

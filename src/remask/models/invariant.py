@@ -108,8 +108,8 @@ def batch_invariant(model: Transformer) -> Transformer:
     tiled, arithmetic = copy(model), TiledArithmetic()
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
-        # Watching attention projects queries alone, and choosing rows K or V alone.
-        (w.qkv, w.qkv[:queries], w.qkv[-keys:], w.out, w.gate_up, w.down)
+        # Q is projected apart from K and V, and choosing rows projects K or V alone.
+        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, w.gate_up, w.down)
         for w in model.weights.layers
     )
     arithmetic.check([*matrices, model.weights.head])

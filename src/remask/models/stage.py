@@ -89,7 +89,7 @@ class Stage:
     layers: range
     positions: Tensor  # int64 [N], on the canvases, for RoPE
     slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
-    written: Tensor | None  # int64 [W]: computed rows whose K/V and outputs are written; None: all
+    written: Tensor | None  # int64 [W]: computed rows whose K/V are projected and, with outputs, kept; None: all
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
     segments: Segments
     restore: tuple[Restore, ...] = ()

@@ -72,14 +72,9 @@ class Transformer:
 
     def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
         """Queries after RoPE, [N, heads, Dh], of rows at `positions` whose input to `layer` is `h` [N, D]."""
-        c, w = self.config, self.weights.layers[layer]
-        width = c.heads * c.head_dim
-        x = self.norm(h, w.attn_norm)
-        q = self.arithmetic.linear(x, w.qkv[:width], None if w.qkv_bias is None else w.qkv_bias[:width])
-        q = q.view(len(x), c.heads, c.head_dim)
-        if w.q_norm is not None:
-            self._norm_heads(q, w.q_norm)
-        return _rotate(q, self.cos[positions], self.sin[positions])
+        w = self.weights.layers[layer]
+        x, heads = self.norm(h, w.attn_norm), range(self.config.heads)
+        return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
@@ -125,15 +120,9 @@ class Transformer:
         places = slots[pick.rows]
         x = self.norm(h[pick.rows], w.attn_norm)
         kept = pool.k[layer] if pick.keys else pool.v[layer]
-        # In the fused projection K's rows follow Q's, and V's follow K's.
-        first = (c.heads if pick.keys else c.heads + c.kv_heads) * c.head_dim
-        part = slice(first, first + c.kv_heads * c.head_dim)
-        new = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
-        new = new.view(len(new), c.kv_heads, c.head_dim)
-        if pick.keys:
-            if w.k_norm is not None:
-                self._norm_heads(new, w.k_norm)
-            new = _rotate(new, cos[pick.rows], sin[pick.rows])
+        first = c.heads if pick.keys else c.heads + c.kv_heads
+        keys, values = self._project(x, w, range(first, first + c.kv_heads), cos[pick.rows], sin[pick.rows])
+        new = keys if pick.keys else values
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
         kept.index_copy_(0, places, new)
         # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
@@ -144,21 +133,36 @@ class Transformer:
     def _attend(
         self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> Tensor:
-        """Attention output of the rows `h`. Their K/V are written to `slots`."""
+        """Attention output of the rows `h`. K/V of those that the stage writes are projected, and put into `slots`."""
         c = self.config
-        x = self.norm(h, w.attn_norm)
-        heads = self.arithmetic.linear(x, w.qkv, w.qkv_bias).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
-        if w.q_norm is not None and w.k_norm is not None:
-            self._norm_heads(heads[:, : c.heads], w.q_norm)
-            self._norm_heads(heads[:, c.heads : c.heads + c.kv_heads], w.k_norm)
-        rotated = _rotate(heads[:, : c.heads + c.kv_heads], cos, sin)
-        q, k, v = rotated[:, : c.heads], rotated[:, c.heads :], heads[:, c.heads + c.kv_heads :]
-        if stage.written is not None:
-            k, v = k[stage.written], v[stage.written]
+        x, heads = self.norm(h, w.attn_norm), c.heads + 2 * c.kv_heads
+        if stage.written is None and not self.arithmetic.invariant:
+            turned, v = self._project(x, w, range(heads), cos, sin)
+            q, k = turned[:, : c.heads], turned[:, c.heads :]
+        else:
+            # Two products where one would do, if bits must not depend on what other canvases leave out.
+            rows = slice(None) if stage.written is None else stage.written
+            q, _ = self._project(x, w, range(c.heads), cos, sin)
+            k, v = self._project(x[rows], w, range(c.heads, heads), cos[rows], sin[rows])
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
         sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
         return self.arithmetic.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments, sink), w.out)
+
+    def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
+
+        `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
+        """
+        c = self.config
+        part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
+        out = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
+        out = out.view(len(x), len(heads), c.head_dim)
+        keys, values = max(0, c.heads - heads.start), max(0, c.heads + c.kv_heads - heads.start)
+        for own, weight in ((out[:, :keys], w.q_norm), (out[:, keys:values], w.k_norm)):
+            if weight is not None and own.shape[1]:
+                self._norm_heads(own, weight)
+        return _rotate(out[:, :values], cos, sin), out[:, values:]
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
         """FFN output of the rows `h`."""

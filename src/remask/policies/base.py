@@ -97,6 +97,14 @@ class CachePolicy(ABC):
         """
         return 0
 
+    def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
+        """How many leading layers read the K/V of a leased prefix from the store, `boundary` of them at least.
+
+        More than `boundary` is right where its rows restart from stored states alone: their K/V in the next layer are
+        those of the store.
+        """
+        return boundary
+
     def guides(self, step: int) -> bool:  # noqa: ARG002
         """Whether the unconditional canvas of a guided request runs in `step`. If not, the last guidance is kept."""
         return True

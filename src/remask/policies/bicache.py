@@ -21,7 +21,8 @@ class BiCache(CachePolicy):
 
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
     rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
-    out. Without a shared prefix, or at depth 0, this is the inner policy.
+    out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
+    shared prefix, or at depth 0, this is the inner policy.
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -78,6 +79,14 @@ class BiCache(CachePolicy):
         depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
         return min(depth, layers)
 
+    def leased_layers(self, boundary: int, layers: int) -> int:
+        """With a stored boundary one more than `boundary`: the K/V there are a function of the stored state alone.
+
+        An inner policy that keeps outputs needs slots of its own for the rows that it computes there.
+        """
+        stored = self.boundary_state == "stored" and "outputs" not in self.inner.traits.keeps
+        return min(boundary + stored, layers)
+
     def refreshes(self, step: int) -> bool:
         """Whether the prefix rows rejoin the deep layers in this step."""
         return step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
@@ -88,17 +97,15 @@ class BiCache(CachePolicy):
         if view.prefix is None:
             return plan
         prefix = np.arange(view.length) < view.prefix.length
-        # After a fill pass that refreshed, the next pass of the step reads the K/V that it wrote.
-        boundary, refresh = view.prefix.boundary, self.refreshes(view.step) and view.pass_index == 0
-        recompute = refresh and self.boundary_state == "recomputed"
+        boundary, leased = view.prefix.boundary, view.prefix.layers
+        # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
+        # step reads the K/V that it wrote.
+        refresh = self.refreshes(view.step) and view.pass_index == 0 and boundary < view.layers
+        start = 0 if self.boundary_state == "recomputed" else boundary
 
         def place(span: Span) -> Span:
-            if span.layers.start >= boundary:
-                return replace(span, rows=span.rows | prefix if refresh else span.rows & ~prefix)
-            # At boundary = layers nothing deep reads a recomputed state, so the pass would be wasted.
-            if recompute and boundary < view.layers:
-                return replace(span, rows=span.rows | prefix, frozen=prefix)
-            return replace(span, rows=span.rows & ~prefix)
+            if not refresh or span.layers.start < start:
+                return replace(span, rows=span.rows & ~prefix)
+            return replace(span, rows=span.rows | prefix, frozen=prefix if span.layers.start < leased else span.frozen)
 
-        renewed = plan.refreshes or (refresh and boundary < view.layers)
-        return replace(plan.cut(boundary).map(place), refreshes=renewed)
+        return replace(plan.cut(boundary).cut(leased).map(place), refreshes=plan.refreshes or refresh)

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The right of a running request to read an entry in layers 0 .. boundary - 1. It keeps the entry from eviction."""
+    """The right of a running request to read an entry in layers 0 .. layers - 1. It keeps the entry from eviction."""
 
     entry: PrefixEntry
-    boundary: int
+    layers: int
     extent: PageRange
     hit: bool  # the entry was there before this request
     released: bool = False
@@ -120,7 +120,7 @@ class PrefixStore:
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
-    def lend(self, entry: PrefixEntry, boundary: int, tokens: Sequence[int]) -> Lease:
+    def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
         """Lease what `find` found for a request for `tokens`."""
         self.stats.hits += 1
         if len(entry) < len(tokens):
@@ -128,14 +128,14 @@ class PrefixStore:
             self._index.ask(tokens, entry.cache_salt)
         entry.hits += 1
         self._order.used(entry.key)
-        return self._lease(entry, boundary, hit=True)
+        return self._lease(entry, layers, hit=True)
 
-    def match(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
-        """`find` and `lend` in one call, for a boundary that does not depend on the entry."""
+    def match(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
+        """`find` and `lend` in one call, for a number of layers that does not depend on the entry."""
         entry = self.find(tokens, cache_salt)
-        return None if entry is None else self.lend(entry, boundary, tokens)
+        return None if entry is None else self.lend(entry, layers, tokens)
 
-    def reserve(self, tokens: Sequence[int], boundary: int, cache_salt: str = "") -> Lease | None:
+    def reserve(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
         """Make room for a new entry and lease it to the request whose prefix-only pass will fill it.
 
         Returns None, with the store unchanged, while leased entries leave no room. Call `fits` first: a prefix that is
@@ -155,7 +155,7 @@ class PrefixStore:
         entry = PrefixEntry(key, tuple(int(t) for t in tokens), extent, states, cache_salt=cache_salt)
         self._index.add(entry)
         self._order.add(key)
-        return self._lease(entry, boundary, hit=False)
+        return self._lease(entry, layers, hit=False)
 
     def has_room(self, tokens: Sequence[int], cache_salt: str = "", claimed: Sequence[PageRange] = ()) -> bool:
         """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
@@ -200,11 +200,11 @@ class PrefixStore:
     def _kv_bytes(self, extent: PageRange) -> int:
         return len(extent.layers) * len(extent.pages) * extent.page_size * self.slot_bytes
 
-    def _lease(self, entry: PrefixEntry, boundary: int, hit: bool) -> Lease:
-        extent = entry.extent.below(boundary)
+    def _lease(self, entry: PrefixEntry, layers: int, hit: bool) -> Lease:
+        extent = entry.extent.below(layers)
         self.allocator.retain(extent)
         entry.leases += 1
-        return Lease(entry, boundary, extent, hit)
+        return Lease(entry, layers, extent, hit)
 
     def _room(
         self, tokens: Sequence[int], cache_salt: str, claimed: Sequence[PageRange] = ()

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from remask.core.depth import DepthLookup
-from remask.depth.profile import depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -103,17 +101,7 @@ class Measurer:
         if row.tau is None:
             return self.llm.policy(row.cache, row.settings)
         tau = row.tau
-        return self.llm.policy(row.cache, row.settings, lambda: self._lookup(tau))
-
-    def _lookup(self, tau: float) -> DepthLookup:
-        """Depths at another threshold than the table's own, from the similarities in the table."""
-        table = self.llm.depth_table
-        if not table.curves:
-            raise ConfigError(
-                f"the depth table of {table.model} was published without similarities, so it cannot be read at tau "
-                f"{tau:g}; measure one with `remask profile --model ... --output FILE` and give --depth-table FILE"
-            )
-        return DepthLookup(depth_entries(table.curves, tau))
+        return self.llm.policy(row.cache, row.settings, lambda: self.llm.depth_table.lookup_at(tau))
 
     def _judged(self, row: ResolvedRow, workload: Workload) -> dict[str, Any]:
         if self.judge is None:

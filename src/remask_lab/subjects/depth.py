@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options
+from remask.cli.profile import add_rule_options, rule_of
 from remask.core.depth import DepthLookup
 from remask.depth.conversations import PromptSet
 from remask.depth.profile import (
     Cuts,
     ProfileSettings,
     Subject,
-    depth_entries,
-    mean_curves,
+    rule_limits,
     run_depth,
     table_distance,
 )
 from remask.depth.prompts import read_prompts, task_prompts
+from remask.depth.rule import RULES, DepthRule, depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.arguments.common import open_without_pool, tau_option
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 SUMMARY = "depth of reuse by task and ratio, its convergence, and its stability under other system prompts"
 
 SAMPLES = 16  # requests per ratio and task, where no number is given
+SHOWN = 6  # ratios at which rules are compared in the text, or a few more
 QUESTIONS = 4  # requests under each system prompt
 _COLORS = (K_COLOR, V_COLOR, "#2ca02c", "#7f7f7f", "#9467bd", "#ff7f0e", "#17becf")
 
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
+    add_rule_options(parser)
     add_result_options(parser)
     add_model_options(parser)
 
@@ -80,6 +83,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     """Profile the model on the tasks that `args` name."""
     settings = ProfileSettings(
         tau=args.tau,
+        rule=rule_of(args),
         ratios=None if args.ratios is None else tuple(args.ratios),
         samples=args.samples,
         official=args.official,
@@ -91,7 +95,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     check_masked(llm)
     report = measure_depths(llm, _tasks(llm, args.task), settings, args.system_prompts, progress=llm.progress)
     names = ("tau", "task", "ratios", "system_prompts", "official", "canvas", "response")
-    own = {name: getattr(args, name) for name in names} | {"samples": report.samples}
+    own = {name: getattr(args, name) for name in names} | {"samples": report.samples, "rule": str(settings.rule)}
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
     return Outcome(
         f"{header}\n\n{text(report)}",
@@ -117,8 +121,8 @@ def _tasks(llm: LLM, given: Sequence[str]) -> dict[str, PromptSet]:
 class TaskDepth:
     """Depth on one kind of task, per ratio in percent, in layers.
 
-    `table` is the depth table's, of mean similarities; `mean` and `spread` (standard deviation) those of the depths of
-    single requests.
+    `table` is the depth table's by the settings' rule; `mean` and `spread` (standard deviation) those of the numbers of
+    leading layers above tau of single requests. `rules` are the depths that each rule would put into the table.
     """
 
     task: str
@@ -126,6 +130,7 @@ class TaskDepth:
     table: Mapping[int, int]
     mean: Mapping[int, float]
     spread: Mapping[int, float]
+    rules: Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +260,8 @@ def measure_depths(
     with tqdm(total=total, desc="profiling", unit="canvas", disable=not progress) as bar:
         for name, own in cuts.items():
             measured, seconds = _measure(own, samples, bar.update)
-            found.append(_task(name, tasks[name].source, own.ratios, measured, settings.tau))
-            convergence = convergence or _convergence(own.ratios, measured, seconds, settings.tau)
+            found.append(_task(name, tasks[name].source, own.ratios, measured, settings))
+            convergence = convergence or _convergence(own.ratios, measured, seconds, settings)
         spread = _system_prompts(first, system_prompts, settings.tau, bar.update)
     means = [list(task.mean.values()) for task in found]
     return DepthReport(
@@ -287,29 +292,34 @@ def _depths(measured: Sequence[Floats], tau: float) -> Ints:
     return np.array([[run_depth(curve, tau) for curve in request.tolist()] for request in measured])
 
 
-def _task(name: str, source: str, ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> TaskDepth:
-    depths, lookup = _depths(measured, tau), _lookup(ratios, measured, tau)
+def _task(
+    name: str, source: str, ratios: Sequence[int], measured: Sequence[Floats], settings: ProfileSettings
+) -> TaskDepth:
+    depths = _depths(measured, settings.tau)
+    lookups = {rule: _lookup(rule, ratios, measured, settings.tau) for rule in RULES}
+    tables = {rule: {ratio: lookup.depth(ratio, 100) for ratio in ratios} for rule, lookup in lookups.items()}
     return TaskDepth(
         task=name,
         source=source,
-        table={ratio: lookup.depth(ratio, 100) for ratio in ratios},
+        table=tables[settings.rule],
         mean=dict(zip(ratios, depths.mean(axis=0).tolist(), strict=True)),
         spread=dict(zip(ratios, depths.std(axis=0).tolist(), strict=True)),
+        rules={str(rule): table for rule, table in tables.items()},
     )
 
 
-def _lookup(ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> DepthLookup:
-    return DepthLookup(depth_entries(mean_curves(ratios, measured), tau))
+def _lookup(rule: DepthRule, ratios: Sequence[int], measured: Sequence[Floats], tau: float) -> DepthLookup:
+    return DepthLookup(depth_entries(rule_limits(rule, ratios, measured), tau))
 
 
 def _convergence(
-    ratios: Sequence[int], measured: Sequence[Floats], seconds: Sequence[float], tau: float
+    ratios: Sequence[int], measured: Sequence[Floats], seconds: Sequence[float], settings: ProfileSettings
 ) -> tuple[Convergence, ...]:
-    sizes, depths = _sizes(len(measured)), _depths(measured, tau)
+    sizes, depths = _sizes(len(measured)), _depths(measured, settings.tau)
     rows = [Convergence(sizes[0], float("nan"), float("nan"), seconds[sizes[0] - 1])]
     for before, after in pairwise(sizes):
         distance = np.abs(depths[:after].mean(axis=0) - depths[:before].mean(axis=0)).mean()
-        smaller, larger = (_lookup(ratios, measured[:size], tau) for size in (before, after))
+        smaller, larger = (_lookup(settings.rule, ratios, measured[:size], settings.tau) for size in (before, after))
         of_tables = table_distance(smaller, larger, ratios)
         rows.append(Convergence(after, float(distance), of_tables, seconds[after - 1]))
     return tuple(rows)
@@ -336,13 +346,16 @@ def _system_prompts(cuts: Cuts, prompts: int, tau: float, tick: Callable[[], obj
 
 
 def text(report: DepthReport) -> str:
-    """Mean depths by ratio, a column a task."""
+    """Mean depths by ratio, a column a task. Then what each rule makes of the first task, at a few ratios."""
     width = max(12, *(len(task.task) + 2 for task in report.tasks))
     lines = ["ratio %" + "".join(f"{task.task:>{width}}" for task in report.tasks) + "  std over tasks  over prompts"]
     for ratio in report.ratios:
         means = "".join(f"{task.mean[ratio]:>{width}.2f}" for task in report.tasks)
         spread = f"{report.over_tasks[ratio]:>16.2f}{report.system_prompts.spread[ratio]:>14.2f}"
         lines.append(f"{ratio:>7}{means}{spread}")
+    first, few = report.tasks[0], report.ratios[:: max(1, len(report.ratios) // SHOWN)]
+    lines += ["", f"{f'depth by rule on {first.task}, at':<32}" + "".join(f"{ratio:>5} %" for ratio in few)]
+    lines += [f"{rule:<32}" + "".join(f"{table[r]:>7}" for r in few) for rule, table in first.rules.items()]
     return "\n".join(lines)
 
 

@@ -169,7 +169,7 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     pages = traits.sharing == "pages"
     depth = policy.boundary(c.prefix, c.canvas, w.layers) if c.prefix else 0
     # Position-layers that the store holds for all, in which the requests have no slots of their own.
-    leased = c.prefix // page * page * w.layers if pages else c.prefix * depth
+    leased = c.prefix // page * page * w.layers if pages else c.prefix * policy.leased_layers(depth, w.layers)
     stored = leased if pages else c.prefix * w.layers * (depth > 0)
     canvases = c.requests * (2 if c.guided else 1)
     own = canvases * c.canvas * w.layers - c.requests * leased

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options, open_llm
-from remask.core.depth import DepthLookup
-from remask.depth.profile import check_tau, depth_entries
+from remask.depth.profile import check_tau
 from remask.depth.table import DepthTable
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -192,11 +191,6 @@ def run_sweep(
     table. Raises `ConfigError`, before anything is measured, where it has none, or a point cannot run.
     """
     table = llm.depth_table
-    if not table.curves:
-        raise ConfigError(
-            f"the depth table of {table.model!r} holds no similarities ({table.source}), so its depths at another tau "
-            "are unknown; measure one with 'remask profile --output FILE' and name it with --depth-table"
-        )
     contenders = {
         parameter: [_contender(llm, workload, table, point) for point in values.points(parameter)]
         for parameter in PARAMETERS
@@ -213,7 +207,7 @@ def run_sweep(
 
 
 def _contender(llm: LLM, workload: Workload, table: DepthTable, point: Point) -> Contender:
-    lookup = DepthLookup(depth_entries(table.curves, point["tau"]))
+    lookup = table.lookup_at(point["tau"])
     policy = llm.policy(point["cache"], {"refresh_interval": point["refresh_interval"]}, lambda: lookup)
     llm.engine.check(workload.tasks[0].request.with_policy(policy))
     return Contender(point["cache"], policy)

@@ -149,9 +149,9 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
     results = results_of(table, record)
     assert results["tau 0.75"]["prefix_depth"] > results["tau 0.999"]["prefix_depth"] >= 1
     # A published table has no similarities to read at another threshold.
-    one.llm._table = replace(llm.depth_table, curves={})
+    one.llm._table = replace(llm.depth_table, limits={})
     cell = resolve(table, table.rows[1], "bundled", table.scales["bundled"])
-    assert "published without similarities" in one.measure(cell)["left_out"]
+    assert "holds no similarities" in one.measure(cell)["left_out"]
 
 
 def test_operations_add_up(tmp_path: Path) -> None:

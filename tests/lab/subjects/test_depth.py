@@ -115,7 +115,7 @@ def test_bad_measurements() -> None:
 
 
 def made(means: dict[str, dict[int, float]], steps: int = 2) -> DepthReport:
-    tasks = tuple(TaskDepth(name, "made", {}, own, dict.fromkeys(own, 0.5)) for name, own in means.items())
+    tasks = tuple(TaskDepth(name, "made", {}, own, dict.fromkeys(own, 0.5), {}) for name, own in means.items())
     ratios = tuple(next(iter(means.values())))
     over = {r: float(np.std([own[r] for own in means.values()])) for r in ratios}
     growth = (Convergence(4, float("nan"), float("nan"), 1.0), Convergence(8, 0.25, 0.5, 2.0))

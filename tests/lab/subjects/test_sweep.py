@@ -50,7 +50,7 @@ def test_depths_and_work_follow_from_tau_and_r(llm: LLM) -> None:
 
 
 def test_a_table_without_similarities_has_no_other_tau(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    published = replace(llm.depth_table, curves={}, source="a publication")
+    published = replace(llm.depth_table, limits={}, source="a publication")
     monkeypatch.setattr(llm, "_table", published)
     with pytest.raises(ConfigError, match=r"holds no similarities \(a publication\).*--depth-table"):
         run_sweep(llm, task(llm), SMALL, Sweep(None, "s", {}), 1)

@@ -5,7 +5,7 @@ import { count, make, plural } from "./dom.js";
 const KINDS = {
   stored: ["S", "reused from the store"],
   kept: ["K", "reused from this request's own cache"],
-  restored: ["B", "restored from a stored hidden state (the boundary state) and refreshed"],
+  restored: ["B", "restored from a stored hidden state (the boundary state)"],
   refreshed: ["R", "refreshed"],
   nothing: ["–", "no shared prefix"],
 };
@@ -44,7 +44,7 @@ function strip(pass, number) {
     for (let layer = work.layers[0]; layer < work.layers[1]; layer++) {
       const kind = kindOf(work, layer);
       const [letter, words] = KINDS[kind];
-      const title = `Layer ${layer + 1}: ${words}; ${plural(work.rows, "row")} computed, ${count(work.refreshed)} of them of the prefix`;
+      const title = `Layer ${layer + 1}: ${words}; ${plural(work.rows, "row")} computed, ${count(Math.max(work.refreshed, work.restored))} of them of the prefix`;
       const cell = make("li", { className: `layer ${kind}`, title, "aria-label": title });
       cell.append(letter, make("small", { text: String(layer + 1) }));
       list.append(cell);
@@ -56,7 +56,8 @@ function strip(pass, number) {
 function kindOf(work, layer) {
   if (work.reused + work.refreshed === 0) return "nothing";
   // Some policies compute a few prefix rows in every step. A layer counts as what most of its rows do.
-  if (work.refreshed > work.reused) return work.restored && layer === work.layers[0] ? "restored" : "refreshed";
+  if (2 * work.restored > work.reused + work.refreshed && layer === work.layers[0]) return "restored";
+  if (work.refreshed > work.reused) return "refreshed";
   return work.leased ? "stored" : "kept";
 }
 

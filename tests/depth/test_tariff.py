@@ -1,0 +1,62 @@
+"""The depth that the default rule picks keeps the answers right where the paper's rule is one layer too deep."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from remask.depth.conversations import TokenPrompts
+from remask.depth.profile import ProfileSettings, profile
+from remask.depth.rule import RULES, DepthRule, depth_entries
+from remask.depth.table import DepthTable
+from remask.llm import LLM
+from tests.goldens import tariff
+
+QUICK = ProfileSettings(ratios=(80, 85), samples=6, canvas=144, response=8)
+COUNT = len(tariff.lines())
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tariff.open_model()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> TokenPrompts:
+    return TokenPrompts("its requests", tuple(tuple(line["prompt_token_ids"]) for line in tariff.lines()))
+
+
+def right(llm: LLM, cache: str, **settings: object) -> int:
+    policy = llm.policy(cache, settings)
+    work = [request.with_policy(policy) for request in tariff.requests()]
+    found = {output.id: output for output in llm.run(work, engine=llm.new_engine(), progress=False)}
+    return tariff.right({name: output.token_ids for name, output in found.items()})
+
+
+def test_the_default_table_keeps_the_answers(llm: LLM, prompts: TokenPrompts, tmp_path: Path) -> None:
+    table = profile(llm, prompts, QUICK)
+    assert (table.rule, table.entries) == (DepthRule(), {80: 4})
+    table.save(tmp_path / "table.json")
+    reading = tariff.open_model(tmp_path / "table.json")
+    assert right(reading, "bicache") == right(reading, "none") >= 0.9 * COUNT
+
+
+def test_the_papers_rule_is_one_layer_too_deep(llm: LLM, prompts: TokenPrompts) -> None:
+    table = profile(llm, prompts, replace(QUICK, samples=2, rule=DepthRule(boundary="paper")))
+    assert table.entries == {80: 5}
+    assert table.curves[85][4] > 0.99
+    assert table.curves[85][5] < 0.9
+    assert right(llm, "bicache", depth=5) <= 0.1 * COUNT
+    # States that have seen the question give the sixth layer other K and V than the store's.
+    assert right(llm, "bicache", depth=5, boundary="recomputed") >= 0.9 * COUNT
+
+
+def test_depth_0_is_no_cache(llm: LLM) -> None:
+    assert right(llm, "bicache", depth=0) == right(llm, "none")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_every_safe_rule_is_a_layer_below(llm: LLM, prompts: TokenPrompts, rule: DepthRule) -> None:
+    table: DepthTable = profile(llm, prompts, replace(QUICK, samples=2, rule=rule))
+    assert table.entries == depth_entries(table.limits, table.tau)
+    assert table.entries == {80: 4 if rule.boundary == "safe" else 5}

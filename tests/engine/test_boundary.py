@@ -1,0 +1,150 @@
+"""With a stored boundary, K/V of the layer above it are those of the prefix alone, and are read from the store."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from remask.engine.engine import Engine
+from remask.policies import BiCache
+from remask.policies.block import BlockDual
+from remask.policies.dkv import DkvDecode
+from remask.policies.dllm import DllmCache
+from tests.engine.support import (
+    LAYERS,
+    MODELS,
+    CheckedTransformer,
+    Work,
+    alone,
+    lively_weights,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    prompt_of,
+    request,
+    run,
+    small_config,
+)
+
+PREFIX = 6
+FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
+DEPTHS = pytest.mark.parametrize("depth", range(1, LAYERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Projecting(BiCache):
+    """Projects K and V of the layer above the boundary on every refresh, into slots of the request's own."""
+
+    def leased_layers(self, boundary: int, layers: int) -> int:  # noqa: ARG002
+        """No more than the boundary."""
+        return boundary
+
+
+def exact_engine(family: str) -> Engine:
+    """In float32, and so that the bits of a row do not depend on what else is in the pass."""
+    config = small_config(family)
+    model = CheckedTransformer(config, lively_weights(config, torch.float32))
+    return poisoned_engine(model, batch_invariant=True)
+
+
+def prefix_kv(engine: Engine, policy: BiCache, passes: int) -> list[tuple[Tensor, Tensor]]:
+    """K and V of the prefix in each layer, [2, P, heads, Dh]: those that the request reads after `passes`, and stored.
+
+    The request is cancelled then.
+    """
+    engine.add(request("r", 12, PREFIX).with_policy(policy))
+    for _ in range(1 + passes):  # the prefix-only pass comes first
+        engine.step()
+    (running,) = engine._unfinished()
+    (branch,) = running.branches
+    assert branch.lease is not None
+    assert branch.ledger.step == passes - 1
+    stored, found = branch.lease.entry.extent.slots(), []
+    for layer, (k, v) in enumerate(zip(engine.pool.k, engine.pool.v, strict=True)):
+        own = next(table.slots[:PREFIX] for table in branch.tables if layer in table.layers)
+        found.append((torch.stack([k[own], v[own]]), torch.stack([k[stored], v[stored]])))
+    engine.cancel("r")
+    run(engine, [])
+    return found
+
+
+@FAMILIES
+@DEPTHS
+@pytest.mark.parametrize("passes", [1, 4])
+def test_what_a_refresh_would_project_there_is_what_the_store_holds(family: str, depth: int, passes: int) -> None:
+    policy = Projecting(depth=depth, refresh_interval=1)
+    pairs = prefix_kv(exact_engine(family), policy, passes)
+    same = [torch.equal(own, stored) for own, stored in pairs]
+    assert same == [layer <= depth for layer in range(LAYERS)]
+
+
+@FAMILIES
+def test_states_that_have_seen_the_suffix_give_other_keys(family: str) -> None:
+    policy = BiCache(depth=1, refresh_interval=1, boundary_state="recomputed")
+    same = [torch.equal(own, stored) for own, stored in prefix_kv(exact_engine(family), policy, 1)]
+    assert same == [True, False, False, False]
+
+
+@FAMILIES
+@DEPTHS
+@pytest.mark.parametrize("interval", [None, 1, 3])
+@pytest.mark.parametrize("inner", [None, BlockDual(), DkvDecode(2)], ids=str)
+def test_reading_them_changes_no_token_and_no_count(family: str, depth: int, interval: int | None, inner: Any) -> None:
+    chosen = {} if inner is None else {"inner": inner}
+    results = [
+        alone(
+            Work(request("r", 12, PREFIX, block_length=4), make(depth=depth, refresh_interval=interval, **chosen)),
+            family,
+        )
+        for make in (BiCache, Projecting)
+    ]
+    assert outcome(results[0]) == outcome(results[1])
+
+
+@FAMILIES
+def test_the_bits_are_the_same(family: str) -> None:
+    work = [Work(request("r", 12, PREFIX), make(depth=2, refresh_interval=2)) for make in (BiCache, Projecting)]
+    first, second = (run(exact_engine(family), [replace(item)])["r"] for item in work)
+    assert outcome(first) == outcome(second)
+
+
+@FAMILIES
+def test_requests_read_them_in_place(family: str) -> None:
+    engine = make_engine(family, page_size=2, max_model_len=64)
+    for i in range(3):
+        engine.add(request(f"r{i}", [*prompt_of(PREFIX), 1, i], PREFIX).with_policy(BiCache(depth=2)))
+    engine.step()
+    shared, whole = engine.allocator.pages_for(PREFIX), engine.allocator.pages_for(PREFIX + 2 + 8)
+    own = engine.allocator.pages_for(2 + 8)
+    assert engine.allocator.used == LAYERS * shared + 3 * (3 * own + whole)
+    run(engine, [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "layers"),
+    [
+        (BiCache(depth=2), 3),
+        (BiCache(depth=LAYERS - 1), LAYERS),
+        (BiCache(depth=LAYERS), LAYERS),
+        (BiCache(depth=2, boundary_state="recomputed"), 2),
+        # What a row adds where it is not computed is kept in the slots of its K and V, so those are the request's own.
+        (BiCache(DllmCache(), depth=2), 2),
+    ],
+    ids=str,
+)
+def test_layers_that_are_leased(policy: BiCache, layers: int) -> None:
+    depth = policy.boundary(8, 16, LAYERS)
+    assert policy.leased_layers(depth, LAYERS) == layers
+
+
+@FAMILIES
+def test_depth_0_is_the_inner_policy_and_leaves_the_store_alone(family: str) -> None:
+    engine = make_engine(family)
+    results = run(engine, [Work(request("r", 12, PREFIX), BiCache(depth=0)), Work(request("n", 12), BiCache().inner)])
+    assert outcome(results["r"]) == outcome(results["n"])
+    assert (results["r"].usage.prefix_depth, results["r"].usage.cached_tokens) == (0, 0)
+    assert not engine.store.entries
+    assert engine.stats.prefix_passes == 0
+    assert MODELS[family].config.layers == LAYERS
