@@ -16,7 +16,7 @@ from remask.models.tokenizer import Tokenizer, load_tokenizer
 
 
 def bundled() -> Tokenizer:
-    tokenizer = load_tokenizer(resolve("bundled"))
+    tokenizer = load_tokenizer(resolve("bundled-transit"))
     assert tokenizer is not None
     return tokenizer
 

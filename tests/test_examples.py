@@ -50,7 +50,7 @@ def test_an_own_policy_is_compared_with_none(capsys: pytest.CaptureFixture[str])
 def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "examples" / "transit.jsonl")
     sampling = '{"max_tokens": 16, "steps": 8, "block_length": 2}'
-    options = ["--model", "bundled", "--dtype", "float32", "--cache", "bicache", "--sampling", sampling]
+    options = ["--model", "bundled-transit", "--dtype", "float32", "--cache", "bicache", "--sampling", sampling]
     assert main(["--quiet", "generate", *options, "--input", file]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["text"].split("## ")[1] for answer in sorted(answers, key=lambda answer: str(answer["id"]))] == [

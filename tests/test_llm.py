@@ -13,7 +13,7 @@ SAMPLING = SamplingParams(max_tokens=16, steps=8, block_length=2)
 
 @pytest.fixture(scope="module")
 def bundled() -> LLM:
-    return LLM("bundled", dtype="float32")
+    return LLM("bundled-transit", dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from training.model import DenseLlada
-from training.tokenizer import save_tokenizer
 
 PREFIX = "model.transformer."
 
@@ -66,20 +65,29 @@ def config(model: DenseLlada, tokenizer: PreTrainedTokenizerFast) -> dict[str, o
         "transformers_version": "4.46.2",
         "use_cache": False,
         "vocab_size": shape.vocab_size,
-        "weight_tying": True,
+        "weight_tying": shape.embedding_scale == 1.0,
     }
 
 
 def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes configuration, float16 weights and tokenizer; tied embeddings are stored once, as `wte`."""
+    """Writes configuration and float16 weights.
+
+    Tied embeddings are stored once, as `wte`. Where they are scaled as they are read, `wte` holds the scaled ones and
+    `ff_out` those that predict.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
-    tensors = {PREFIX + name: tensor.detach().cpu().half().contiguous() for name, tensor in model.state_dict().items()}
-    weights = folder / "model.safetensors"
-    save_file(tensors, weights, metadata={"format": "pt"})
+    weights = dict(model.state_dict())
+    if model.shape.embedding_scale != 1.0:
+        weights |= {
+            "wte.weight": weights["wte.weight"] * model.shape.embedding_scale,
+            "ff_out.weight": weights["wte.weight"],
+        }
+    tensors = {PREFIX + name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
+    file = folder / "model.safetensors"
+    save_file(tensors, file, metadata={"format": "pt"})
     # safetensors creates the file for its owner only; a packaged model is for everyone to read.
-    weights.chmod(0o644)
-    save_tokenizer(folder)
+    file.chmod(0o644)
 
 
 def load_weights(model: DenseLlada, folder: Path) -> None:

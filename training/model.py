@@ -5,6 +5,7 @@ is a renaming. Embeddings are tied: the same matrix reads tokens and predicts th
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model; the defaults are those of the bundled one."""
+    """The sizes of a model; the defaults are those of the transit model."""
 
     vocab_size: int
     d_model: int = 128
@@ -24,6 +25,8 @@ class ModelShape:
     max_sequence_length: int = 1024
     rope_theta: float = 500000.0
     rms_norm_eps: float = 1e-5
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied with where tokens are read, and not where they are predicted."""
 
     @property
     def head_dim(self) -> int:
@@ -73,18 +76,39 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.ff_out = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`visible` [batch, 1, length, length] says which rows (third axis) attend to which; None: all to all."""
         batch, length, width = x.shape
         heads = (batch, length, self.n_heads, width // self.n_heads)
         y = self.attn_norm(x)
         q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(y).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(y).view(heads).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype))
+        attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=visible)
         x = x + self.attn_out(attended.transpose(1, 2).reshape(batch, length, width))
         y = self.ff_norm(x)
         out: Tensor = x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What BiCache does with R = 1 (boundary state stored), said as a mask.
+
+    In the first `depths[i]` layers of canvas i the rows of the prefix attend to the prefix alone.
+    """
+
+    prefix: int
+    depths: Tensor
+
+    def visible(self, layer: int, length: int) -> Tensor | None:
+        """Which rows attend to which in layer `layer`, counted from 0: [batch, 1, length, length]; None: all to all."""
+        alone = self.depths > layer
+        if not alone.any():
+            return None
+        prefix = torch.arange(length, device=self.depths.device) < self.prefix
+        hidden = prefix[:, None] & ~prefix[None, :]
+        return ~(alone[:, None, None, None] & hidden)
 
 
 class DenseLlada(nn.Module):
@@ -103,33 +127,55 @@ class DenseLlada(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, rows: Tensor | None = None, boundary: Boundary | None = None) -> Tensor:
         """Returns logits [batch, length, vocab], or [selected, vocab] where the boolean mask `rows` is given."""
-        x = self.wte(tokens)
+        x = self.states(tokens, boundary)[-1]
+        return self.head(x if rows is None else x[rows])
+
+    def states(self, tokens: Tensor, boundary: Boundary | None = None) -> list[Tensor]:
+        """Returns the hidden states that enter each layer, and last those that leave the last one.
+
+        Each is [batch, length, width]. `boundary` hides what follows the prefix from the prefix's rows in some layers.
+        """
+        x = self.wte(tokens) * self.shape.embedding_scale
         # Under autocast the rotation runs in the projections' dtype: float32 tables would lift q and k to float32.
         table_dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         cos, sin = (table[: tokens.shape[1]].to(table_dtype) for table in (self.cos, self.sin))
-        for block in self.blocks:
-            x = block(x, cos, sin)
-        x = self.ln_f(x if rows is None else x[rows])
-        return F.linear(x, self.wte.weight)
+        states = [x]
+        for number, block in enumerate(self.blocks):
+            visible = None if boundary is None else boundary.visible(number, tokens.shape[1])
+            states.append(block(states[-1], cos, sin, visible))
+        return states
+
+    def head(self, x: Tensor) -> Tensor:
+        """Returns the logits of hidden states [..., width]: [..., vocab]."""
+        return F.linear(self.ln_f(x), self.wte.weight)
 
 
-OFFSETS = (-2, -1, 1, 2)
-"""Relative positions that the heads of the first layer attend to at initialisation."""
+@dataclass(frozen=True, slots=True)
+class LocalHeads:
+    """Which layers begin as readers of neighbours: head h of each of the first `layers` attends to `offsets[h]`.
+
+    `gain` is the scale of the first layer's attention output at initialisation; None: that of all layers.
+    """
+
+    offsets: tuple[int, ...] = (-2, -1, 1, 2)
+    layers: int = 1
+    gain: float | None = None
 
 
 @torch.no_grad()
-def initialize(model: DenseLlada) -> None:
+def initialize(model: DenseLlada, local: LocalHeads | None = None) -> None:
     """Fills the weights so that in-context lookup is near at hand for gradient descent.
 
-    - Embeddings share a common direction, which gives the heads of the first layer a constant to rotate: each of them
-      starts out attending to one fixed offset (`OFFSETS`), as a "previous token" head does.
+    - Embeddings share a common direction, which gives the heads of the first layers a constant to rotate: each of them
+      starts out attending to one fixed offset (`LocalHeads`), as a "previous token" head does.
     - In the other layers queries and keys start equal, so that rows attend to rows like themselves.
     - Values pass through nearly unchanged ("mimetic"): attention output is a scaled transpose of the value projection.
 
     From the usual random start the lookup did not emerge within the minutes that a run on CPU has.
     """
+    local = local or LocalHeads()
     shape = model.shape
     width, head_dim = shape.d_model, shape.head_dim
     common = F.normalize(torch.randn(width), dim=0)
@@ -137,21 +183,22 @@ def initialize(model: DenseLlada) -> None:
     model.wte.weight += common
     for number, module in enumerate(model.blocks):
         assert isinstance(module, Block)
-        if number == 0:
-            _offset_heads(module, shape, common)
+        if number < local.layers:
+            _offset_heads(module, shape, common, local.offsets)
         else:
             nn.init.orthogonal_(module.q_proj.weight)
             module.k_proj.weight.copy_(module.q_proj.weight)
         nn.init.orthogonal_(module.v_proj.weight)
-        module.attn_out.weight.copy_(module.v_proj.weight.T / math.sqrt(2 * shape.n_layers))
+        gain = local.gain if number == 0 else None
+        module.attn_out.weight.copy_(module.v_proj.weight.T * (gain or 1 / math.sqrt(2 * shape.n_layers)))
         nn.init.normal_(module.ff_proj.weight, std=1 / math.sqrt(width))
         nn.init.normal_(module.up_proj.weight, std=1 / math.sqrt(width))
         nn.init.normal_(module.ff_out.weight, std=1 / math.sqrt(2 * shape.n_layers * shape.mlp_hidden_size))
-    assert len(OFFSETS) * head_dim == width, "one head of the first layer per offset"
+    assert len(local.offsets) * head_dim == width, "one head of a local layer per offset"
 
 
-def _offset_heads(block: Block, shape: ModelShape, common: Tensor) -> None:
-    """Makes head h of `block` attend to the position OFFSETS[h] away.
+def _offset_heads(block: Block, shape: ModelShape, common: Tensor, offsets: Sequence[int]) -> None:
+    """Makes head h of `block` attend to the position `offsets[h]` away.
 
     After the norm every token has about sqrt(d / 2) of the common direction. Queries map it to a fixed vector u and
     keys to u rotated back by the offset, so that their product after RoPE peaks exactly there. Only the faster half of
@@ -161,20 +208,22 @@ def _offset_heads(block: Block, shape: ModelShape, common: Tensor) -> None:
     strength = 6.0 / math.sqrt(shape.d_model / 2)
     nn.init.normal_(block.q_proj.weight, std=0.02)
     nn.init.normal_(block.k_proj.weight, std=0.02)
-    for head, (query, key) in enumerate(offset_vectors(head_dim, shape.rope_theta, head_dim // 4)):
+    for head, (query, key) in enumerate(offset_vectors(head_dim, shape.rope_theta, head_dim // 4, offsets)):
         rows = slice(head * head_dim, (head + 1) * head_dim)
         block.q_proj.weight[rows] += torch.outer(strength * query, common)
         block.k_proj.weight[rows] += torch.outer(strength * key, common)
 
 
-def offset_vectors(head_dim: int, theta: float, frequencies: int) -> list[tuple[Tensor, Tensor]]:
-    """For each of `OFFSETS` a query and a key, [head_dim] each, whose product after RoPE peaks at that distance.
+def offset_vectors(
+    head_dim: int, theta: float, frequencies: int, offsets: Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """For each of `offsets` a query and a key, [head_dim] each, whose product after RoPE peaks at that distance.
 
     They are 1 at the fastest `frequencies` of the rotations, and 0 elsewhere.
     """
-    cos, sin = rope_tables(head_dim, theta, max(abs(offset) for offset in OFFSETS) + 1)
+    cos, sin = rope_tables(head_dim, theta, max(abs(offset) for offset in offsets) + 1)
     query = torch.zeros(head_dim)
     query[:frequencies] = 1.0
     return [
-        (query, rotate(query, cos[abs(offset)], sin[abs(offset)] * (-1 if offset > 0 else 1))) for offset in OFFSETS
+        (query, rotate(query, cos[abs(offset)], sin[abs(offset)] * (-1 if offset > 0 else 1))) for offset in offsets
     ]

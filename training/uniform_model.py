@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.model import offset_vectors, rope_tables, rotate
+from training.model import LocalHeads, offset_vectors, rope_tables, rotate
 
 FREQUENCIES: Final = 3
 """Rotations by which the heads of the first layer distinguish positions at initialisation."""
@@ -168,7 +168,7 @@ def initialize(model: DenseGidd) -> None:
     first = model.layers[0]
     assert isinstance(first, Layer)
     attention = first.self_attn
-    vectors = offset_vectors(shape.head_dim, shape.rope_theta, FREQUENCIES)
+    vectors = offset_vectors(shape.head_dim, shape.rope_theta, FREQUENCIES, LocalHeads().offsets)
     assert len(vectors) == shape.num_attention_heads, "one head of the first layer per offset"
     for gain, matrix, side in ((attention.q_norm, attention.q_proj, 0), (attention.k_norm, attention.k_proj, 1)):
         gain.weight.fill_(0.5)

@@ -38,7 +38,7 @@ def test_answers_before_the_disk_was_full_are_kept(tmp_path: Path, capsys: pytes
 
 
 def test_one_answer_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*WORDS[:2], "--model", "bundled", "--prompt", "from ivy", "--output", "/dev/full"]) == 2
+    assert main([*WORDS[:2], "--model", "bundled-transit", "--prompt", "from ivy", "--output", "/dev/full"]) == 2
     assert "'/dev/full' cannot be written: No space left on device; it holds the 0 lines" in capsys.readouterr().err
 
 
@@ -46,7 +46,7 @@ def test_one_answer_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     "words",
     [
         [*WORDS, "--input", "in.jsonl"],
-        ["--quiet", "profile", "--model", "bundled", "--samples", "1", "--ratios", "50"],
+        ["--quiet", "profile", "--model", "bundled-transit", "--samples", "1", "--ratios", "50"],
     ],
 )
 def test_a_full_standard_output_is_an_error_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_depth_table_that_does_not_fit_leaves_the_earlier_one(
 ) -> None:
     with small_disk(tmp_path / "disk", 2) as reason:
         target = tmp_path / "disk" / "table.json"
-        words = ["--quiet", "profile", "--model", "bundled", "--dtype", "float32", "--samples", "1"]
+        words = ["--quiet", "profile", "--model", "bundled-transit", "--dtype", "float32", "--samples", "1"]
         assert main([*words, "--ratios", "50", "--output", str(target)]) == 0
         before = target.read_bytes()
         full = target.with_name("ballast")
@@ -81,4 +81,4 @@ def test_a_depth_table_that_does_not_fit_leaves_the_earlier_one(
         assert target.read_bytes() == before
         assert set(os.listdir(target.parent)) <= {"table.json", "ballast"}
         full.unlink(missing_ok=True)
-        assert main([*WORDS[:2], "--model", "bundled", "--prompt", "x", "--depth-table", str(target)]) == 0
+        assert main([*WORDS[:2], "--model", "bundled-transit", "--prompt", "x", "--depth-table", str(target)]) == 0

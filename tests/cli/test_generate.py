@@ -160,7 +160,7 @@ def test_a_prefix_larger_than_the_budget_runs_uncached_and_says_so(tmp_path: Pat
 
 def test_a_prompt_on_the_command_line_goes_through_the_chat_template(capsys: pytest.CaptureFixture[str]) -> None:
     sampling = json.dumps({"max_tokens": 16, "steps": 8, "block_length": 2})
-    options = ["--model", "bundled", "--dtype", "float32", "--sampling", sampling]
+    options = ["--model", "bundled-transit", "--dtype", "float32", "--sampling", sampling]
     assert main(["--quiet", "generate", *options, "--prompt", "from abbey go 1 , where am i ?"]) == 0
     assert capsys.readouterr().out.strip()
 
@@ -179,7 +179,7 @@ def test_messages_share_everything_before_the_last_user_turn(tmp_path: Path) -> 
         for i in (1, 2, 3)
     ]
     options = ["--cache", "reuse", "--sampling", '{"max_tokens": 4}', "--max-num-seqs", "1"]
-    status, answers = run(tmp_path, lines, *options, model="bundled")
+    status, answers = run(tmp_path, lines, *options, model="bundled-transit")
     assert status == 0
     cached = [answer["usage"]["cached_tokens"] for answer in answers]
     assert cached[0] == 0
@@ -191,7 +191,19 @@ def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
     source.write_bytes(b'{"id": 1, "prompt": "where \xff am i ?"}\n{"id": 2, "prompt": "where am i ?"}\n')
     options = ["--dtype", "float32", "--sampling", '{"max_tokens": 4}']
     assert (
-        main(["--quiet", "generate", "--model", "bundled", "--input", str(source), "--output", str(target), *options])
+        main(
+            [
+                "--quiet",
+                "generate",
+                "--model",
+                "bundled-transit",
+                "--input",
+                str(source),
+                "--output",
+                str(target),
+                *options,
+            ]
+        )
         == 1
     )
     first, second = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]

@@ -19,7 +19,7 @@ QUICK_S = 20.0  # far above what refusing takes on a busy machine, and far below
 def copied(folder: Path, **config: Any) -> Path:
     """A copy of the bundled model with other keys in its config.json."""
     folder.mkdir()
-    for file in resolve("bundled").iterdir():
+    for file in resolve("bundled-transit").iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
     raw = json.loads((folder / "config.json").read_text())

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
-from training.tokenizer import save_tokenizer
+from training.transit_tokenizer import save_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from remask.engine.config import EngineConfig

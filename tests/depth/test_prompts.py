@@ -76,7 +76,7 @@ def test_the_bundled_vocabulary_gets_its_own_task(tmp_path: Path) -> None:
 
 
 def test_the_bundled_model_gets_its_own_task() -> None:
-    assert isinstance(default_prompts(loaded("bundled")), TransitPrompts)
+    assert isinstance(default_prompts(loaded("bundled-transit")), TransitPrompts)
 
 
 def test_no_tokenizer_gets_random_tokens(bare_model: LoadedModel) -> None:

@@ -23,7 +23,7 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("/nowhere/at/all", "no such folder"),
         ("./missing", "no such folder"),
-        ("missing", "no such folder, and not a hub id.*'bundled' or 'bundled-uniform'"),
+        ("missing", "no such folder, and not a hub id.*'bundled', 'bundled-transit', 'bundled-uniform'"),
         ("", "no such folder"),
         ("~nobody-of-this-name/x", "no such folder"),
         ("x" * 5000, "no such folder"),
@@ -75,13 +75,12 @@ def test_a_hub_that_does_not_answer_is_a_clear_error(error: Exception, monkeypat
         resolve("org/name")
 
 
-@pytest.mark.parametrize(("model", "folder"), [("bundled", "bundled"), ("bundled-uniform", "bundled_uniform")])
-def test_bundled_ones_are_folders_in_the_package(
-    model: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("model", ["bundled", "bundled-transit", "bundled-uniform"])
+def test_bundled_ones_are_folders_in_the_package(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "files", lambda _: tmp_path)
     with pytest.raises(CheckpointError, match=rf"The {model} model is not in this installation.* is \./{model}\."):
         resolve(model)
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / "config.json").write_text(json.dumps(LLADA))
-    assert resolve(model) == tmp_path / folder
+    folder = tmp_path / model.replace("-", "_")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLADA))
+    assert resolve(model) == folder

@@ -9,7 +9,7 @@ from tests.server.serving import Running, serving
 
 @pytest.fixture(scope="session")
 def _shared() -> Iterator[Running]:
-    with serving(model_names=["bundled", "another-name"]) as running:
+    with serving(model_names=["bundled-transit", "another-name"]) as running:
         yield running
 
 

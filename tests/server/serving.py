@@ -79,13 +79,13 @@ def eventually(reached: Callable[[], bool], timeout: float = 10.0) -> None:
 
 def make_llm(cache: str = "bicache", **limits: Any) -> LLM:
     """The bundled model."""
-    return LLM("bundled", cache=cache, dtype="float32", device="cpu", engine=EngineConfig(**limits))
+    return LLM("bundled-transit", cache=cache, dtype="float32", device="cpu", engine=EngineConfig(**limits))
 
 
 @contextmanager
 def serving(llm: LLM | None = None, **settings: Any) -> Iterator[Running]:
     """Serve until the block ends."""
-    config = ServerConfig(**{"model_names": ["bundled"], "sampling": TRANSIT_SAMPLING, **settings})
+    config = ServerConfig(**{"model_names": ["bundled-transit"], "sampling": TRANSIT_SAMPLING, **settings})
     app = create_app(llm or make_llm(), config)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

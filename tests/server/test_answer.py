@@ -10,7 +10,7 @@ from remask.models.source import resolve
 from remask.models.tokenizer import load_tokenizer
 from remask.server.answer import MIN_LOGPROB, Answer
 
-TOKENIZER = load_tokenizer(resolve("bundled"))
+TOKENIZER = load_tokenizer(resolve("bundled-transit"))
 assert TOKENIZER is not None
 A, B, C, D = TOKENIZER.encode("abbey acorn alder arch")
 PROMPT = [A, B]

@@ -291,7 +291,7 @@ def test_generate_keeps_the_answers_beside_one_that_fails(
 
 
 def test_a_tokenizer_that_fails_on_one_answer_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-transit", dtype="float32", device="cpu")
     usual = [output.text for output in llm.generate(["from ivy", "from birch"])]
     decode, calls = Tokenizer.decode, 0
 

@@ -24,7 +24,7 @@ def scrape(running: Running) -> dict[str, float]:
         for sample in family.samples:
             if sample.name.endswith("_bucket") or sample.name.startswith("process_"):
                 continue
-            assert sample.labels["model_name"] == "bundled"
+            assert sample.labels["model_name"] == "bundled-transit"
             reason = sample.labels.get("finished_reason")
             found[sample.name.removeprefix("remask:") + (f"/{reason}" if reason else "")] = sample.value
     return found

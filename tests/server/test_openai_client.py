@@ -20,7 +20,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 def say(client: openai.OpenAI, number: int = 0, **fields: Any) -> Any:
     messages: Any = CHATS[number]
-    return client.chat.completions.create(model="bundled", messages=messages, **fields)
+    return client.chat.completions.create(model="bundled-transit", messages=messages, **fields)
 
 
 def joined(stream: Any) -> str:
@@ -97,16 +97,16 @@ def test_stop_texts(client: openai.OpenAI) -> None:
 
 def test_text_completions(client: openai.OpenAI) -> None:
     prompt = "abbey > acorn ; acorn > abbey ; from abbey"
-    answer = client.completions.create(model="bundled", prompt=prompt, max_tokens=7, logprobs=0)
+    answer = client.completions.create(model="bundled-transit", prompt=prompt, max_tokens=7, logprobs=0)
     (choice,) = answer.choices
     assert choice.logprobs is not None
     assert answer.usage is not None
     assert len(choice.logprobs.tokens or []) == answer.usage.completion_tokens
-    chunks = list(client.completions.create(model="bundled", prompt=prompt, max_tokens=7, stream=True))
+    chunks = list(client.completions.create(model="bundled-transit", prompt=prompt, max_tokens=7, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
-    two = client.completions.create(model="bundled", prompt=[prompt, "from acorn"], max_tokens=4, n=2)
+    two = client.completions.create(model="bundled-transit", prompt=[prompt, "from acorn"], max_tokens=4, n=2)
     assert [each.index for each in two.choices] == [0, 1, 2, 3]
-    ids = client.completions.create(model="bundled", prompt=[5, 6, 7], max_tokens=4)
+    ids = client.completions.create(model="bundled-transit", prompt=[5, 6, 7], max_tokens=4)
     assert ids.usage is not None
     assert ids.usage.prompt_tokens == 3
 
@@ -128,7 +128,7 @@ def test_logprobs_are_those_of_settled_tokens(client: openai.OpenAI) -> None:
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["bundled", "another-name"]
+    assert [model.id for model in client.models.list()] == ["bundled-transit", "another-name"]
     assert client.models.retrieve("another-name").id == "another-name"
 
 
@@ -150,7 +150,7 @@ def test_the_async_client(server: Running) -> None:
 
             async def ask(number: int) -> str:
                 messages: Any = CHATS[number]
-                stream = await client.chat.completions.create(model="bundled", messages=messages, stream=True)
+                stream = await client.chat.completions.create(model="bundled-transit", messages=messages, stream=True)
                 return "".join([c.choices[0].delta.content or "" async for c in stream])
 
             return list(await asyncio.gather(*(ask(number) for number in range(6))))

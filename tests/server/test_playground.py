@@ -363,7 +363,7 @@ def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
 
 def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) -> None:
     key = "a-secret-key"
-    llm = LLM("bundled", cache="none", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=1))
+    llm = LLM("bundled-transit", cache="none", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=1))
     with serving(llm, api_keys=[key], max_queue=0) as server, opened(browser, server.base, "#key") as tab:
         assert tab.count("#main:not([hidden])") == 0
         for wrong, words in (("wrong", "not known"), ("", "not empty")):

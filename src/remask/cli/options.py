@@ -23,8 +23,8 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--model",
         default=model,
         required=model is None,
-        help="folder or hub id of a checkpoint, 'bundled', 'bundled-uniform', or with --load-format dummy a preset"
-        + (f" (default {model})" if model else ""),
+        help=f"folder or hub id of a checkpoint, {', '.join(map(repr, BUNDLED_SAMPLING))}, or with --load-format dummy "
+        "a preset" + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     group.add_argument(

@@ -94,8 +94,8 @@ class FleetSettings:
     def server_config(self) -> ServerConfig:
         """The server settings of each replica."""
         usual: dict[str, Any] = {"model_names": [self.model]}
-        if self.model == BUNDLED:
-            usual["sampling"] = BUNDLED_SAMPLING[BUNDLED]
+        if self.model in BUNDLED_SAMPLING:
+            usual["sampling"] = BUNDLED_SAMPLING[self.model]
         return ServerConfig(**{**usual, **self.server})
 
     @property

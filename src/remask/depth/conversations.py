@@ -1,4 +1,4 @@
-"""Conversations of any length: from chat prompts, token ids, the bundled model's task, or random tokens."""
+"""Conversations of any length: from chat prompts, token ids, a bundled model's task, or random tokens."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Protocol
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
 from remask.models.tokenizer import Tokenizer
-from remask.tasks import transit
+from remask.tasks import tariff, transit
 
 Message = Mapping[str, str]
 
@@ -74,8 +74,39 @@ class ChatPrompts:
 
 
 @dataclass(frozen=True, slots=True)
+class TariffPrompts:
+    """The task tariff: a system prompt with orders, then questions with their right answers.
+
+    `kind` is the kind of every question.
+    """
+
+    tokenizer: Tokenizer
+    source: str = "the tariff task (remask.tasks.tariff), questions answered about the same orders"
+    canvas: int = 200  # the system prompt, one question and one response
+    response: int = 8
+    orders: tuple[int, int] = (8, 40)  # of a system prompt, so that system prompts end at many ratios
+    kind: str = "plan"
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Return new orders, their number within `orders`, and as many questions as give `length` tokens."""
+        settings = tariff.TariffSettings(orders=rng.randint(*self.orders))
+        prompt, seed = tariff.draw_prompt(rng, settings), rng.getrandbits(32)
+
+        def compose(turns: int) -> list[Message]:
+            questions = random.Random(seed)
+            messages: list[Message] = [{"role": "system", "content": prompt.text}]
+            for _ in range(turns):
+                question = tariff.draw_question(questions, prompt, self.kind, settings.asked)
+                messages.append({"role": "user", "content": question.text})
+                messages.append({"role": "assistant", "content": tariff.reference_response(prompt, question)})
+            return messages[:-1]
+
+        return _grown_chat(self.tokenizer, compose, length)
+
+
+@dataclass(frozen=True, slots=True)
 class TransitPrompts:
-    """The bundled model's task: a system prompt with a table, then riders' questions with their right answers."""
+    """The task transit: a system prompt with a table, then riders' questions with their right answers."""
 
     tokenizer: Tokenizer
     source: str = "the transit task (remask.tasks.transit), questions answered about one table"

@@ -1,4 +1,4 @@
-"""The prompts of a profile: GSM8K by default, the bundled model's own task for that model, or a file of prompts."""
+"""The prompts of a profile: GSM8K by default, a bundled model's own task for such a model, or a file of prompts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,26 +11,31 @@ from remask.depth.conversations import (
     Message,
     PromptSet,
     RandomPrompts,
+    TariffPrompts,
     TokenPrompts,
     TransitPrompts,
 )
 from remask.errors import ConfigError, UnknownNameError
 from remask.models.loaded import LoadedModel
 from remask.models.tokenizer import ROLES, Tokenizer
-from remask.tasks import gsm8k, humaneval, transit
+from remask.tasks import gsm8k, humaneval, tariff, transit
 
 KINDS = ("messages", "prompt", "prompt_token_ids")
 READABLE = 0.9  # a prompt set suits a tokenizer if this share of its words survives encoding and decoding
+SPELLED = 3  # tokens a word from which on a tokenizer spells a text rather than reads it
 
 
 def default_prompts(model: LoadedModel) -> PromptSet:
     """Return the prompts on which `model` is profiled if none are given.
 
-    GSM8K, or the transit task for a tokenizer that cannot read GSM8K and can read the task's small vocabulary (the
-    bundled model's); random token ids without a tokenizer that reads either.
+    GSM8K, or the task of a bundled model for a tokenizer that has its small vocabulary: transit where GSM8K cannot be
+    read at all, tariff where it is spelled in bytes; random token ids without a tokenizer that reads any of them.
     """
     if model.tokenizer is not None:
         arithmetic = _gsm8k(model.tokenizer)
+        orders = tariff.make_workload(1, 1, 0)[0].prompt.text
+        if _spells(model.tokenizer, arithmetic.conversations[0][0]["content"]) and not _spells(model.tokenizer, orders):
+            return TariffPrompts(model.tokenizer)
         if _reads(model.tokenizer, arithmetic.conversations[0][0]["content"]):
             return arithmetic
         if _reads(model.tokenizer, transit.make_workload(1, 1, 0)[0].messages[0]["content"]):
@@ -42,13 +47,15 @@ def default_prompts(model: LoadedModel) -> PromptSet:
 def task_prompts(model: LoadedModel) -> dict[str, PromptSet]:
     """Return the tasks on which `model` can be profiled, by name. The task of its default prompts comes first.
 
-    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; rides of one, two and three hops for the
-    bundled model's; random token ids for every model.
+    Arithmetic (GSM8K) and code (HumanEval) for a tokenizer that reads them; the kinds of questions of the task tariff,
+    or rides of one, two and three hops, for those of the bundled models; random token ids for every model.
     """
     sets: dict[str, PromptSet] = {}
     tokenizer = model.tokenizer
     default = default_prompts(model)
-    if isinstance(default, TransitPrompts):
+    if isinstance(default, TariffPrompts):
+        sets = {kind: replace(default, kind=kind, source=f"{default.source}, {kind}") for kind in tariff.KINDS}
+    elif isinstance(default, TransitPrompts):
         hops = range(1, transit.MAX_HOPS + 1)
         sets = {f"{n} hop{'s' * (n > 1)}": replace(default, hops=n, source=f"{default.source}, {n} hops") for n in hops}
     elif isinstance(default, ChatPrompts):
@@ -97,6 +104,11 @@ def _reads(tokenizer: Tokenizer, text: str) -> bool:
     words = text.lower().split()
     left = "".join(tokenizer.decode(tokenizer.encode(text)).lower().split())
     return sum(word in left for word in words) >= READABLE * len(words)
+
+
+def _spells(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether `text` takes so many tokens that the tokenizer knows few of its words."""
+    return len(tokenizer.encode(text)) >= SPELLED * len(text.split())
 
 
 def _line(text: str, model: LoadedModel) -> Any:

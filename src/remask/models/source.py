@@ -12,13 +12,14 @@ from huggingface_hub import snapshot_download
 from remask.errors import CheckpointError
 from remask.models.presets import PRESETS, presets
 
-BUNDLED, BUNDLED_UNIFORM = "bundled", "bundled-uniform"
+BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled", "bundled-transit", "bundled-uniform"
 # Sampling parameters that the bundled models were trained for.
 BUNDLED_SAMPLING: Mapping[str, Mapping[str, Any]] = {
-    BUNDLED: {"max_tokens": 16, "steps": 8, "block_length": 2},
+    BUNDLED: {"max_tokens": 8, "steps": 8, "block_length": 8},
+    BUNDLED_TRANSIT: {"max_tokens": 16, "steps": 8, "block_length": 2},
     BUNDLED_UNIFORM: {"max_tokens": 32, "block_length": 16},
 }
-_FOLDERS = {BUNDLED: "bundled", BUNDLED_UNIFORM: "bundled_uniform"}
+_FOLDERS = {name: name.replace("-", "_") for name in BUNDLED_SAMPLING}
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]
@@ -51,7 +52,7 @@ def resolve(model: str) -> Path:
     if not hub_id:
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a hub id, {BUNDLED!r} or {BUNDLED_UNIFORM!r}."
+            f"Give a folder, a hub id, or one of {', '.join(map(repr, BUNDLED_SAMPLING))}."
         )
     return _download(model)
 

@@ -1,1 +1,1 @@
-"""Tasks that the bundled models are trained for. Standard library only."""
+"""Tasks that the bundled models are trained for, and what their settings may be."""

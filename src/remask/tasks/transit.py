@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from remask.core.checks import Whole
+from remask.core.fields import check, declare, parse
 from remask.errors import ConfigError
 
 # fmt: off
@@ -50,6 +52,21 @@ MAX_HOPS: Final = 3
 
 Message = dict[str, str]
 """One chat message with the keys ``role`` and ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransitSettings:
+    """How hard a workload is. A bad setting raises `ConfigError`, which names it, its value and what is allowed."""
+
+    rows: int = declare(DEFAULT_ROWS, Whole(MAX_HOPS + 1, len(STOPS)), "Stops of a line: rows of its table.")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_mapping(cls, values: object) -> "TransitSettings":
+        """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
+        return parse(cls, values, "task settings", "setting of the task transit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,34 @@ from remask_lab.bench.workload import (
     PREFIX_TOKENS,
     PREFIXES,
     PROMPT_TOKENS,
+    TASKS,
+    TaskChoice,
     Workload,
-    is_bundled,
+    choose_task,
+    has_own_task,
     is_bundled_uniform,
     usual_workload,
 )
 
 
+def add_task_options(parser: Any) -> None:
+    """Which task the requests are drawn from, and how hard they are."""
+    parser.add_argument(
+        "--task", metavar="NAME", help=f"{', '.join(TASKS)} (default: the one that the model is made for)"
+    )
+    parser.add_argument(
+        "--task-settings", metavar="JSON", help='how hard it is: {"orders": 40, "kinds": ["plan", "lookup"]}'
+    )
+
+
+def asked_task(args: argparse.Namespace) -> TaskChoice | None:
+    """The task that the options name; None: the model's own. Raises what `choose_task` raises."""
+    return choose_task(args.task, object_option("--task-settings", args.task_settings))
+
+
 def add_workload_options(parser: Any, requests: int) -> None:
-    """How many requests, of what length, and how they are denoised; `requests` is the default number."""
+    """Which task, how many requests, of what length, and how they are denoised; `requests` is the default number."""
+    add_task_options(parser)
     parser.add_argument("--requests", type=int, default=requests, metavar="N", help=f"default {requests}")
     parser.add_argument("--prefixes", type=int, help=f"different shared prefixes (default {PREFIXES})")
     parser.add_argument(
@@ -41,16 +60,20 @@ def asked_sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
-    """A bundled model's task, GSM8K for a model that takes chats, else random tokens, as `args` shape them.
+    """The task that `args` name, or the model's own, as `args` shape it.
 
-    Raises `ConfigError` on numbers that are too small, and on shapes that a bundled model's task does not have.
+    Raises `ConfigError` on numbers that are too small, and on shapes that the task does not have.
     """
+    task = asked_task(args)
     check_least(args, requests=1, prefixes=1, prefix_tokens=0, prompt_tokens=1)
     shaped = args.prefix_tokens is not None or args.prompt_tokens is not None
-    if shaped and (is_bundled(llm) or is_bundled_uniform(llm)):
-        raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; the bundled model has a task")
-    if is_bundled_uniform(llm) and args.prefixes is not None:
-        raise ConfigError("--prefixes: the timetables of 'bundled-uniform' share no prefix; leave it out")
+    if shaped and (has_own_task(llm) if task is None else task.name != "random"):
+        raise ConfigError(
+            "--prefix-tokens and --prompt-tokens shape random workloads, and this model has a task; leave them out, or "
+            "give --task random"
+        )
+    if (is_bundled_uniform(llm) if task is None else task.name == "timetable") and args.prefixes is not None:
+        raise ConfigError("--prefixes: timetables share no prefix; leave it out")
     return usual_workload(
         llm,
         args.requests,
@@ -59,6 +82,7 @@ def asked_workload(llm: LLM, args: argparse.Namespace) -> Workload:
         prefixes=args.prefixes or PREFIXES,
         prefix_tokens=args.prefix_tokens,
         prompt_tokens=args.prompt_tokens,
+        task=task,
     )
 
 

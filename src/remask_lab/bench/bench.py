@@ -161,7 +161,7 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
         **_compared(row.rounds, baseline.rounds),
         "accuracy": sum(right) / len(right) if right else None,
         "accuracy_interval": list(wilson(sum(right), len(right))) if right else None,
-        "parts": _parts(row.tasks, last.outputs),
+        "parts": part_scores(row.tasks, last.outputs),
         "agreement_with_none": float(np.mean(agreement)),
         "forwards": sum(output.usage.forwards for output in last.outputs),
         "row_layers": last.row_layers,
@@ -181,12 +181,13 @@ def _result(row: BenchRow, baseline: BenchRow, detail: bool) -> dict[str, Any]:
     return result
 
 
-def _parts(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:
-    """For each of the tasks' `parts`, the share of responses that pass it."""
-    pairs = list(zip(tasks, outputs, strict=True))
-    return {
-        name: float(np.mean([task.parts[name](output.text or "") for task, output in pairs])) for name in tasks[0].parts
-    }
+def part_scores(tasks: Sequence[Task], outputs: Sequence[Output]) -> dict[str, float]:
+    """For each of the tasks' `parts` its mean over the responses of the tasks that have it."""
+    scores: dict[str, list[float]] = {}
+    for task, output in zip(tasks, outputs, strict=True):
+        for name, score in task.parts.items():
+            scores.setdefault(name, []).append(score(output.text or ""))
+    return {name: float(np.mean(found)) for name, found in scores.items()}
 
 
 def _flops(row: BenchRow, baseline: BenchRow, speed: float) -> dict[str, Any]:

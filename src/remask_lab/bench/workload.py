@@ -2,29 +2,51 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from remask.core.checks import one_of
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_UNIFORM
-from remask.tasks import gsm8k, timetable
-from remask.tasks.transit import draw_question, is_correct, is_ride, keeps_format, make_workload, reference_response
+from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.tasks import gsm8k, tariff, timetable
+from remask.tasks.tariff import TariffSettings
+from remask.tasks.transit import (
+    TransitSettings,
+    draw_question,
+    is_correct,
+    is_ride,
+    keeps_format,
+    make_workload,
+    reference_response,
+)
 
-TRANSIT_SAMPLING, TIMETABLE_SAMPLING = BUNDLED_SAMPLING[BUNDLED], BUNDLED_SAMPLING[BUNDLED_UNIFORM]
+TARIFF_SAMPLING = BUNDLED_SAMPLING[BUNDLED]
+TRANSIT_SAMPLING, TIMETABLE_SAMPLING = BUNDLED_SAMPLING[BUNDLED_TRANSIT], BUNDLED_SAMPLING[BUNDLED_UNIFORM]
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
 PREFIXES = 4  # different shared prefixes of a workload
 PREFIX_TOKENS, PROMPT_TOKENS = 230, 10  # lengths of a random shared prefix, and of the random tokens after it
 MAX_GSM8K_PREFIXES = 12
-Parts: TypeAlias = Mapping[str, Callable[[str], bool]]
-MAX_HISTORY = 2  # the bundled model is trained on conversations of up to three turns
+Parts: TypeAlias = Mapping[str, Callable[[str], float]]
+MAX_HISTORY = 2  # the transit model is trained on conversations of up to three turns
+_OWN_TASKS = {BUNDLED: "tariff", BUNDLED_TRANSIT: "transit", BUNDLED_UNIFORM: "timetable"}
+TASKS = (*_OWN_TASKS.values(), "gsm8k", "random")
+_SETTINGS: Mapping[str, type[TariffSettings] | type[TransitSettings]] = {
+    "tariff": TariffSettings,
+    "transit": TransitSettings,
+}
+_SAMPLING: Mapping[str, Mapping[str, Any]] = {
+    **{task: BUNDLED_SAMPLING[model] for model, task in _OWN_TASKS.items()},
+    "gsm8k": GSM8K_SAMPLING,
+    "random": RANDOM_SAMPLING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +55,8 @@ class Task:
 
     Attributes:
         check: returns whether a text gives an answer. By default the answer must stand after the last `##`.
-        parts: further checks of a text by name, such as whether it follows one part of the system prompt.
+        parts: further scores of a text from 0 to 1 by name, such as whether it follows one part of the system prompt.
+            Tasks of one workload may have different ones.
     """
 
     request: Request
@@ -84,6 +107,48 @@ def seeded(request: Request, seed: int) -> Request:
     return request if params.seed is not None else replace(request, params=replace(params, seed=seed))
 
 
+@dataclass(frozen=True, slots=True)
+class TaskChoice:
+    """Which of `TASKS` a workload draws from, and how hard it is: `settings` of that task's class, None for its usual.
+
+    Raises:
+        UnknownNameError: there is no such task.
+        ConfigError: `settings` are those of another task.
+    """
+
+    name: str
+    settings: TariffSettings | TransitSettings | None = None
+
+    def __post_init__(self) -> None:
+        one_of("task", self.name, TASKS)
+        own = _SETTINGS.get(self.name)
+        if self.settings is not None and not (own and isinstance(self.settings, own)):
+            raise ConfigError(f"the task {self.name} does not take {type(self.settings).__name__}")
+
+
+def choose_task(name: str | None, settings: Mapping[str, Any]) -> TaskChoice | None:
+    """The task of this name under these settings; None, a model's own task, without a name.
+
+    Raises `UnknownNameError` where there is no such task or setting, and `ConfigError` on settings that are not allowed
+    or that belong to no task.
+    """
+    if name is None:
+        if settings:
+            raise ConfigError("--task-settings are those of a task; name it with --task")
+        return None
+    one_of("--task", name, TASKS)
+    if not settings:
+        return TaskChoice(name)
+    if name not in _SETTINGS:
+        raise ConfigError(f"the task {name} has no settings; --task-settings are for {' and '.join(_SETTINGS)}")
+    return TaskChoice(name, _SETTINGS[name].from_mapping(settings))
+
+
+def own_task(llm: LLM) -> TaskChoice:
+    """The task that suits a model: that of a bundled one, GSM8K where it reads chats, else random tokens."""
+    return TaskChoice(_OWN_TASKS.get(llm.loaded.name, "gsm8k" if reads_chats(llm) else "random"))
+
+
 def usual_workload(
     llm: LLM,
     requests: int,
@@ -93,55 +158,106 @@ def usual_workload(
     prefixes: int = PREFIXES,
     prefix_tokens: int | None = None,
     prompt_tokens: int | None = None,
+    task: TaskChoice | None = None,
 ) -> Workload:
-    """The workload that suits a model: a bundled model's task, GSM8K where it reads chats, else random tokens.
+    """Requests of `task`, by default the one that suits the model (`own_task`).
 
-    `sampling` overrides the workload's usual sampling parameters. Lengths ask for random tokens on any model.
-    Raises `ConfigError` where the workload cannot be drawn.
+    `sampling` overrides the task's usual sampling parameters. Lengths ask for random tokens on any model. Raises
+    `ConfigError` where the workload cannot be drawn.
     """
-    if prefix_tokens is None and prompt_tokens is None:
-        if is_bundled(llm):
-            params = SamplingParams.from_mapping({**TRANSIT_SAMPLING, **sampling})
-            return bundled_workload(llm, requests, prefixes, seed, params)
-        if is_bundled_uniform(llm):
-            return timetable_workload(
-                llm, requests, seed, SamplingParams.from_mapping({**TIMETABLE_SAMPLING, **sampling})
-            )
-        if reads_chats(llm):
-            params = SamplingParams.from_mapping({**GSM8K_SAMPLING, **sampling})
-            return gsm8k_workload(llm, requests, prefixes, seed, params)
-    params = SamplingParams.from_mapping({**RANDOM_SAMPLING, **sampling})
+    if task is None:
+        task = own_task(llm) if prefix_tokens is None and prompt_tokens is None else TaskChoice("random")
+    params = SamplingParams.from_mapping({**_SAMPLING[task.name], **sampling})
+    if task.name in _SETTINGS:
+        return chat_workload(llm, task, requests, prefixes, seed, params)
+    if task.name == "timetable":
+        return timetable_workload(llm, requests, seed, params)
+    if task.name == "gsm8k":
+        return gsm8k_workload(llm, requests, prefixes, seed, params)
     prefix = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
     prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
     return random_workload(llm, requests, prefixes, seed, params, prefix, prompt)
 
 
-def bundled_workload(
-    llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams, *, with_prefix: bool = True
+def chat_workload(
+    llm: LLM,
+    task: TaskChoice,
+    requests: int,
+    prefixes: int,
+    seed: int,
+    sampling: SamplingParams,
+    *,
+    with_prefix: bool = True,
 ) -> Workload:
-    """Held-out questions of the bundled model's task. Without the prefix, the questions stand alone."""
-    if llm.tokenizer is None:
-        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
-    tasks = []
+    """Held-out questions of the tasks whose system prompts are shared. Without the prefix, the questions stand alone.
+
+    Raises `ConfigError` for tasks of another kind.
+    """
+    settings = task.settings or (_SETTINGS[task.name]() if task.name in _SETTINGS else None)
+    if isinstance(settings, TariffSettings):
+        return tariff_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
+    if isinstance(settings, TransitSettings):
+        return transit_workload(llm, requests, prefixes, seed, sampling, settings, with_prefix=with_prefix)
+    raise ConfigError(
+        f"the questions of the task {task.name} make no sense without their prefix, or have none; "
+        f"{' and '.join(_SETTINGS)} can be asked so"
+    )
+
+
+def tariff_workload(
+    llm: LLM,
+    requests: int,
+    prefixes: int,
+    seed: int,
+    sampling: SamplingParams,
+    settings: TariffSettings | None = None,
+    *,
+    with_prefix: bool = True,
+) -> Workload:
+    """Held-out questions about orders. Right is a response in which every name is right.
+
+    The parts are the share of right names, and strict accuracy by kind of question where there are several.
+    """
+    settings = settings or TariffSettings()
     prefixes = min(prefixes, requests)
-    for index, item in enumerate(make_workload(requests, prefixes, seed)):
-        messages = item.messages if with_prefix else item.messages[-1:]
-        request = Request(
-            str(index), llm.tokenizer.apply_chat(messages), sampling, llm.tokenizer.shared_prefix(messages)
-        )
+    tasks = []
+    for index, item in enumerate(tariff.make_workload(requests, prefixes, seed, settings)):
+        right = partial(tariff.is_correct, answer=item.reference)
+        parts: dict[str, Callable[[str], float]] = {"names": partial(tariff.right_names, answer=item.reference)}
+        if len(settings.kinds) > 1:
+            parts[item.question.kind] = right
+        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
+        tasks.append(Task(request, item.reference, tariff.is_correct, parts))
+    return Workload(_named("tariff", settings, with_prefix), seed, tuple(tasks), prefixes)
+
+
+def transit_workload(
+    llm: LLM,
+    requests: int,
+    prefixes: int,
+    seed: int,
+    sampling: SamplingParams,
+    settings: TransitSettings | None = None,
+    *,
+    with_prefix: bool = True,
+) -> Workload:
+    """Held-out questions about loop lines. The parts are whether the ride is right, and whether the form is."""
+    settings = settings or TransitSettings()
+    prefixes = min(prefixes, requests)
+    tasks = []
+    for index, item in enumerate(make_workload(requests, prefixes, seed, settings.rows)):
         parts: Parts = {"rules": partial(is_ride, item.prompt, item.question), "format": keeps_format}
+        request = _chat(llm, index, item.messages if with_prefix else item.messages[-1:], sampling)
         tasks.append(Task(request, item.answer, parts=parts))
-    return Workload("transit" if with_prefix else "transit without its prefix", seed, tuple(tasks), prefixes)
+    return Workload(_named("transit", settings, with_prefix), seed, tuple(tasks), prefixes)
 
 
 def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: SamplingParams) -> Workload:
-    """Questions of the bundled model's task as turns of conversations, so that shared prefixes nest.
+    """Questions of the transit task as turns of conversations, so that shared prefixes nest.
 
     A request's shared prefix is the system prompt, alone or with one or two earlier turns and their right answers.
     Turns of one conversation follow one another. Many conversations share a system prompt.
     """
-    if llm.tokenizer is None:
-        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
     rng = random.Random(seed)
     tasks = []
     prefixes = min(prefixes, requests)
@@ -152,9 +268,8 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
         # Turns after the first are about their conversation's line, whatever line was drawn for them.
         question = item.question if turn == 0 else draw_question(rng, line.prompt)
         messages = [*history, {"role": "user", "content": question.text}]
-        tokens = llm.tokenizer.apply_chat(messages)
         answer = reference_response(line.prompt, question)
-        request = Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(messages))
+        request = _chat(llm, index, messages, sampling)
         tasks.append(Task(request, answer.rsplit(maxsplit=1)[-1]))
         history = [*messages, {"role": "assistant", "content": answer}]
     return Workload("transit, conversations", seed, tuple(tasks), prefixes)
@@ -163,7 +278,7 @@ def conversation_workload(llm: LLM, requests: int, prefixes: int, seed: int, sam
 def timetable_workload(llm: LLM, requests: int, seed: int, sampling: SamplingParams) -> Workload:
     """Held-out timetables of the bundled uniform model's task. They share no prefix."""
     if llm.tokenizer is None:
-        raise ConfigError("the bundled task is made of words, and this model folder has no tokenizer")
+        raise ConfigError("the task timetable is made of words, and this model folder has no tokenizer")
     tasks = []
     for index, item in enumerate(timetable.make_timetables(requests, seed)):
         request = Request(str(index), llm.tokenizer.encode(item.text), sampling)
@@ -177,14 +292,11 @@ def gsm8k_workload(llm: LLM, requests: int, prefixes: int, seed: int, sampling: 
 
     Raises `ConfigError` for more shared prompts than the questions at hand allow.
     """
-    if llm.tokenizer is None:
-        raise ConfigError("GSM8K is text, and this model folder has no tokenizer")
     if not 1 <= prefixes <= MAX_GSM8K_PREFIXES:
         raise ConfigError(f"GSM8K workloads have 1 to {MAX_GSM8K_PREFIXES} shared prefixes, got {prefixes}")
     tasks = []
     for index, item in enumerate(gsm8k.make_questions(requests, prefixes, seed)):
-        tokens = llm.tokenizer.apply_chat(item.messages)
-        request = Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(item.messages))
+        request = _chat(llm, index, item.messages, sampling)
         parts: Parts = {"rules": partial(gsm8k.is_solved, item.answer), "format": gsm8k.keeps_format}
         tasks.append(Task(request, item.answer, parts=parts))
     return Workload("GSM8K", seed, tuple(tasks), prefixes)
@@ -207,17 +319,37 @@ def random_workload(
 
 def reads_chats(llm: LLM) -> bool:
     """Whether the model takes chat messages in plain English, as the GSM8K workload gives them."""
-    return llm.tokenizer is not None and llm.tokenizer.has_chat_template and not is_bundled(llm)
+    return llm.tokenizer is not None and llm.tokenizer.has_chat_template and llm.loaded.name not in _OWN_TASKS
+
+
+def has_own_task(llm: LLM) -> bool:
+    """Whether a bundled model is loaded, which is trained for one task."""
+    return llm.loaded.name in _OWN_TASKS
 
 
 def is_bundled(llm: LLM) -> bool:
-    """Whether the bundled masked model is loaded, whose task has shared prefixes."""
-    return llm.loaded.name == BUNDLED
+    """Whether a bundled masked model is loaded, whose task has shared prefixes."""
+    return llm.loaded.name in (BUNDLED, BUNDLED_TRANSIT)
 
 
 def is_bundled_uniform(llm: LLM) -> bool:
     """Whether the bundled uniform model is loaded, whose task shares nothing."""
     return llm.loaded.name == BUNDLED_UNIFORM
+
+
+def _chat(llm: LLM, index: int, messages: Sequence[Mapping[str, str]], sampling: SamplingParams) -> Request:
+    """The request number `index`: a conversation that waits for the assistant, with its shared prefix."""
+    if llm.tokenizer is None:
+        raise ConfigError("the task is asked in words, and this model folder has no tokenizer; give --task random")
+    tokens = llm.tokenizer.apply_chat(messages)
+    return Request(str(index), tokens, sampling, llm.tokenizer.shared_prefix(messages, tokens))
+
+
+def _named(task: str, settings: TariffSettings | TransitSettings, with_prefix: bool) -> str:
+    """The name of a workload: its task, the settings that are not the usual ones, and what is missing."""
+    usual = asdict(type(settings)())
+    own = [f"{name}={value}" for name, value in asdict(settings).items() if value != usual[name]]
+    return " ".join([task, *([f"({', '.join(own)})"] if own else []), *([] if with_prefix else ["without its prefix"])])
 
 
 def token_agreement(these: Sequence[int], those: Sequence[int]) -> float:

@@ -8,9 +8,10 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.models.source import BUNDLED_TRANSIT
 from remask.store.prefix_index import PREFIX_MATCHES
 from remask_lab.arguments.common import COMPARED_CACHES, check_least, separated
-from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_workload
+from remask_lab.arguments.workload import add_workload_options, asked_sampling, asked_task, asked_workload
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.by_depth import at_depths
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
@@ -20,9 +21,9 @@ from remask_lab.bench.workload import (
     PREFIXES,
     TRANSIT_SAMPLING,
     Workload,
-    bundled_workload,
+    chat_workload,
     conversation_workload,
-    is_bundled,
+    own_task,
 )
 from remask_lab.records.record import write_record
 
@@ -91,8 +92,14 @@ def run(args: argparse.Namespace) -> int:
 def _workload(llm: LLM, args: argparse.Namespace) -> Workload:
     if args.prefix_match != "longest":
         return asked_workload(llm, args)
-    if not is_bundled(llm):
-        raise ConfigError("--prefix-match longest asks for turns of conversations; only 'bundled' has a task with them")
+    task = asked_task(args) or own_task(llm)
+    if task.name != "transit":
+        raise ConfigError(
+            f"--prefix-match longest asks for turns of conversations, which the task {task.name} does not have; "
+            f"give --task transit, for which {BUNDLED_TRANSIT!r} is made"
+        )
+    if task.settings is not None:
+        raise ConfigError("--prefix-match longest asks about lines of the usual length; leave --task-settings out")
     if args.prefix_tokens is not None or args.prompt_tokens is not None:
         raise ConfigError("--prefix-tokens and --prompt-tokens shape random workloads; conversations have their own")
     params = SamplingParams.from_mapping({**TRANSIT_SAMPLING, **asked_sampling(args)})
@@ -119,16 +126,13 @@ def _contenders(llm: LLM, args: argparse.Namespace, workload: Workload) -> tuple
         baselines, unmade = step_baselines(llm, args.baseline_steps, workload, rows, llm.engine_config)
         rows, left_out = rows + baselines, left_out + unmade
     if args.without_prefix:
-        if not is_bundled(llm):
-            raise ConfigError(
-                "--without-prefix asks what a task is worth without its prefix; only 'bundled' has a task"
-            )
         if args.prefix_match == "longest":
             raise ConfigError(
                 "--without-prefix asks single questions, not turns of conversations; leave one of them out"
             )
         sampling = workload.tasks[0].request.params
-        bare = bundled_workload(llm, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
+        task = asked_task(args) or own_task(llm)
+        bare = chat_workload(llm, task, args.requests, workload.prefixes, args.seed, sampling, with_prefix=False)
         rows.append(Contender("none, prefix removed", llm.policy("none"), replace(bare, prefixes=workload.prefixes)))
     return rows, left_out
 

@@ -8,22 +8,24 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM, Output
-from remask.models.source import BUNDLED, BUNDLED_UNIFORM
+from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask_lab.arguments.common import COMPARED_CACHES
+from remask_lab.arguments.workload import add_task_options, asked_task
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
     TIMETABLE_SAMPLING,
-    TRANSIT_SAMPLING,
+    TaskChoice,
     Workload,
-    bundled_workload,
     timetable_workload,
+    usual_workload,
 )
 from remask_lab.depth_plot import plot_depth
 from remask_lab.drawing import check_drawing
 
 PICTURE = "out/depth.png"
+_MODELS = {"tariff": BUNDLED, "transit": BUNDLED_TRANSIT}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "caching, block-prefix and uniform-cache on a model of uniform diffusion."
     )
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
+    add_task_options(parser)
     parser.add_argument("--requests", type=int, default=96, metavar="N")
     parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
@@ -43,9 +46,16 @@ def run(args: argparse.Namespace) -> int:
     """Show one answer and the table, and draw the picture for the masked model."""
     if args.uniform and args.picture is not None:
         raise ConfigError("--picture shows depths of shared prefixes, which uniform models do not have; leave it out")
+    if args.uniform and args.task is not None:
+        raise ConfigError(
+            "--task chooses among the masked models' tasks, and --uniform runs another model; leave one out"
+        )
+    task = asked_task(args) or TaskChoice("tariff")
+    if task.name not in _MODELS:
+        raise ConfigError(f"the demo asks the bundled models: --task is one of {', '.join(_MODELS)}, not {task.name}")
     if not args.uniform:
         check_drawing()
-    args.model = BUNDLED_UNIFORM if args.uniform else BUNDLED
+    args.model = BUNDLED_UNIFORM if args.uniform else _MODELS[task.name]
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
     if args.uniform:
         params = SamplingParams.from_mapping(TIMETABLE_SAMPLING)
@@ -53,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         _show_timetable(llm, workload)
         _compare(llm, workload, args)
         return 0
-    workload = bundled_workload(llm, args.requests, 4, args.seed, SamplingParams.from_mapping(TRANSIT_SAMPLING))
-    _show_ride(llm, workload)
+    workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=4, task=task)
+    _show_answer(llm, workload)
     _compare(llm, workload, args)
     picture = Path(args.picture or PICTURE)
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -76,10 +86,10 @@ def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
     return " ".join(llm.tokenizer.decode(request.prompt_token_ids[request.prefix_length :]).split()), output
 
 
-def _show_ride(llm: LLM, workload: Workload) -> None:
+def _show_answer(llm: LLM, workload: Workload) -> None:
     task = workload.tasks[0]
     prompt, output = _answer(llm, workload, "bicache")
-    print(f"{task.request.prefix_length} shared tokens: a table of next stops, then the user's turn:")
+    print(f"{task.request.prefix_length} shared tokens of a system prompt, then the user's turn:")
     print(f"  {prompt}\n  -> {output.text}   (right answer: {task.answer})\n")
 
 

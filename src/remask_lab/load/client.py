@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 
-from remask.tasks.transit import is_correct
 from remask_lab.load.mix import HttpRequest
 
 CONNECTION, TIMEOUT, STREAM = "connection", "timeout", "stream"
@@ -72,7 +71,7 @@ async def send(
         outcome.error, outcome.message = CONNECTION, repr(error)
     outcome.elapsed_s = time.perf_counter() - start
     if outcome.error is None and request.answer is not None:
-        outcome.correct = is_correct(outcome.text, request.answer)
+        outcome.correct = request.check(outcome.text, request.answer)
     return outcome
 
 

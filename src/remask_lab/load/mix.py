@@ -1,31 +1,36 @@
 """The prompts of a load: a given share of them have one of a few shared prefixes, the others have their own."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from remask.core.checks import real, whole
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.source import BUNDLED
-from remask.tasks import gsm8k, transit
+from remask.models.source import BUNDLED, BUNDLED_TRANSIT
+from remask.tasks import gsm8k, tariff, transit
 from remask_lab.bench.workload import MAX_GSM8K_PREFIXES
 from remask_lab.load.target import Target
 
 Body: TypeAlias = dict[str, Any]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DATASETS = ("transit", "gsm8k", "random")
+DATASETS = ("tariff", "transit", "gsm8k", "random")
+_OWN = {BUNDLED: "tariff", BUNDLED_TRANSIT: "transit"}
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request: its path, its body, the only right answer where there is one, and its own headers."""
+    """One request: its path, its body, the only right answer where there is one, and its own headers.
+
+    `check` returns whether a text gives the answer. By default the answer must stand after the last `##`.
+    """
 
     path: str
     body: Mapping[str, Any]
     answer: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[str, str], bool] = transit.is_correct
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,8 @@ class PromptMix:
     """How prompts are drawn.
 
     Attributes:
-        dataset: `transit` (the bundled model's task), `gsm8k`, `random` token ids, or `auto`: the first of these that
-            the server supports.
+        dataset: `tariff` or `transit` (tasks of the bundled models), `gsm8k`, `random` token ids, or `auto`: a bundled
+            model's own task, else the first of the last two that the server supports.
         num_prompts: number of requests.
         prefixes: number of different shared prefixes; fewer where fewer requests share one.
         prefix_share: share of the requests with a shared prefix. The others' prefixes are as long and never repeat.
@@ -64,8 +69,9 @@ class PromptMix:
         """The dataset for this server: `dataset`, or the one that `auto` chooses."""
         if self.dataset != "auto":
             return self.dataset
-        if target.info.get("model_path") == BUNDLED:
-            return "transit"
+        own = _OWN.get(str(target.info.get("model_path")))
+        if own is not None:
+            return own
         return "gsm8k" if target.info.get("has_chat_template", True) else "random"
 
     def draw(self, target: Target) -> list[HttpRequest]:
@@ -77,11 +83,26 @@ class PromptMix:
         places: list[int | None] = [number % self.prefixes for number in range(shared)]
         places += [None] * (self.num_prompts - shared)
         rng.shuffle(places)
+        if name == "tariff":
+            return _tariff(rng, places, self.prefixes)
         if name == "transit":
             return _transit(rng, places, self.prefixes)
         if name == "gsm8k":
             return _gsm8k(places, self.prefixes, self.seed)
         return _random(rng, places, self, target)
+
+
+def _tariff(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:
+    settings = tariff.TariffSettings()
+    shared = [tariff.draw_prompt(rng, settings) for _ in range(prefixes)]
+    requests = []
+    for place in places:
+        prompt = tariff.draw_prompt(rng, settings) if place is None else shared[place]
+        question = tariff.draw_question(rng, prompt, "plan", settings.asked)
+        body = {"messages": tariff.messages(prompt, question)}
+        answer = tariff.reference_response(prompt, question)
+        requests.append(HttpRequest(CHAT, body, answer, check=tariff.is_correct))
+    return requests
 
 
 def _transit(rng: random.Random, places: list[int | None], prefixes: int) -> list[HttpRequest]:

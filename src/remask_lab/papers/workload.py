@@ -11,10 +11,11 @@ from remask.llm import LLM
 from remask_lab.bench.workload import (
     Task,
     Workload,
-    bundled_workload,
+    chat_workload,
     gsm8k_workload,
     is_bundled,
     is_bundled_uniform,
+    own_task,
     random_workload,
     reads_chats,
     timetable_workload,
@@ -46,7 +47,7 @@ def _drawn(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: in
 
 def _questions(llm: LLM, spec: Mapping[str, Any], sampling: SamplingParams, seed: int) -> Workload:
     if is_bundled(llm):
-        return bundled_workload(llm, spec["requests"], spec["prefixes"], seed, sampling)
+        return chat_workload(llm, own_task(llm), spec["requests"], spec["prefixes"], seed, sampling)
     if is_bundled_uniform(llm):
         return timetable_workload(llm, spec["requests"], seed, sampling)
     if reads_chats(llm):

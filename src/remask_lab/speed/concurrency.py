@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.policies import CachePolicy
-from remask_lab.bench.workload import TRANSIT_SAMPLING, Task, bundled_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, Task, transit_workload
 from remask_lab.speed.command import add_model_options, command_parser, print_report, run_command
 
 
@@ -25,16 +25,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_model_options(parser)
     args = parser.parse_args()
-    llm = LLM("bundled", dtype=args.dtype, device=args.device)
+    llm = LLM("bundled-transit", dtype=args.dtype, device=args.device)
     policy = llm.policy(args.cache)
     sampling = SamplingParams.from_mapping(TRANSIT_SAMPLING)
-    tasks = bundled_workload(llm, args.requests, 4, 11, sampling).tasks
+    tasks = transit_workload(llm, args.requests, 4, 11, sampling).tasks
     seconds(llm, policy, tasks[:8], 8)
     gains = []
     for _ in range(args.rounds):
         alone = seconds(llm, policy, tasks, 1)
         gains.append(alone / seconds(llm, policy, tasks, 8))
-    misses, hits = first_settled(llm, policy, bundled_workload(llm, 12, 12, 12, sampling).tasks)
+    misses, hits = first_settled(llm, policy, transit_workload(llm, 12, 12, 12, sampling).tasks)
     print_report(
         llm,
         cache=args.cache,

@@ -34,7 +34,7 @@ from remask_lab.speed.command import REMASK, command_parser, run_command
 from remask_lab.speed.servers import free_port, process, serving
 
 ROUTER = shutil.which("vllm-router") or shutil.which("vllm-router", path=str(Path(sys.executable).parent))
-BUNDLED = Target("http://unused", "bundled", info={"model_path": "bundled"})
+BUNDLED = Target("http://unused", "bundled-transit", info={"model_path": "bundled-transit"})
 AT_A_TIME = 2
 THREADS = {"OMP_NUM_THREADS": "1"}
 
@@ -68,7 +68,7 @@ def main() -> None:
         result[name] = "not installed" if measure is None else measure(requests, args.budget)
     if args.json:
         settings = {name: value for name, value in vars(args).items() if name != "json"}
-        llm = LLM("bundled", dtype="float32")
+        llm = LLM("bundled-transit", dtype="float32")
         write_record(args.json, Record("benchmarks routing", about(llm, seed=3, settings=settings), result))
     print(json.dumps(result, indent=2))
 
@@ -170,7 +170,7 @@ def ray_serve(requests: Sequence[HttpRequest], budget: int) -> Ratios:
 @contextmanager
 def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
     """Run `remask deploy` with these further words until the block ends. Ray keeps its token in `home`."""
-    words = ["deploy", "bundled", "--dtype", "float32", "--num-cpus", "0.5", "--port", str(free_port())]
+    words = ["deploy", "bundled-transit", "--dtype", "float32", "--num-cpus", "0.5", "--port", str(free_port())]
     words += ["--store-budget-tokens", str(budget), *own]
     settings = {**THREADS, "HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
     with process([*REMASK, *words], r"INFO running on (http://\S+)", **settings) as base:
@@ -180,7 +180,7 @@ def fleet(home: str, budget: int, *own: str) -> Iterator[str]:
 @contextmanager
 def two_servers(budget: int) -> Iterator[list[str]]:
     """Run two plain servers until the block ends. Yields their addresses."""
-    words = ["bundled", "--dtype", "float32", "--threads", "1", "--store-budget-tokens", str(budget)]
+    words = ["bundled-transit", "--dtype", "float32", "--threads", "1", "--store-budget-tokens", str(budget)]
     with serving(*words) as one, serving(*words) as other:
         yield [one.base_url, other.base_url]
 

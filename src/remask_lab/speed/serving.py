@@ -64,13 +64,13 @@ def main() -> None:
     cores, threads = torch.get_num_threads(), args.threads or default_threads()
     torch.set_num_threads(threads)
     llm = LLM(
-        "bundled",
+        "bundled-transit",
         cache=args.cache,
         dtype=args.dtype,
         device=args.device,
         engine=EngineConfig(max_num_seqs=args.clients),
     )
-    words = ["bundled", "--dtype", args.dtype, "--device", args.device, "--threads", str(threads)]
+    words = ["bundled-transit", "--dtype", args.dtype, "--device", args.device, "--threads", str(threads)]
     words += ["--max-num-seqs", str(args.clients), "--max-queue", str(args.requests), "--cache"]
     items = make_workload(args.requests, args.prefixes, 21, args.rows)
     engine = llm.new_engine()

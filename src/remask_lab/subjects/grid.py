@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -20,6 +20,7 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.workload import add_task_options, asked_task
 from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grids
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
 from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-tokens", metavar="N,...", help="random prompts of these lengths, on any model")
     parser.add_argument("--concurrency", default="8", metavar="C,...", help="requests run at a time (default 8)")
     parser.add_argument("--without-delay", action="store_true", help="also dkv-decode without its one-step delay")
+    add_task_options(parser)
     parser.add_argument("--requests", type=int, default=32, metavar="N", help="of each point (default 32)")
     parser.add_argument("--rounds", type=int, default=1, metavar="K", help="turns of each policy (default 1)")
     parser.add_argument("--seed", type=int, default=2024, help="of the workload and of its requests")
@@ -75,6 +77,11 @@ def measure(args: argparse.Namespace) -> Outcome:
     """Measure the points that `--output` does not hold yet."""
     check_least(args, requests=1, rounds=1)
     grid, sampling = _grid(args), object_option("--sampling", args.sampling)
+    task = asked_task(args)
+    if task is not None and task.name != "random" and args.prompt_tokens is not None:
+        raise ConfigError(
+            f"--prompt-tokens draws random prompts, and --task asks for {task.name}; leave one of them out"
+        )
     for name in grid.sampling:
         if name in sampling:
             raise ConfigError(f"--sampling sets {name!r} and --sampling-grid varies it; leave one of them out")
@@ -85,9 +92,11 @@ def measure(args: argparse.Namespace) -> Outcome:
     def make_workload(varying: Mapping[str, Any], prompt_tokens: int | None) -> Workload:
         params = {**sampling, **varying}
         lengths: dict[str, Any] = {} if prompt_tokens is None else {"prefix_tokens": 0, "prompt_tokens": prompt_tokens}
-        return usual_workload(llm, args.requests, args.seed, params, prefixes=PREFIXES, **lengths).seeded
+        return usual_workload(llm, args.requests, args.seed, params, prefixes=PREFIXES, task=task, **lengths).seeded
 
     settings = {"requests": args.requests, "rounds": args.rounds, "sampling": sampling, "cache_config": grid.fixed}
+    if task is not None:
+        settings["task"] = asdict(task)
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
     (rows,) = run_grids(llm, [grid], make_workload, args.rounds, sweep, progress=llm.progress)
     if beside:

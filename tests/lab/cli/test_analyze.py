@@ -66,9 +66,18 @@ def test_one_pass_is_not_enough_for_drift(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_prompt_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "bundled", "--dtype", "float32", "--prompt", "from a to b", "--sampling", '{"max_tokens": 4}']
+    options = [
+        "--model",
+        "bundled-transit",
+        "--dtype",
+        "float32",
+        "--prompt",
+        "from a to b",
+        "--sampling",
+        '{"max_tokens": 4}',
+    ]
     assert main(["--quiet", "analyze", "drift", *options]) == 0
-    assert "bundled: llada, 10 layers" in capsys.readouterr().out
+    assert "bundled-transit: llada, 10 layers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Marked(HTMLParser):
 def test_a_page_of_responses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, output = tmp_path / "page.html", tmp_path / "x.json"
     files = ["--page", str(page), "--output", str(output)]
-    options = ["--model", "bundled", "--dtype", "float32", "--prompt", "table : abbey > mill ; from abbey go 1"]
+    options = ["--model", "bundled-transit", "--dtype", "float32", "--prompt", "table : abbey > mill ; from abbey go 1"]
     sampling = ["--sampling", '{"max_tokens": 8, "steps": 8, "ignore_eos": true}']
     assert analyze("compare", *options, *sampling, *files, "--variants", VARIANTS) == 0
     record = read_record(output, "analyze compare")
@@ -94,7 +94,14 @@ def test_a_page_of_responses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_what_models_and_users_write_is_escaped(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    options = ["--model", "bundled", "--prompt", "<script>alert(1)</script> &", "--sampling", '{"max_tokens": 2}']
+    options = [
+        "--model",
+        "bundled-transit",
+        "--prompt",
+        "<script>alert(1)</script> &",
+        "--sampling",
+        '{"max_tokens": 2}',
+    ]
     assert analyze("compare", *options, "--variants", '["none"]', "--page", str(page)) == 0
     text = page.read_text(encoding="utf-8")
     assert "<script>" not in text
@@ -143,14 +150,19 @@ def test_models_without_words_are_compared_by_token_ids(tmp_path: Path) -> None:
 )
 def test_bad_comparisons(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
     assert (
-        analyze("compare", "--model", "bundled", "--prompt", "from", "--sampling", '{"max_tokens": 2}', *options) == 2
+        analyze(
+            "compare", "--model", "bundled-transit", "--prompt", "from", "--sampling", '{"max_tokens": 2}', *options
+        )
+        == 2
     )
     assert message in capsys.readouterr().err
 
 
 def test_a_subject_without_pictures_has_no_option_for_them(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        analyze("compare", "--model", "bundled", "--prompt", "from", "--variants", '["none"]', "--plots", "plots")
+        analyze(
+            "compare", "--model", "bundled-transit", "--prompt", "from", "--variants", '["none"]', "--plots", "plots"
+        )
     assert "unrecognized arguments: --plots plots" in capsys.readouterr().err
 
 

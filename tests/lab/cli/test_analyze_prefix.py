@@ -44,10 +44,10 @@ def test_prefix_similarity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", "bundled", "--dtype", "float32", "--requests", "1", "--official", "--tau", "0.9"]
+    options = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "1", "--official", "--tau", "0.9"]
     assert analyze("prefix-similarity", *options) == 0
     text = capsys.readouterr().out
-    assert "bundled: transit, 1 requests over 1 prefixes" in text
+    assert "bundled-transit: transit, 1 requests over 1 prefixes" in text
     assert "stays above 0.9 in every step" in " ".join(text.split())
 
 
@@ -55,7 +55,7 @@ def test_the_authors_definition_on_the_bundled_task(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "bundled", "--prefix-tokens", "5"], "the bundled model has a task"),
+        (["--model", "bundled-transit", "--prefix-tokens", "5"], "this model has a task"),
         ([*DUMMY, "--requests", "0"], "--requests must be a whole number from 1"),
     ],
 )
@@ -82,7 +82,7 @@ def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "leave cfg_scale out" in capsys.readouterr().err
 
 
-SWEEP = ["--model", "bundled", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
+SWEEP = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from remask.cli import main
 from remask_lab.records.record import read_record
 
 MODELS = {
-    "bundled": ["--sampling", '{"max_tokens": 8}', "--model", "bundled", "--prompt", "from abbey go 2"],
+    "bundled-transit": ["--sampling", '{"max_tokens": 8}', "--model", "bundled-transit", "--prompt", "from abbey go 2"],
     "bundled-uniform": ["--model", "bundled-uniform", "--prompt", "board"],
     "sdar-tiny": ["--model", "sdar-tiny", "--load-format", "dummy", "--input"],
 }
@@ -43,7 +43,7 @@ def test_numbers_pictures_and_a_reading(
 
 @pytest.mark.parametrize("subject", ["decoding", "features"])
 def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], subject: str) -> None:
-    options = ["--model", "bundled", "--prompt", "from a", "--sampling", '{"max_tokens": 4, "steps": 1}']
+    options = ["--model", "bundled-transit", "--prompt", "from a", "--sampling", '{"max_tokens": 4, "steps": 1}']
     assert analyze(subject, *options, "--plots", str(tmp_path / "plots")) == 0
     assert "Picture" not in capsys.readouterr().out
 
@@ -62,5 +62,5 @@ def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_bad_options(capsys: pytest.CaptureFixture[str], subject: str, options: list[str], message: str) -> None:
-    assert analyze(subject, "--model", "bundled", "--prompt", "from abbey", *options) == 2
+    assert analyze(subject, "--model", "bundled-transit", "--prompt", "from abbey", *options) == 2
     assert message in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
 def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]
-    assert bench("--model", "bundled", *SMALL, *options) == 0
+    assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     rows = {row["cache"]: row for row in read_record(target, "bench").data["results"]}
     assert set(rows) == {"none", "bicache depth=0", "bicache depth=10", "none, prefix removed"}
     assert rows["bicache depth=0"]["agreement_with_none"] == 1
@@ -70,7 +70,7 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
 def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
-    assert bench("--model", "bundled", *SMALL, *options) == 0
+    assert bench("--model", "bundled-transit", *SMALL, *options) == 0
     report = read_record(target, "bench")
     assert report.about["settings"]["name"] == "transit, conversations"
     none, exact, longest = report.data["results"]
@@ -89,8 +89,8 @@ def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
         (["--requests", "0"], "--requests must be a whole number from 1"),
         (["--depths", "one"], "--depths must be numbers"),
         (["--depths", "99"], "exceeds the model's"),
-        (["--without-prefix"], "only 'bundled' has a task"),
-        (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--without-prefix"], "make no sense without their prefix"),
+        (["--prefix-match", "longest"], "give --task transit"),
         (["--json", "nowhere/at/all.json"], "--json: there is no folder 'nowhere/at'"),
     ],
 )
@@ -100,9 +100,9 @@ def test_bad_options(capsys: pytest.CaptureFixture[str], options: list[str], tex
 
 
 def test_random_lengths_are_refused_for_the_bundled_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("--model", "bundled", "--prefix-tokens", "5") == 2
-    assert "the bundled model has a task" in capsys.readouterr().err
-    assert bench("--model", "bundled", "--prefix-match", "longest", "--without-prefix") == 2
+    assert bench("--model", "bundled-transit", "--prefix-tokens", "5") == 2
+    assert "this model has a task" in capsys.readouterr().err
+    assert bench("--model", "bundled-transit", "--prefix-match", "longest", "--without-prefix") == 2
     assert "leave one of them out" in capsys.readouterr().err
 
 
@@ -148,9 +148,9 @@ def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> No
     ("options", "text"),
     [
         (["--prefixes", "2"], "share no prefix"),
-        (["--prompt-tokens", "5"], "the bundled model has a task"),
-        (["--without-prefix"], "only 'bundled' has a task"),
-        (["--prefix-match", "longest"], "only 'bundled' has a task"),
+        (["--prompt-tokens", "5"], "this model has a task"),
+        (["--without-prefix"], "make no sense without their prefix"),
+        (["--prefix-match", "longest"], "give --task transit"),
         (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
         (["--caches", "bicache"], "uniform"),
         (["--max-tokens", "150"], "max_model_len is 128"),

@@ -14,14 +14,14 @@ from tests.goldens import model_dir
 from tests.goldens import uniform as goldens
 
 
-def likelihood(path: Path, *options: str, model: str = "bundled") -> int:
+def likelihood(path: Path, *options: str, model: str = "bundled-transit") -> int:
     given = ["--model", model, "--dtype", "float32", "--device", "cpu", "--prompts", str(path)]
     return main(["--quiet", "eval", "likelihood", *given, *options])
 
 
 def rides(count: int) -> list[dict[str, Any]]:
     """Questions of the bundled task up to the answer, as text, with the right stop among the choices."""
-    tokenizer = LLM("bundled", dtype="float32", device="cpu").tokenizer
+    tokenizer = LLM("bundled-transit", dtype="float32", device="cpu").tokenizer
     assert tokenizer is not None
     lines = []
     for item in make_workload(count, min(2, count), 5):

@@ -21,7 +21,7 @@ GSM8K = Path(__file__).parents[2] / "data" / "gsm8k" / "test.jsonl"
 QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
 
 
-def tasks(*options: str, model: str = "bundled") -> int:
+def tasks(*options: str, model: str = "bundled-transit") -> int:
     return main(["--quiet", "eval", "tasks", "--model", model, "--dtype", "float32", "--device", "cpu", *options])
 
 

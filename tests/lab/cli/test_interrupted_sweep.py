@@ -21,7 +21,7 @@ WORDS = [
     "analyze",
     "sweep",
     "--model",
-    "bundled",
+    "bundled-transit",
     "--dtype",
     "float32",
     "--device",

@@ -41,7 +41,7 @@ ASKED = EvalOptions(role=usual_role(), chat=True, limit=None, run_code=True, see
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=4))
+    return LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=4))
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
 
 
 def test_the_command_and_data_that_are_not_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--quiet", "eval", "tasks", "--model", "bundled", "--dtype", "float32", "--device", "cpu"]
+    given = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
     assert main([*given, "--tasks", "remask_gsm8k"]) == 2
     assert "lm-eval cannot run 'remask_gsm8k'" in capsys.readouterr().err
 
@@ -244,7 +244,7 @@ def test_the_command_measures_likelihoods_once(tmp_path: Path, capsys: pytest.Ca
     folder.mkdir()
     (folder / "stops.yaml").write_text(json.dumps(config))
     output = tmp_path / "out.json"
-    given = ["--quiet", "eval", "tasks", "--model", "bundled", "--dtype", "float32", "--device", "cpu"]
+    given = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
     given += ["--include-path", str(folder)]
     options = ["--tasks", "stops", "--caches", "none,bicache", "--output", str(output), "--mc-samples", "16"]
     assert main([*given, *options]) == 0

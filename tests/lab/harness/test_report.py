@@ -49,7 +49,7 @@ def test_rows_of_all_sorts() -> None:
 
 
 def test_seeds_count_from_the_first_request() -> None:
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-transit", dtype="float32", device="cpu")
     prompt = [5, 6, 7]
     drawn = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
     both = generate(llm, [Request("", prompt, drawn)] * 2, llm.policy("none"), seed=4)
@@ -61,7 +61,7 @@ def test_seeds_count_from_the_first_request() -> None:
 
 
 def test_a_request_that_cannot_run_stops_all_before_they_begin() -> None:
-    llm = LLM("bundled", dtype="float32", device="cpu")
+    llm = LLM("bundled-transit", dtype="float32", device="cpu")
     params = sampling_of({"max_tokens": 8}, 256)
     with pytest.raises(ConfigError, match="token ids"):
         generate(llm, [Request("", [5], params), Request("", [10**6], params)], llm.policy("none"), seed=0)

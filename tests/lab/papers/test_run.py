@@ -141,8 +141,8 @@ def test_depths_at_another_threshold(tmp_path: Path) -> None:
         f'\n[[rows]]\nname = "tau {tau}"\ncache = "bicache"\ntau = {tau}\npublished = {{}}\n' for tau in (0.75, 0.999)
     )
     text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n' + rows
-    table = retuned(small_table(tmp_path, text), model="bundled")
-    llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
+    table = retuned(small_table(tmp_path, text), model="bundled-transit")
+    llm = LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=3, max_model_len=128))
     one = Measurer(llm, rounds=1, seed=1)
     record = run_table(table, "bundled", table.scales["bundled"], one, None)
     assert "| row | X | Y | ours: depth |" in beside(table, record)

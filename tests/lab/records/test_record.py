@@ -132,9 +132,11 @@ def test_a_sweep_without_a_file_keeps_its_rows() -> None:
 def test_rows_under_different_depth_tables_do_not_mix(tmp_path: Path) -> None:
     """BiCache's depths come from the table, so the same settings are another measurement under another one."""
     own = tmp_path / "table.json"
-    table = LLM("bundled", dtype="float32", device="cpu").depth_table
+    table = LLM("bundled-transit", dtype="float32", device="cpu").depth_table
     replace(table, entries=dict.fromkeys(table.entries, 1)).save(own)
-    shipped, other = (about(LLM("bundled", dtype="float32", device="cpu", depth_table=path)) for path in (None, own))
+    shipped, other = (
+        about(LLM("bundled-transit", dtype="float32", device="cpu", depth_table=path)) for path in (None, own)
+    )
     assert shipped["depth_table"] == table.identity != other["depth_table"]
     Sweep(tmp_path / "sweep.json", "s", shipped).row({"cache": "bicache"}, lambda: {"speed": 1.0})
     with pytest.raises(RecordError, match=r"another measurement .*depth_table"):

@@ -13,7 +13,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.bench.workload import TRANSIT_SAMPLING, bundled_workload, random_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, random_workload, transit_workload
 from remask_lab.subjects.reuse import (
     ANOTHER,
     ONCE,
@@ -127,12 +127,12 @@ def test_depths_without_both_kinds_of_layers() -> None:
 
 @pytest.fixture(scope="module")
 def bundled() -> LLM:
-    return LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
+    return LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
 
 
 def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
     params = SamplingParams.from_mapping(TRANSIT_SAMPLING)
-    none, reuse, bicache = measure_collapse(bundled, bundled_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
+    none, reuse, bicache = measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
     assert [row["cache"] for row in (none, reuse, bicache)] == ["none", "reuse", "bicache"]
     assert shares(none) == {"accuracy": 1, "rules": 1, "format": 1, "agreement": 1}
     assert (reuse["prefix_depth"], bicache["prefix_depth"]) == (bundled.loaded.config.layers, 2)
@@ -140,7 +140,7 @@ def test_the_bundled_task_is_judged_by_part(bundled: LLM) -> None:
 
 def test_a_response_that_is_cut_keeps_neither_part(bundled: LLM) -> None:
     params = SamplingParams(max_tokens=2, steps=2)
-    none, *_ = measure_collapse(bundled, bundled_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
+    none, *_ = measure_collapse(bundled, transit_workload(bundled, 2, 1, 0, params), {"depth": 2}, 1)
     assert shares(none) == {"accuracy": 0, "rules": 0, "format": 0, "agreement": 1}
 
 

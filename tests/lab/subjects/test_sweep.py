@@ -9,7 +9,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, bundled_workload, random_workload
+from remask_lab.bench.workload import TRANSIT_SAMPLING, Workload, random_workload, transit_workload
 from remask_lab.records.sweep import Sweep
 from remask_lab.subjects.sweep import Parameter, SweepValues, reading, run_sweep
 from tests.oracles import similarity
@@ -19,11 +19,11 @@ SMALL = SweepValues(taus=(0.9, 0.97, 0.99), refresh_intervals=(2, 4), tau=0.97, 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
+    return LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
 
 
 def task(llm: LLM) -> Workload:
-    return bundled_workload(llm, 2, 1, 0, SamplingParams.from_mapping({**TRANSIT_SAMPLING, "ignore_eos": True}))
+    return transit_workload(llm, 2, 1, 0, SamplingParams.from_mapping({**TRANSIT_SAMPLING, "ignore_eos": True}))
 
 
 def test_depths_and_work_follow_from_tau_and_r(llm: LLM) -> None:
@@ -107,7 +107,7 @@ def test_a_reading_of_ties_and_of_work_without_answers() -> None:
 
 
 def test_random_tokens_are_swept_too() -> None:
-    llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
+    llm = LLM("bundled-transit", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=2))
     workload = random_workload(llm, 2, 1, 0, SamplingParams(max_tokens=4, ignore_eos=True), 40, 4)
     grid = replace(SMALL, taus=(0.9,), refresh_intervals=(), caches=("bicache+block-dual",))
     (found,) = run_sweep(llm, workload, grid, Sweep(None, "s", {}), 1)["tau"]

@@ -10,17 +10,20 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED
+from remask.models.source import BUNDLED, BUNDLED_TRANSIT
 from remask.policies import names_for
 from remask.server.sampling import fit
-from remask.tasks.transit import draw_prompt, draw_question, messages, reference_response
+from remask.tasks import tariff, transit
 
 log = logging.getLogger(__name__)
 
 # One block and one token per step show drafts of the whole response. Frequent refreshes make them visible.
-_SAMPLING = {"max_tokens": 16, "block_length": 16, "steps": 16}
+_SAMPLING = {
+    BUNDLED: {"max_tokens": 8, "block_length": 8, "steps": 8},
+    BUNDLED_TRANSIT: {"max_tokens": 16, "block_length": 16, "steps": 16},
+}
 _REFRESHES = {"refresh_interval": 4}
-_LINE = 20  # seed of the transit line in the system prompt, equal in all examples so that they share a prefix
+_SHARED = 20  # seed of the system prompt, equal in all examples so that they share a prefix
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
 _PLAIN = (
@@ -32,22 +35,31 @@ _PLAIN = (
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Return messages, the right answer if it is known, sampling parameters for the model, and policies.
 
-    `defaults` are the server's sampling parameters. With the bundled model, `number` selects the question; all
-    questions are about one transit line.
+    `defaults` are the server's sampling parameters. With a bundled masked model, `number` selects the question; all
+    questions are about one system prompt.
     """
     settings = llm.cache_config or None
     chat: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}
-    if llm.loaded.name == BUNDLED:
-        line = draw_prompt(random.Random(_LINE))
-        question = draw_question(random.Random(number), line)
+    if llm.loaded.name in _SAMPLING:
+        request = _tariff(number) if llm.loaded.name == BUNDLED else _transit(number)
         chat = {
-            "messages": messages(line, question),
-            "answer": reference_response(line, question),
-            "sampling": dict(_SAMPLING),
+            "messages": request.messages,
+            "answer": request.reference,
+            "sampling": dict(_SAMPLING[llm.loaded.name]),
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
     specs = _specs(llm, fit(defaults, chat["sampling"], llm.engine.max_model_len - 1))
     return {**chat, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache_name, "cache_config": settings}
+
+
+def _tariff(number: int) -> tariff.TariffRequest:
+    prompt = tariff.draw_prompt(random.Random(_SHARED), tariff.TariffSettings())
+    return tariff.TariffRequest(0, prompt, tariff.draw_question(random.Random(number), prompt, "plan"))
+
+
+def _transit(number: int) -> transit.TransitRequest:
+    line = transit.draw_prompt(random.Random(_SHARED))
+    return transit.TransitRequest(0, line, transit.draw_question(random.Random(number), line))
 
 
 def _specs(llm: LLM, sampling: SamplingParams) -> list[str]:

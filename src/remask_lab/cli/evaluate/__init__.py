@@ -2,9 +2,9 @@
 
 import argparse
 
-from remask_lab.cli.evaluate import gen_ppl, likelihood, tasks
+from remask_lab.cli.evaluate import gen_ppl, likelihood, questions, tasks
 
-SUBJECTS = (tasks, likelihood, gen_ppl)
+SUBJECTS = (tasks, questions, likelihood, gen_ppl)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Trains the bundled model from scratch and exports it: `python training/train_bundled.py --minutes 30 --out DIR`.
+"""Trains the transit model from scratch and exports it: `python training/train_transit.py --minutes 30 --out DIR`.
 
 Two phases. First only cloze recitations of tables, until their loss shows that the lookup has emerged; then rides with
 masked responses, with a share of recitations kept (half of them masked anywhere, as in pre-training). Every canvas has
@@ -21,11 +21,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from training import optimizers  # noqa: E402  (the path above makes a plain script call work)
-from training.data import CanvasSource  # noqa: E402
-from training.evaluate import measure  # noqa: E402
 from training.export import export, load_weights  # noqa: E402
 from training.model import DenseLlada, ModelShape, initialize  # noqa: E402
-from training.tokenizer import build_tokenizer  # noqa: E402
+from training.transit_data import CanvasSource  # noqa: E402
+from training.transit_evaluate import measure  # noqa: E402
+from training.transit_tokenizer import build_tokenizer, save_tokenizer  # noqa: E402
 
 WARMUP_ROWS: Final = (8, 12, 16, 24)
 WARMUP_TOKENS: Final = 1200
@@ -130,11 +130,13 @@ def main() -> None:
             )
         if time.monotonic() - evaluated > 60 * options.evaluate_every:
             export(trainer.model, trainer.tokenizer, options.out)
+            save_tokenizer(options.out)
             accuracy = measure(trainer.model, trainer.tokenizer, 48, options.eval_seed + trainer.steps)
             print(f"accuracy {accuracy}", flush=True)
             evaluated = time.monotonic()
 
     export(trainer.model, trainer.tokenizer, options.out)
+    save_tokenizer(options.out)
     load_weights(trainer.model, options.out)
     for name, block_length, steps, with_system in SETTINGS:
         result = measure(

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import transit
-from training.tokenizer import RECITE
+from training.transit_tokenizer import RECITE
 
 RESPONSE_LENGTH: Final = 16
 """Tokens of a response with its EOS padding."""

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import transit
-from training.data import RESPONSE_LENGTH, CanvasSource
 from training.model import DenseLlada
+from training.transit_data import RESPONSE_LENGTH, CanvasSource
 
 
 @torch.no_grad()

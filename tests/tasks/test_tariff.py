@@ -1,0 +1,146 @@
+"""The tariff task: seeds fix it, every question has one right answer that follows from the texts and the price list."""
+
+import json
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.tasks import tariff
+from remask.tasks.tariff import TariffSettings
+
+BOTH = TariffSettings(kinds=("plan", "lookup"))
+
+
+def orders(text: str) -> list[tuple[str, str]]:
+    """The orders, read from the text of the system prompt as a person would."""
+    return [tuple(order.split()) for order in text.removeprefix("Orders: ").removesuffix(".").split("; ")]  # type: ignore[misc]
+
+
+def answer(system: str, user: str) -> str:
+    """The right response, found by reading both messages."""
+    asked = re.split(r", |\?", user.split(" ordered " if "ordered" in user else " pays ")[1])[:-1]
+    plan = re.match(r"Plan (\w+):", user)
+    found = []
+    for item in asked:
+        names = [n for t, n in orders(system) if (t if plan is None else str(tariff.price(plan[1], t))) == item]
+        assert len(names) == 1, "one right answer"
+        found += [item, names[0]]
+    return " ".join(found)
+
+
+def test_words_are_distinct_and_single() -> None:
+    words = [*tariff.PLANS, *tariff.TITLES, *tariff.NAMES]
+    assert len(set(words)) == len(words)
+    assert all(word.isalpha() and word.isascii() for word in words)
+
+
+def test_every_price_is_that_of_equally_many_titles() -> None:
+    for plan in tariff.PLANS:
+        counts = Counter(tariff.price(plan, title) for title in tariff.TITLES)
+        assert counts == dict.fromkeys(range(1, tariff.PRICES + 1), len(tariff.TITLES) // tariff.PRICES)
+
+
+def test_plans_differ_in_most_prices() -> None:
+    for one, other in zip(tariff.PLANS, tariff.PLANS[1:], strict=False):
+        same = sum(tariff.price(one, title) == tariff.price(other, title) for title in tariff.TITLES)
+        assert same < len(tariff.TITLES) / 3
+
+
+@pytest.mark.parametrize("plans", [1, 2, 3])
+@pytest.mark.parametrize("count", [12, 40, 64])
+def test_answers_follow_from_the_texts(plans: int, count: int) -> None:
+    settings = TariffSettings(orders=count, plans=plans, kinds=("plan", "lookup"))
+    for request in tariff.make_workload(60, 20, plans, settings):
+        system, user = request.messages
+        assert (system["role"], user["role"]) == ("system", "user")
+        assert len(orders(system["content"])) == count
+        assert request.reference == answer(system["content"], user["content"])
+        assert tariff.is_correct(f" {request.reference}\n", request.reference)
+        assert len(request.reference.split()) == settings.response_tokens
+
+
+def test_a_name_orders_once() -> None:
+    prompt = tariff.draw_prompt(random.Random(0), TariffSettings(orders=64))
+    assert {name for _, name in prompt.orders} == set(tariff.NAMES)
+
+
+def test_one_system_prompt_is_asked_about_under_several_plans() -> None:
+    requests = tariff.make_workload(40, 1, 0)
+    assert len({request.messages[0]["content"] for request in requests}) == 1
+    assert {request.question.plan for request in requests} == {plan for plan, _ in requests[0].prompt.asked}
+    assert len(requests[0].prompt.asked) == TariffSettings().plans
+
+
+def test_one_wrong_name_makes_a_response_wrong() -> None:
+    (request,) = tariff.make_workload(1, 1, 0)
+    words = request.reference.split()
+    words[3] = next(name for name in tariff.NAMES if name not in words)
+    wrong = " ".join(words)
+    assert not tariff.is_correct(wrong, request.reference)
+    assert tariff.right_names(wrong, request.reference) == 0.75
+    assert tariff.right_names(request.reference, request.reference) == 1
+    assert tariff.right_names("", request.reference) == 0
+
+
+def test_kinds_and_prompts_are_dealt_out_evenly() -> None:
+    requests = tariff.make_workload(41, 4, 3, BOTH)
+    assert sorted(Counter(request.prompt_index for request in requests).values()) == [10, 10, 10, 11]
+    assert sorted(Counter(request.question.kind for request in requests).values()) == [20, 21]
+    assert {request.question.kind for request in tariff.make_workload(9, 2, 3)} == {"plan"}
+
+
+def test_a_seed_fixes_a_workload() -> None:
+    assert tariff.make_workload(20, 3, 5, BOTH) == tariff.make_workload(20, 3, 5, BOTH)
+    assert tariff.make_workload(20, 3, 5, BOTH) != tariff.make_workload(20, 3, 6, BOTH)
+
+
+def test_settings_come_from_json() -> None:
+    text = '{"orders": 16, "asked": 2, "kinds": ["lookup", "plan"], "plans": 1}'
+    settings = TariffSettings.from_mapping(json.loads(text))
+    assert settings == TariffSettings(16, 2, ("lookup", "plan"), 1)
+    assert {len(request.question.asked) for request in tariff.make_workload(6, 2, 0, settings)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"orders": 3}, "orders must be a whole number from 4 to 64, got 3"),
+        ({"orders": 65}, "orders must be a whole number from 4 to 64, got 65"),
+        ({"orders": 7}, "orders is 7; with plans=2 a system prompt has at least 8. Raise orders or lower plans"),
+        ({"asked": 5}, "asked must be a whole number from 1 to 4, got 5"),
+        ({"plans": 4}, "plans must be a whole number from 1 to 3, got 4"),
+        ({"kinds": []}, "kinds names no kind of question; it names one or more of plan, lookup"),
+        ({"kinds": "plan"}, "kinds must be a list"),
+    ],
+)
+def test_bad_settings(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        TariffSettings.from_mapping(values)
+
+
+def test_misspelled_settings_are_suggested() -> None:
+    with pytest.raises(UnknownNameError, match=r"orderz.*orders"):
+        TariffSettings.from_mapping({"orderz": 8})
+    with pytest.raises(UnknownNameError, match=r"lookups.*lookup"):
+        TariffSettings(kinds=("lookups",))
+
+
+@pytest.mark.parametrize(
+    ("requests", "prompts", "message"), [(0, 1, "requests is 0"), (3, 4, "prompts is 4"), (3, 0, "prompts is 0")]
+)
+def test_bad_workloads(requests: int, prompts: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tariff.make_workload(requests, prompts, 0)
+
+
+def test_what_has_no_single_answer_is_refused() -> None:
+    prompt = tariff.TariffPrompt((("rope", "Anna"), ("rope", "Ben")), ())
+    with pytest.raises(ConfigError, match="2 names fit 'who ordered rope'"):
+        prompt.buyer("rope")
+    with pytest.raises(ConfigError, match="no names fit 'who ordered lamp'"):
+        prompt.buyer("lamp")
+    with pytest.raises(ConfigError, match="kind is 'ride'"):
+        tariff.draw_question(random.Random(0), prompt, "ride")
