@@ -60,13 +60,18 @@ def save_figures(figures: Mapping[str, Figure], folder: str | Path, model: str) 
         target.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {str(folder)!r} for pictures cannot be made: {error.strerror}") from error
-    paths = []
-    for name, figure in figures.items():
-        figure.suptitle(f"{Path(model).name}: {figure.get_suptitle()}", fontsize="medium")
-        paths.append(target / f"{name}.png")
-        with whole_file("the picture", paths[-1]) as draft:
-            figure.savefig(draft, dpi=DPI)
-    return paths
+    return [save_figure(figure, target / f"{name}.png", model) for name, figure in figures.items()]
+
+
+def save_figure(figure: Figure, path: Path, model: str) -> Path:
+    """Save a figure into the file `path`, and return it. The model's name is put before its title.
+
+    Raises `OutputError` where the file cannot be written.
+    """
+    figure.suptitle(f"{Path(model).name}: {figure.get_suptitle()}", fontsize="medium")
+    with whole_file("the picture", path) as draft:
+        figure.savefig(draft, dpi=DPI)
+    return path
 
 
 def log_axis(axes: Axes, which: str, values: Iterable[float]) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from remask.depth.table import DepthTable
 from remask.llm import LLM
 from remask_lab.bench.contenders import Contender, contender
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, save_figures, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, whole_ticks
 from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one contender
 
@@ -85,15 +85,21 @@ def breaks_at(rows: Mapping[int, Row], none: Row) -> tuple[int | None, int | Non
     return held, None
 
 
+def by_depth_text(record: Record) -> str:
+    """Right answers at every depth, in one line."""
+    shares = [f"{depth}: {_share(row)}" for depth, row in rows_by_depth(record).items()]
+    return f"bicache by depth b, right answers: {', '.join(shares)}"
+
+
 def _share(row: Row) -> str:
     return f"{100 * row['accuracy']:.0f} %"
 
 
-def plot_by_depth(record: Record, table: DepthTable, folder: str | Path, model: str) -> Path:
-    """Draw `by-depth.png` into `folder`, which is made if it is not there. Returns its path.
+def draw_by_depth(record: Record, table: DepthTable) -> Figure:
+    """Draw similarities by layer, and accuracy by depth.
 
     Left, the similarities of the table at the ratio nearest to the workload's. Right, accuracy over depth, beside that
-    of `none` and `reuse`. Raises `ConfigError` where the folder cannot be made.
+    of `none` and `reuse`.
     """
     figure = new_figure(
         "how many layers may reuse a shared prefix",
@@ -101,11 +107,9 @@ def plot_by_depth(record: Record, table: DepthTable, folder: str | Path, model: 
         how="left: its K/V change with the question in deep layers; right: reusing those loses the answers",
     )
     left, right = figure.subplots(1, 2)
-    ratio = 100 * record.about["settings"]["prefix_ratio"]
-    _similarities(left, table, ratio)
+    _similarities(left, table, 100 * record.about["settings"]["prefix_ratio"])
     _accuracies(right, record)
-    (path,) = save_figures({"by-depth": figure}, folder, model)
-    return path
+    return figure
 
 
 def _similarities(axes: Axes, table: DepthTable, ratio: float) -> None:

@@ -1,6 +1,8 @@
 """`remask demo`: a bundled model answers the questions of its task under several cache policies."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from remask.cli.options import open_llm
@@ -12,6 +14,7 @@ from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask_lab.arguments.common import COMPARED_CACHES
 from remask_lab.arguments.workload import add_task_options, asked_task
 from remask_lab.bench.bench import run_bench
+from remask_lab.bench.by_depth import at_depths, by_depth_text, draw_by_depth, reading
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.report import table
 from remask_lab.bench.workload import (
@@ -21,10 +24,10 @@ from remask_lab.bench.workload import (
     timetable_workload,
     usual_workload,
 )
-from remask_lab.depth_plot import plot_depth
-from remask_lab.drawing import check_drawing
+from remask_lab.drawing import check_drawing, save_figure
+from remask_lab.records.record import Record
 
-PICTURE = "out/depth.png"
+PICTURE = "out/demo.png"
 _MODELS = {"tariff": BUNDLED, "transit": BUNDLED_TRANSIT}
 
 
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     add_task_options(parser)
     parser.add_argument("--requests", type=int, default=96, metavar="N")
-    parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
+    parser.add_argument("--picture", metavar="FILE", help=f"PNG file of the picture (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
 
@@ -65,17 +68,23 @@ def run(args: argparse.Namespace) -> int:
         return 0
     workload = usual_workload(llm, args.requests, args.seed, {}, prefixes=4, task=task)
     _show_answer(llm, workload)
-    _compare(llm, workload, args)
+    depths = at_depths(llm, workload, range(1, llm.loaded.config.layers + 1))
+    record = _compare(llm, workload, args, depths)
+    print(f"\n{by_depth_text(record)}\n\n{reading(record)}")
     picture = Path(args.picture or PICTURE)
     picture.parent.mkdir(parents=True, exist_ok=True)
-    plot_depth(llm.depth_table, picture)
-    print(f"\nHow deep a shared prefix may be reused, by prefix ratio: {picture}")
+    save_figure(draw_by_depth(record, llm.depth_table), picture, llm.loaded.name)
+    print(f"\nPicture: {picture}")
     return 0
 
 
-def _compare(llm: LLM, workload: Workload, args: argparse.Namespace) -> None:
-    contenders = [Contender(name, llm.policy(name)) for name in COMPARED_CACHES[llm.loaded.config.kind]]
-    print(table(run_bench(llm, workload, contenders, 1, llm.engine_config, not args.quiet)))
+def _compare(llm: LLM, workload: Workload, args: argparse.Namespace, others: Sequence[Contender] = ()) -> Record:
+    """Print the table of the usual caches. Returns the record of them and of `others`, which ran beside them."""
+    usual = [Contender(name, llm.policy(name)) for name in COMPARED_CACHES[llm.loaded.config.kind]]
+    record = run_bench(llm, workload, [*usual, *others], 1, llm.engine_config, not args.quiet)
+    shown = replace(record, data={**record.data, "results": record.data["results"][: len(usual)]})
+    print(table(shown))
+    return record
 
 
 def _answer(llm: LLM, workload: Workload, cache: str) -> tuple[str, Output]:
