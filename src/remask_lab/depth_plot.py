@@ -51,7 +51,7 @@ def plot_depth(table: DepthTable, path: str | Path) -> None:
     if table.curves:
         _similarity_panel(axes[1], table)
     separator = "\n" if panels == 1 else ": "
-    facts = f"tau = {table.tau:g}, {_samples(table)}"
+    facts = f"tau = {table.tau:g}, {_samples(table)}" + ("" if table.rule is None else f"; {table.rule}")
     figure.suptitle(f"Depth table of {Path(table.model).name}{separator}{facts}", fontsize="medium")
     # The date would make every drawing of the same table another file.
     metadata = {"Date": None} if target.suffix.lower() == ".svg" else None

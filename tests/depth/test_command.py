@@ -28,7 +28,7 @@ def test_table_file_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (saved.tau, saved.samples, list(saved.curves)) == (0.5, 2, [50, 90])
     assert "seed 3" in saved.source
     assert saved.rule == DepthRule()
-    assert "rule: leading, mean-depth, safe" in out
+    assert "rule: leading, least-depth, safe" in out
     assert picture.exists()
     assert f"--depth-table {table}" in out
     rows = [line.split() for line in out.splitlines() if line.strip()[:2] in ("50", "90")]

@@ -104,7 +104,9 @@ def test_growth_stops_when_the_table_stands_still(golden: LLM, monkeypatch: pyte
 
     monkeypatch.setattr(PrefixProbe, "similarity", similarity)
     monkeypatch.setattr(profiling, "FIRST_SAMPLES", 1)
-    settings = ProfileSettings(tau=0.4, rule=DepthRule(boundary="paper"), ratios=(60,), canvas=50)
+    settings = ProfileSettings(
+        tau=0.4, rule=DepthRule(requests="mean-depth", boundary="paper"), ratios=(60,), canvas=50
+    )
     table = profile(golden, default_prompts(golden.loaded), settings)
     assert table.growth == (Growth(2, 1), Growth(4, 0), Growth(8, 0))
     assert table.samples == 8

@@ -38,7 +38,7 @@ def depth_of(curve: Sequence[float], rule: DepthRule) -> int:
 def test_tables_are_what_the_words_say(curves: list[list[float]], rule: DepthRule) -> None:
     measured = [np.array([curve]) for curve in curves]
     depths = [depth_of(curve, rule) for curve in curves]
-    expected = math.floor(np.mean(depths) + 1e-9)
+    expected = min(depths) if rule.requests == "least-depth" else math.floor(np.mean(depths) + 1e-9)
     if rule.requests == "mean-curve":
         expected = depth_of(np.mean(curves, axis=0).round(6).tolist(), rule)
     limits = rule_limits(rule, (50,), measured)
@@ -83,8 +83,9 @@ def test_mean_of_similarities_is_not_the_mean_of_depths() -> None:
     requests = [np.array([[1.0, 0.99, 0.99]]), np.array([[1.0, 0.96, 0.99]])]
     assert mean_curves((50,), requests) == {50: (1.0, 0.975, 0.99)}
     assert depth_entries(rule_limits(AUTHORS, (50,), requests), TAU) == {50: 3}
-    paper = DepthRule(boundary="paper")
+    least, paper = DepthRule(boundary="paper"), DepthRule(requests="mean-depth", boundary="paper")
     assert depth_entries(rule_limits(paper, (50,), requests), TAU) == {50: 2}
+    assert depth_entries(rule_limits(least, (50,), requests), TAU) == {50: 1}
     assert request_depths(paper, (50,), requests, TAU) == {50: 2.0}
 
 
@@ -96,8 +97,8 @@ def test_entries_grow() -> None:
 
 def test_the_default_comes_first() -> None:
     assert RULES[0] == DepthRule()
-    assert str(RULES[0]) == "leading, mean-depth, safe"
-    assert len(set(RULES)) == 8
+    assert str(RULES[0]) == "leading, least-depth, safe"
+    assert len(set(RULES)) == 12
 
 
 @pytest.mark.parametrize("part", ["layers", "requests", "boundary"])

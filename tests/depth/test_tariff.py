@@ -55,6 +55,15 @@ def test_depth_0_is_no_cache(llm: LLM) -> None:
     assert right(llm, "bicache", depth=0) == right(llm, "none")
 
 
+def test_a_mean_of_depths_may_be_a_depth_that_no_request_has(llm: LLM, prompts: TokenPrompts) -> None:
+    """Canvases of several requests: where the prefix holds a question about the same plan, all layers agree."""
+    mixed = replace(QUICK, ratios=(85,), samples=8, canvas=400)
+    depths = {rule: profile(llm, prompts, replace(mixed, rule=rule)).entries[85] for rule in RULES}
+    assert depths[DepthRule()] == 4
+    assert depths[DepthRule(requests="mean-depth")] > 4
+    assert right(llm, "bicache", depth=depths[DepthRule(requests="mean-depth")]) <= 0.1 * COUNT
+
+
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_safe_rule_is_a_layer_below(llm: LLM, prompts: TokenPrompts, rule: DepthRule) -> None:
     table: DepthTable = profile(llm, prompts, replace(QUICK, samples=2, rule=rule))

@@ -208,3 +208,16 @@ def test_capped_scores_of_other_types(dtype: torch.dtype) -> None:
     assert out.dtype == dtype
     exact = naive(q.double(), k.double(), v.double(), [list(range(8))] * 5, 5.0, (sink[0].double(), sink[1].double()))
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=1e-5 if dtype == torch.float32 else 4e-2)
+
+
+def test_rows_of_the_common_run_itself_attend_apart() -> None:
+    """Two canvases read a run of six slots. One computes its rows too, the other those after it."""
+    layout = Layout(random.Random(0), slots=40)
+    shared = layout.claim(6)
+    layout.add(None, list(range(10)), layout.claim(4), shared, chain=1)
+    layout.add(None, list(range(6, 10)), layout.claim(4), shared, chain=1)
+    first, second = make_segments(layout.parts, CPU)
+    assert isinstance(first, Direct)
+    assert isinstance(second, Cascade)
+    assert list(range(40)[first.keys] if isinstance(first.keys, slice) else first.keys.tolist()) == layout.keys[0]
+    check(layout, 2, 2)

@@ -15,6 +15,7 @@ from remask_lab.records.record import read_record
 from remask_lab.speed import (
     boundary,
     concurrency,
+    depth_rule,
     first_layer,
     gpu,
     invariance,
@@ -152,6 +153,17 @@ def test_a_process_that_ends_early_is_reported_at_once() -> None:
         servers.process(words, "running on (.*)"),
     ):
         pass
+
+
+def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["depth_rule", "--requests", "4", "--samples", "2"])
+    depth_rule.main()
+    none, *rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    accuracy = {(row["boundary"], row["depth"]): row["accuracy"] for row in rows if "depth" in row}
+    assert none["accuracy"] == accuracy["stored", 4] == accuracy["recomputed", 5] == 1
+    assert accuracy["stored", 5] == accuracy["stored", 8] == accuracy["recomputed", 8] == 0
+    depths = {row["rule"]: row["one request"] for row in rows if "rule" in row}
+    assert (depths["leading, least-depth, safe"], depths["leading, least-depth, paper"]) == (4, 5)
 
 
 def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=_DEFAULTS.tolerance,
         metavar="LAYERS",
-        help="mean change of depth that counts as stable (default 0)",
+        help=f"mean change of depth that counts as stable (default {_DEFAULTS.tolerance:g})",
     )
     group.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
@@ -67,7 +67,8 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
         "--over-requests",
         choices=OVER_REQUESTS,
         default=rule.requests,
-        help=f"what is averaged: depths of requests, or their similarities (default {rule.requests})",
+        help=f"the least depth of the requests, the mean of their depths, or that of their mean similarities (default "
+        f"{rule.requests})",
     )
     group.add_argument(
         "--at-boundary",

@@ -23,13 +23,15 @@ def find_table(llm: Subject) -> DepthTable:
         how = "shape" if shipped.fingerprint is None else "fingerprint"
         log.info("depth table of %s, which has this model's %s: %s", shipped.model, how, shipped.source)
         return shipped
+    prompts = default_prompts(llm.loaded)
     log.warning(
-        "no depth table for the model %r: profiling it now. Keep the result with `remask profile --model %s --output "
-        "FILE` and pass it as the depth table from then on.",
+        "no depth table for the model %r: profiling it now, on %s. Make one with `remask profile --model %s --prompts "
+        "FILE --output FILE`, from prompts like those to be served, and pass it as the depth table from then on.",
         llm.loaded.name,
+        prompts.source,
         llm.loaded.name,
     )
-    return profile(llm, default_prompts(llm.loaded), progress=llm.progress)
+    return profile(llm, prompts, progress=llm.progress)
 
 
 def shipped_table(model: LoadedModel) -> DepthTable | None:

@@ -41,7 +41,7 @@ class ProfileSettings:
         tau: similarity that a layer must exceed.
         rule: how depths follow from similarities.
         ratios: prefix ratios in percent; None takes every 5 % from 5 to 95, and 97 to 99, as far as they fit.
-        samples: requests per ratio; None doubles their number until the table no longer changes.
+        samples: requests per ratio; None doubles their number until the table stands still.
         max_samples: most requests per ratio.
         tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
         official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
@@ -56,7 +56,7 @@ class ProfileSettings:
     ratios: tuple[int, ...] | None = None
     samples: int | None = None
     max_samples: int = 512
-    tolerance: float = 0.0
+    tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
     official: bool = False
     canvas: int | None = None
     response: int | None = None
@@ -133,7 +133,7 @@ def profile(
     the longest canvas allows and all of it. The same conversations serve all ratios. Depths follow from their
     similarities by `settings.rule`.
 
-    N starts at 8 and doubles. It is large enough when two doublings in a row leave the table as it was.
+    N starts at 8 and doubles. It is large enough when two doublings in a row leave the table within the tolerance.
 
     Raises `ConfigError` where a ratio cannot be reached on a canvas of that length, where the canvas exceeds the model,
     and for models that are not masked: `bicache`, which a table is for, is not defined on them.

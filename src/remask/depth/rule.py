@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from remask.core.checks import one_of
 
 OverLayers: TypeAlias = Literal["leading", "largest"]
-OverRequests: TypeAlias = Literal["mean-depth", "mean-curve"]
+OverRequests: TypeAlias = Literal["least-depth", "mean-depth", "mean-curve"]
 AtBoundary: TypeAlias = Literal["safe", "paper"]
 OVER_LAYERS: tuple[OverLayers, ...] = ("leading", "largest")
-OVER_REQUESTS: tuple[OverRequests, ...] = ("mean-depth", "mean-curve")
+OVER_REQUESTS: tuple[OverRequests, ...] = ("least-depth", "mean-depth", "mean-curve")
 AT_BOUNDARY: tuple[AtBoundary, ...] = ("safe", "paper")
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -30,15 +30,16 @@ class DepthRule:
     Attributes:
         layers: which layers must exceed tau. "leading": all up to the depth. "largest": the layer at the depth alone,
             which is the paper's sentence taken literally.
-        requests: what is averaged. "mean-depth": the requests' depths, fractions floored (the paper). "mean-curve":
-            their similarities (the authors' code).
+        requests: what is made of many requests. "least-depth": the least of their depths, so that all of them may use
+            it. "mean-depth": the mean of their depths, fractions floored (the paper). "mean-curve": the depth of their
+            mean similarities (the authors' code).
         boundary: "safe" asks it of the layer above the depth too, because with a stored boundary the K/V there are
             those of the prefix alone. Above the last layer there is none. "paper" does not, so that layer is never
             looked at.
     """
 
     layers: OverLayers = "leading"
-    requests: OverRequests = "mean-depth"
+    requests: OverRequests = "least-depth"
     boundary: AtBoundary = "safe"
 
     def __post_init__(self) -> None:
@@ -63,6 +64,9 @@ class DepthRule:
         """Limits of a table, [ratios, layers], from the curves of N requests, [N, ratios, layers]."""
         if self.requests == "mean-curve":
             return self.limits(measured.mean(axis=0))
+        if self.requests == "least-depth":
+            least: Floats = self.limits(measured).min(axis=0)
+            return least
         requests, ratios, _ = measured.shape
         falling = -np.sort(-np.moveaxis(self.limits(measured), 0, 1).reshape(ratios, -1), axis=1)
         # The mean of N depths is at least b where N b of all their limits are above tau.

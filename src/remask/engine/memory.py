@@ -31,7 +31,7 @@ from remask.errors import ConfigError, IntegrityError
 from remask.models.config import ModelConfig
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
-from remask.policies.base import Traits
+from remask.policies.base import CachePolicy, Traits
 from remask.store.chain import Page, PageChain
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
@@ -236,18 +236,14 @@ class Memory:
         boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
             return None, None
-
-        def leased(length: int, boundary: int) -> PrefixHit:
-            return PrefixHit(length, boundary, policy.leased_layers(boundary, shape.layers))
-
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
             # The boundary depends on the length that is read, not on the length that was asked for.
             depth = boundary if len(entry) == prefix else policy.boundary(len(entry), canvas, shape.layers)
             if depth:
-                return LeasePlan(leased(len(entry), depth), prefix, entry), None
+                return LeasePlan(_leased(policy, len(entry), depth, shape.layers), prefix, entry), None
         if self.store.fits(prefix):
-            return LeasePlan(leased(prefix, boundary), prefix, None), None
+            return LeasePlan(_leased(policy, prefix, boundary, shape.layers), prefix, None), None
         return None, f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
 
     def _plan_pages(self, pending: PendingRequest) -> Decision:
@@ -315,6 +311,11 @@ def _tables(lease: Lease | None, pages: Sequence[Page], own: Sequence[PageRange]
     if lease is not None:
         return leased_tables(lease, own)
     return (shared_table([page.extent for page in pages], own[0]) if pages else plain_table(own[0]),)
+
+
+def _leased(policy: CachePolicy, length: int, boundary: int, layers: int) -> PrefixHit:
+    """A lease of a prefix of `length` tokens as `policy` asks for it, on a model of `layers`."""
+    return PrefixHit(length, boundary, policy.leased_layers(boundary, layers))
 
 
 def _whole_blocks(request: Request, block: int) -> Sequence[int]:

@@ -23,10 +23,11 @@ def make_segments(parts: list[StageRows], device: torch.device, apart: bool = Fa
     segments: list[Direct | Cascade] = []
     group: list[StageRows] = []
     for part in [part for part in parts if len(part.positions)]:
-        if group and (not part.table.common or part.branch.sharing != group[0].branch.sharing):
+        shares = _shares(part)
+        if group and (not shares or part.branch.sharing != group[0].branch.sharing):
             segments.append(_cascade(group, device))
             group = []
-        if part.table.common:
+        if shares:
             group.append(part)
         else:
             segments.extend(_direct(part, device))
@@ -35,8 +36,17 @@ def make_segments(parts: list[StageRows], device: torch.device, apart: bool = Fa
     return tuple(segments)
 
 
+def _shares(part: StageRows) -> bool:
+    """Whether its rows read a common run in place. Not where they are that run's own rows and more.
+
+    Scores against a common run are held in full, and for so many rows they would outweigh a copy of its K and V.
+    """
+    lead = len(part.table.slots) - len(part.table.own)
+    return bool(part.table.common) and not part.positions[0] < lead < len(part.positions)
+
+
 def _direct(part: StageRows, device: torch.device) -> Iterator[Direct]:
-    slots = part.table.own
+    slots = part.table.slots
     if part.sees is None:
         yield Direct(part.rows, send_run(slots, device))
         return
