@@ -52,6 +52,10 @@ class CanvasState:
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
 
+    def slots(self, layer: int) -> NDArray[np.int64]:
+        """Its K/V slots in `layer`, [T]."""
+        return next(table.slots for table in self.tables if layer in table.layers)
+
     @property
     def sharing(self) -> tuple[int, int]:
         """Equal for branches that read the same shared prefix in place."""

@@ -31,7 +31,7 @@ from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
-from remask.errors import ConfigError, PlanError
+from remask.errors import ConfigError
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -186,7 +186,7 @@ class Engine:
         start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
-        for ran in run_isolated(self.runner, self._next(), self._fail, self._again):
+        for ran in run_isolated(self.runner, self._next(), self._fail):
             if self.costs is not None:
                 self.costs.note([branch.passed(plan) for branch, plan in ran.items])
             if self.probe is not None:
@@ -281,7 +281,7 @@ class Engine:
             self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
 
     def _apart(self, pending: PendingRequest) -> bool:
-        """Whether `pending` may not run beside what runs: one of them was running when a pass or the engine failed."""
+        """Whether `pending` may not run beside what runs: one of them was running when the engine failed."""
         return pending.starts > 0 or any(running.pending.starts > 1 for running in self._running_requests())
 
     def _queue(self, pending: PendingRequest) -> None:
@@ -356,11 +356,6 @@ class Engine:
                 self._end(running, "error", _failure(running.request, error, "the pass of its shared prefix failed"))
         self.store.withdraw(member.entry)
 
-    def _again(self, running: RunningRequest) -> None:
-        """Take back a request whose last pass ran in part and cannot be repeated. It runs again where it still can."""
-        self._release(running)
-        self._begin_again(running, PlanError("a pass that it shared with a request at fault cannot be repeated"))
-
     def _begin_again(self, running: RunningRequest, error: Exception) -> None:
         """Queue a request that lost its place, or end it where it has reported something or began too often."""
         if running.closing:
@@ -372,7 +367,7 @@ class Engine:
 
     def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, NDArray[np.float32]]]) -> None:
         """Enter what a pass computed into the store and the requests; `scores` are of those that could be read."""
-        batch, items = ran.batch, iter(ran.items[len(ran.batch.passes) :])
+        batch = ran.batch
         self.stats.steps += 1
         self.stats.row_layers += sum(plan.cost for _, plan in ran.items)
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
@@ -383,8 +378,6 @@ class Engine:
                 self.store.publish(work.entry)
                 self._running.remove(work)
                 self.stats.prefix_passes += 1
-        for running in batch.requests:
-            running.ran([next(items) for _ in running.items()])
         for running, predicted in scores:
             if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
                 reason = running.reason
