@@ -1,5 +1,6 @@
 """What fails on account of one request ends that request, and changes nothing for the others."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -288,6 +289,7 @@ def test_an_error_of_the_device_restarts_the_engine_with_its_queue(
     results, events = drive(engine, work)
     assert len(results) == len(work)
     assert engine.stats.recoveries == 1
+    assert Counter(event.id for event in events if event.queued_s is not None) == dict.fromkeys(expected, 1)
     failed = {name for name, result in results.items() if result.finish_reason == "error"}
     assert len(failed) == (0 if after == 1 else 3)
     for name, result in results.items():
@@ -332,8 +334,9 @@ def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
 
     monkeypatch.setattr(engine.memory, "_state", made)
     good = Work(request("good", prefix=5), Reuse())
-    results, _ = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
+    results, events = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
     assert results["bad"].finish_reason == "error"
+    assert [event.id for event in events if event.queued_s is not None] == ["good"]
     assert str(error) in str(results["bad"].error)
     assert outcome(results["good"]) == outcome(alone(good))
     assert [entry.tokens[0] for entry in engine.store.entries] == [good.request.prompt_token_ids[0]]

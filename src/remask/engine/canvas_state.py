@@ -67,9 +67,13 @@ class CanvasState:
         states = 0 if self.states is None else self.states.nbytes
         return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
 
-    def passed(self, plan: Plan) -> ExecutedPlan:
-        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass."""
-        return ExecutedPlan(plan, self.prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
+    def passed(self, plan: Plan, apart: bool) -> ExecutedPlan:
+        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass.
+
+        With `apart` every canvas attends on its own, and reads the whole of a shared prefix.
+        """
+        prefix = None if apart else self.prefix
+        return ExecutedPlan(plan, prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""

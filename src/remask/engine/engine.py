@@ -54,9 +54,9 @@ MAX_STARTS = 2  # of one request, where the engine fails while it runs
 class Event:
     """What a step did to one request.
 
-    `queued_s` is given when the request begins: the seconds that it waited. `settled` holds the response tokens that
-    have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop; the
-    tokens of the result do not.
+    `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
+    that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;
+    the tokens of the result do not.
     """
 
     id: str
@@ -188,7 +188,7 @@ class Engine:
         self._admit()
         for ran in run_isolated(self.runner, self._next(), self._fail):
             if self.costs is not None:
-                self.costs.note([branch.passed(plan) for branch, plan in ran.items])
+                self.costs.note([branch.passed(plan, self.config.batch_invariant) for branch, plan in ran.items])
             if self.probe is not None:
                 self.probe(ran.batch.requests, ran.hidden)
             self._settle(ran, read_isolated(self.runner, ran, self._fail))
@@ -275,7 +275,9 @@ class Engine:
         self._waiting.remove(pending)
         pending.starts += 1
         self._running.add(running)
-        self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
+        if not pending.begun:
+            pending.begun = True
+            self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
         if running.lease is not None and not running.lease.hit:
             entry = running.lease.entry
             self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
