@@ -3,11 +3,11 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 
-.PHONY: demo test check soak docs
+.PHONY: demo test check suite soak docs
 demo: .venv/installed-lab
 	scripts/demo
-test: .venv/installed-$(EXTRAS)
-	scripts/check
+test: check suite
+suite: .venv/installed-$(EXTRAS)
 	scripts/test
 check: .venv/installed-$(EXTRAS)
 	scripts/check

@@ -35,10 +35,15 @@ def check(run: dict[str, Any], answer: dict[str, Any], layers: int) -> None:
 LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4}
 
 
+RUNS = {model: [run for run in SUPPORTED if run["model"] == model] for model in goldens.MODELS}
+CALLS = 4  # in which the runs of a model are asked for, so that several processes can share them
+
+
 @pytest.mark.parametrize("model", goldens.MODELS)
-def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("call", range(CALLS))
+def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> None:
     """Lines of all policies stand in one file, so they run batched together."""
-    runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}
+    runs = {goldens.run_id(run): run for run in RUNS[model][call::CALLS]}
     assert runs
     lines = (goldens.request_line(run, name) for name, run in runs.items())
     answers = generate(tmp_path, goldens.model_dir(model), lines)
@@ -50,7 +55,7 @@ def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str) -> N
 @pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"]])
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
     """One at a time, or a few at a time under a tight budget and odd pages."""
-    runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == "llada"}
+    runs = {goldens.run_id(run): run for run in RUNS["llada"]}
     names = sorted(runs)[::9]
     lines = (goldens.request_line(runs[name], name) for name in names)
     answers = generate(tmp_path, goldens.model_dir("llada"), lines, *options)

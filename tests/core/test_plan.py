@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, View, Watch
+from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, TopRho, View, Watch
 from remask.errors import PlanError
 
 LENGTH = 6
@@ -135,6 +135,28 @@ def test_refreshed_plans_are_whole_from_a_layer_on(at: int) -> None:
     assert refreshed.cost == at * 3 + (3 - at) * LENGTH
     assert plan.cost == 9
     refreshed.check(LENGTH)
+
+
+def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
+    pick = TopRho(mask(2, 3, 4, 5), 2)
+    plan = Plan(
+        (Span(range(1), mask(0, 2, 3, 4, 5)), Span(range(1, 4), mask(0, 2, 3, 4, 5), pick=pick, held=mask(0))), mask(4)
+    )
+    chosen = plan.chosen(2, mask(3, 5))
+    assert [(span.layers, span.pick) for span in chosen.spans] == [
+        (range(1), None),
+        (range(1, 2), pick),
+        (range(2, 3), None),
+        (range(3, 4), pick),
+    ]
+    assert chosen.spans[2].computed.tolist() == mask(3, 5).tolist()
+    assert chosen.spans[2].held is not None
+    assert chosen.spans[2].held.tolist() == mask(0, 2, 4).tolist()
+    assert chosen.cost == plan.cost
+    assert all(span.rows.tolist() == mask(0, 2, 3, 4, 5).tolist() for span in chosen.spans)
+    for unchanged in (plan.chosen(0, mask(2)), chosen.chosen(2, mask(2))):
+        assert unchanged.spans[-1].pick is pick
+        assert unchanged.cost == plan.cost
 
 
 def test_what_cannot_be_watched_is_refused() -> None:

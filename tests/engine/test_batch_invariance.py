@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, Result
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
@@ -23,7 +24,7 @@ from remask.errors import ConfigError
 from remask.models.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.models.loaded import load_model
 from remask.models.transformer import Transformer
-from remask.policies import BiCache, Dense
+from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
@@ -281,3 +282,22 @@ def test_the_option() -> None:
         EngineConfig(batch_invariant=True, prefix_match="longest")
     with pytest.raises(ConfigError, match="batch_invariant must be true or false"):
         EngineConfig(batch_invariant="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_cost_of_a_pass_counts_a_shared_prefix_as_often_as_it_is_read(apart: bool) -> None:
+    model = model_of("llada", torch.float32)
+    widths = model.config.widths(4)
+    work = [Work(support.request(name, 9, prefix=6), Reuse()) for name in "abc"]
+
+    def read(*some: Work) -> int:
+        engine = poisoned_engine(model, batch_invariant=apart)
+        engine.costs = CostMeter(widths)
+        for item in some:
+            engine.add(item.asked)
+        engine.step()  # the pass over the prefix
+        engine.step()
+        return engine.costs.last.operations["attention"].kv_read
+
+    saved = 2 * (6 * model.config.layers) * 2 * widths.keys * widths.item  # what two of three requests need not read
+    assert read(*work) == 3 * read(work[0]) - (0 if apart else saved)

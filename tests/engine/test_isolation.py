@@ -1,7 +1,7 @@
 """What fails on account of one request ends that request, and changes nothing for the others."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.sampling.masked import MaskedDecoder, MaskedDecoding
-from tests.engine.support import Work, alone, make_engine, outcome, request, run
+from tests.engine.support import LAYERS, Work, alone, make_engine, outcome, request, run
 
 BAD = 33  # the first prompt token of the request that is to blame
 SEED = 77
@@ -42,10 +42,20 @@ def neighbours() -> list[Work]:
 
 def comparing() -> list[Work]:
     """Requests whose passes compare their values with those of the pass before."""
-    return [
-        Work(request("dllm", list(range(20, 28))), DllmCache(100, 4, 0.5)),
-        Work(request("elastic", list(range(40, 48))), ElasticCache(4, 0.9)),
+    policies: dict[str, CachePolicy] = {
+        "value": DllmCache(100, 4, 0.5),
+        "key": DllmCache(3, 4, 0.25, select="key"),
+        "prefix": BiCache(DllmCache(100, 8, 0.5), depth=2),
+        "elastic": ElasticCache(4, 0.9),
+        "drifting": ElasticCache(4, 1.0),
+    }
+    prompts = (list(range(20 + i, 28 + i)) for i in range(0, 10, 2))
+    work = [
+        Work(request(name, prompt, 6 if name == "prefix" else 0), policy)
+        for prompt, (name, policy) in zip(prompts, policies.items(), strict=True)
     ]
+    guided = request("guided", list(range(40, 48)), cfg_scale=1.0)
+    return [*work, Work(guided, DllmCache(100, 4, 0.5, 2))]
 
 
 def is_bad(running: RunningRequest) -> bool:
@@ -88,15 +98,23 @@ def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine.runner, "pack", packed)
 
 
-def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    """The pass writes K and V of everybody, and fails then."""
-    run_pass = engine.runner.run
+def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "leave", layer: int = 0) -> None:
+    """The pass writes K and V of everybody up to `layer`, in which `operation` fails: by default, all of them."""
+    model, run_pass, act = engine.model, engine.runner.run, getattr(engine.model, operation)
+    layers = {id(weights): number for number, weights in enumerate(model.weights.layers)}
+    among = False
 
     def ran(items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
-        result = run_pass(items, passes)
-        return defect() if any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items) else result
+        nonlocal among
+        among = any(blamed(branch) and branch.ledger.step >= 2 for branch, _ in items)
+        return run_pass(items, passes)
+
+    def acted(*inputs: Any) -> Tensor:
+        result: Tensor = act(*inputs)
+        return defect() if among and all(layers.get(id(given), layer) == layer for given in inputs) else result
 
     patch.setattr(engine.runner, "run", ran)
+    patch.setitem(vars(model), operation, acted)
 
 
 def breaks_read(engine: Engine, patch: pytest.MonkeyPatch) -> None:
@@ -164,9 +182,9 @@ def test_a_failure_ends_its_own_request(
     prefix: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    good = neighbours() + ([] if breaks is breaks_forward else comparing())
+    good = neighbours() + comparing()
     expected = {item.request.id: outcome(alone(item)) for item in good}
-    engine = make_engine(max_num_seqs=8, **limits)
+    engine = make_engine(max_num_seqs=16, **limits)
     bad = Work(bad_request(prefix=prefix, block_length=2, steps=8), BiCache(depth=2))
     with monkeypatch.context() as patch:
         breaks(engine, patch)
@@ -200,19 +218,27 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
     assert run(engine, bad)["bad 0"].finish_reason == "length", "the prefix is computed anew"
 
 
-def test_a_pass_that_cannot_be_repeated_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that compare values with their last pass would compare with the pass that failed."""
-    expected = {item.request.id: outcome(alone(item)) for item in comparing()}
-    engine = make_engine(max_num_seqs=8)
-    early, late = comparing()
+@pytest.mark.parametrize("joins", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("operation", "layer"),
+    # The first layer computes all of its rows, so nothing is chosen there.
+    [(name, i) for name in ("_choose", "_attend", "_feed") for i in range(name == "_choose", LAYERS)] + [("leave", 0)],
+)
+def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
+    operation: str, layer: int, joins: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where new values are compared with those of the last pass, a repeat would find its own."""
+    good = comparing()
+    expected = {item.request.id: outcome(alone(item)) for item in good}
+    engine = make_engine(max_num_seqs=16)
     with monkeypatch.context() as patch:
-        breaks_forward(engine, patch)
-        bad = Work(bad_request(), Dense())
-        results = run(engine, [early, replace(late, joins=3), bad], each_step=lambda _: engine.check_integrity())
-    assert results["bad"].finish_reason == "error"
-    assert "cannot be repeated" in str(results["dllm"].error), "it had reported tokens"
-    assert outcome(results["elastic"]) == expected["elastic"]
-    assert {item.request.id: outcome(alone(item)) for item in comparing()} == expected
+        breaks_forward(engine, patch, operation, layer)
+        bad = Work(bad_request(), DllmCache(100, 100, 0.5), joins)
+        results = run(engine, [*good[:3], bad, *good[3:]], each_step=lambda _: engine.check_integrity())
+    assert "is run in parts" in caplog.text
+    # A choice that was made is not made again, so it need not fail again.
+    assert results["bad"].finish_reason == "error" or operation == "_choose"
+    assert {name: outcome(results[name]) for name in expected} == expected
 
 
 POISONS = [
@@ -263,6 +289,7 @@ def test_an_error_of_the_device_restarts_the_engine_with_its_queue(
     results, events = drive(engine, work)
     assert len(results) == len(work)
     assert engine.stats.recoveries == 1
+    assert Counter(event.id for event in events if event.queued_s is not None) == dict.fromkeys(expected, 1)
     failed = {name for name, result in results.items() if result.finish_reason == "error"}
     assert len(failed) == (0 if after == 1 else 3)
     for name, result in results.items():
@@ -307,8 +334,9 @@ def test_an_error_while_a_request_is_placed_leaves_nothing_claimed(
 
     monkeypatch.setattr(engine.memory, "_state", made)
     good = Work(request("good", prefix=5), Reuse())
-    results, _ = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
+    results, events = drive(engine, [Work(bad_request(prefix=6), Reuse()), good])
     assert results["bad"].finish_reason == "error"
+    assert [event.id for event in events if event.queued_s is not None] == ["good"]
     assert str(error) in str(results["bad"].error)
     assert outcome(results["good"]) == outcome(alone(good))
     assert [entry.tokens[0] for entry in engine.store.entries] == [good.request.prompt_token_ids[0]]

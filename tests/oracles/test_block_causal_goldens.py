@@ -16,6 +16,7 @@ from tests.oracles.page_chain import Pool
 from tests.oracles.sdar import SdarModel, block_causal
 
 LOGITS, CONFIDENCES = 5e-4, 1e-4
+SHARES = 4  # of the runs of a model, so that several processes can take them
 EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -67,10 +68,11 @@ def test_logits_of_every_pass_of_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", goldens.DECODED)
-def test_every_run(name: str) -> None:
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_run(name: str, share: int) -> None:
     model, runs = golden_model(name), goldens.runs(name)
     assert len(runs) == 203
-    for run in runs:
+    for run in runs[share::SHARES]:
         done, recorded = decode(model, run.request_line()), run.recorded
         assert done.output_ids == run.expected_ids(), run.id
         assert done.committed == [*run.prompt, *recorded["output_ids"]], run.id

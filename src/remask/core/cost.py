@@ -49,7 +49,7 @@ class OperationCost:
         weights: bytes of its matrices, once a pass and layer in which any row needs them. Biases, norms and embeddings
             are left out.
         kv_read: bytes of the K and V that any row of a canvas attends to, once a canvas and layer. Canvases that read
-            one shared prefix in place read it once together.
+            one shared prefix in place read it once together, but under `batch_invariant`.
         kv_written: bytes of the K and V that are written.
         states: bytes of cached attention and FFN outputs and of hidden states, read and written.
         activations: bytes of what goes into and comes out of each product beside these. Scores are not among them:

@@ -16,7 +16,7 @@ class ExecutedPlan:
 
     Attributes:
         plan: the plan that ran.
-        prefix: the leading positions that other requests computed.
+        prefix: the leading positions that other requests computed, where canvases that share them read them together.
         sharing: equal for canvases that read the same prefix.
         outputs: attention and FFN outputs of computed rows are kept.
         tracked: attention was watched before, so every layer but the last has a tracked token.

@@ -175,6 +175,17 @@ class Plan:
 
         return replace(self.cut(at).map(whole), refreshes=True)
 
+    def chosen(self, layer: int, rows: Mask) -> "Plan":
+        """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
+
+        def settled(span: Span) -> Span:
+            if span.layers != range(layer, layer + 1) or span.pick is None:
+                return span
+            rest = span.pick.among & ~rows
+            return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
+
+        return self.cut(layer).cut(layer + 1).map(settled)
+
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""
         return replace(self, spans=tuple(f(span) for span in self.spans))

@@ -52,6 +52,10 @@ class CanvasState:
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
 
+    def slots(self, layer: int) -> NDArray[np.int64]:
+        """Its K/V slots in `layer`, [T]."""
+        return next(table.slots for table in self.tables if layer in table.layers)
+
     @property
     def sharing(self) -> tuple[int, int]:
         """Equal for branches that read the same shared prefix in place."""
@@ -63,9 +67,13 @@ class CanvasState:
         states = 0 if self.states is None else self.states.nbytes
         return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
 
-    def passed(self, plan: Plan) -> ExecutedPlan:
-        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass."""
-        return ExecutedPlan(plan, self.prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
+    def passed(self, plan: Plan, apart: bool) -> ExecutedPlan:
+        """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass.
+
+        With `apart` every canvas attends on its own, and reads the whole of a shared prefix.
+        """
+        prefix = None if apart else self.prefix
+        return ExecutedPlan(plan, prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""

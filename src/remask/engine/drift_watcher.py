@@ -13,7 +13,7 @@ from remask.models.transformer import Transformer
 
 
 class DriftWatcher:
-    """Watches the attention of one canvas during one pass."""
+    """Watches the attention of one canvas during one pass. The canvas' tracker changes when the pass is `done`."""
 
     def __init__(self, number: int, branch: CanvasState, watch: Watch, device: torch.device) -> None:
         assert branch.tracker is not None
@@ -21,6 +21,8 @@ class DriftWatcher:
         self.threshold = watch.threshold
         self.window = np.flatnonzero(watch.window)
         self.barred = send_mask(~watch.among, device)
+        self.tokens: list[int] = []  # the token to track, of each layer that has run
+        self.rows: list[Tensor] = []  # and its attention, float32 [T]
 
     def positions(self, layer: int) -> Index:
         """Rows whose attention is watched: those of the window, and the tracked token where there is one."""
@@ -36,8 +38,7 @@ class DriftWatcher:
 
     def keys(self, pool: Pool, layer: int) -> Tensor:
         """K of the whole canvas, [T, kv_heads, Dh]."""
-        table = next(table for table in self.branch.tables if layer in table.layers)
-        return pool.k[layer][send_run(table.slots, self.device)]
+        return pool.k[layer][send_run(self.branch.slots(layer), self.device)]
 
     def measure(self, layer: int, attention: Tensor) -> Tensor:
         """Drift of the tracked token's attention (0 where none is tracked) and the token to track: float32 [2]."""
@@ -54,15 +55,20 @@ class DriftWatcher:
             self.threshold = 0.0
         return needed
 
+    def done(self) -> None:
+        """The pass has run: what it saw is what the next one compares with."""
+        if self.rows:
+            self.tracker.tokens, self.tracker.rows = np.array(self.tokens), torch.stack(self.rows)
+
 
 def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
-    """Those of `watchers` whose canvases have drifted in `layer`, which has just run. All trackers move on to it."""
+    """Those of `watchers` whose canvases have drifted in `layer`, which has just run."""
     before = _attention(model, pool, watchers, layer, [watcher.positions(layer) for watcher in watchers])
     seen = torch.stack([watcher.measure(layer, rows) for watcher, rows in zip(watchers, before, strict=True)]).tolist()
     tokens = [np.array([int(token)]) for _, token in seen]
     for watcher, token, row in zip(watchers, tokens, _attention(model, pool, watchers, layer, tokens), strict=True):
-        watcher.tracker.tokens[layer] = token[0]
-        watcher.tracker.rows[layer] = row[0]
+        watcher.tokens.append(int(token[0]))
+        watcher.rows.append(row[0])
     return [watcher for watcher, (moved, _) in zip(watchers, seen, strict=True) if watcher.needs_refresh(moved)]
 
 

@@ -31,7 +31,7 @@ from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
-from remask.errors import ConfigError, PlanError
+from remask.errors import ConfigError
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -54,9 +54,9 @@ MAX_STARTS = 2  # of one request, where the engine fails while it runs
 class Event:
     """What a step did to one request.
 
-    `queued_s` is given when the request begins: the seconds that it waited. `settled` holds the response tokens that
-    have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop; the
-    tokens of the result do not.
+    `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
+    that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;
+    the tokens of the result do not.
     """
 
     id: str
@@ -186,9 +186,9 @@ class Engine:
         start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
-        for ran in run_isolated(self.runner, self._next(), self._fail, self._again):
+        for ran in run_isolated(self.runner, self._next(), self._fail):
             if self.costs is not None:
-                self.costs.note([branch.passed(plan) for branch, plan in ran.items])
+                self.costs.note([branch.passed(plan, self.config.batch_invariant) for branch, plan in ran.items])
             if self.probe is not None:
                 self.probe(ran.batch.requests, ran.hidden)
             self._settle(ran, read_isolated(self.runner, ran, self._fail))
@@ -275,13 +275,15 @@ class Engine:
         self._waiting.remove(pending)
         pending.starts += 1
         self._running.add(running)
-        self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
+        if not pending.begun:
+            pending.begun = True
+            self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
         if running.lease is not None and not running.lease.hit:
             entry = running.lease.entry
             self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
 
     def _apart(self, pending: PendingRequest) -> bool:
-        """Whether `pending` may not run beside what runs: one of them was running when a pass or the engine failed."""
+        """Whether `pending` may not run beside what runs: one of them was running when the engine failed."""
         return pending.starts > 0 or any(running.pending.starts > 1 for running in self._running_requests())
 
     def _queue(self, pending: PendingRequest) -> None:
@@ -356,11 +358,6 @@ class Engine:
                 self._end(running, "error", _failure(running.request, error, "the pass of its shared prefix failed"))
         self.store.withdraw(member.entry)
 
-    def _again(self, running: RunningRequest) -> None:
-        """Take back a request whose last pass ran in part and cannot be repeated. It runs again where it still can."""
-        self._release(running)
-        self._begin_again(running, PlanError("a pass that it shared with a request at fault cannot be repeated"))
-
     def _begin_again(self, running: RunningRequest, error: Exception) -> None:
         """Queue a request that lost its place, or end it where it has reported something or began too often."""
         if running.closing:
@@ -372,7 +369,7 @@ class Engine:
 
     def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, NDArray[np.float32]]]) -> None:
         """Enter what a pass computed into the store and the requests; `scores` are of those that could be read."""
-        batch, items = ran.batch, iter(ran.items[len(ran.batch.passes) :])
+        batch = ran.batch
         self.stats.steps += 1
         self.stats.row_layers += sum(plan.cost for _, plan in ran.items)
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
@@ -383,8 +380,6 @@ class Engine:
                 self.store.publish(work.entry)
                 self._running.remove(work)
                 self.stats.prefix_passes += 1
-        for running in batch.requests:
-            running.ran([next(items) for _ in running.items()])
         for running, predicted in scores:
             if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
                 reason = running.reason

@@ -65,6 +65,12 @@ class Batch:
         items = [(work.branch, work.plan) for work in self.passes]
         return items + [item for running in self.requests for item in running.items()]
 
+    def enter(self, items: Items) -> None:
+        """Tell the requests with which plans their pass runs; `items` are in the order of `members`."""
+        left = iter(items[len(self.passes) :])
+        for running in self.requests:
+            running.ran([next(left) for _ in running.items()])
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -81,20 +87,21 @@ class Ran:
     hidden: Tensor
 
 
-def run_isolated(runner: Runner, batch: Batch, fail: Fail, again: Callable[[RunningRequest], None]) -> Iterator[Ran]:
+def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
     """Run a pass over `batch`. Where it fails, run passes over those of its members that can run.
 
-    `fail` is called for a member that cannot run. `again` is called for a request that has to begin again because its
-    pass cannot be repeated. Raises what no single member is to blame for: errors of the device, and of memory.
+    `fail` is called for a member that cannot run. Raises what no single member is to blame for: errors of the device,
+    and of memory.
 
-    The ledgers hold the plans of the pass already. A member whose pass is repeated runs the same plan, which writes the
-    same rows; any other one leaves the engine, and its ledger with it.
+    The ledgers hold the plans of the pass already. A member whose pass is repeated runs the plan that `Runner.run`
+    leaves, which writes the same rows; any other one leaves the engine, and its ledger with it.
     """
     members = batch.members
     if not members:
         return
+    items = batch.items()
     try:
-        hidden, items = runner.run(batch.items(), batch.passes)
+        hidden, ran = runner.run(items, batch.passes)
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise
@@ -102,12 +109,14 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail, again: Callable[[Runn
             fail(members[0], error)
             return
         log.warning("a pass over %s failed and is run in parts: %s", batch.ids, error)
-        parts = _parts(runner, members, fail, again)
+        batch.enter(items)
+        parts = _parts(runner, members, fail)
     else:
-        yield Ran(batch, items, hidden)
+        batch.enter(ran)
+        yield Ran(batch, ran, hidden)
         return
     for part in parts:
-        yield from run_isolated(runner, Batch.of(part), fail, again)
+        yield from run_isolated(runner, Batch.of(part), fail)
 
 
 def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, NDArray[np.float32]]]:
@@ -137,22 +146,15 @@ def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningReq
     return read
 
 
-def _parts(
-    runner: Runner, members: list[Member], fail: Fail, again: Callable[[RunningRequest], None]
-) -> list[list[Member]]:
+def _parts(runner: Runner, members: list[Member], fail: Fail) -> list[list[Member]]:
     """What is left of the `members` of a pass that failed, cut so that those that are not to blame can run."""
     unpacked = {member: error for member in members if (error := _packing_error(runner, member)) is not None}
     if unpacked:  # then the whole was not packed either, and nothing has run on the device
         for member, error in unpacked.items():
             fail(member, error)
         return [[member for member in members if member not in unpacked]]
-    rest: list[Member] = []
-    for member in members:
-        if isinstance(member, PrefixPass) or _repeatable(member):
-            rest.append(member)
-        else:
-            again(member)
-    return [rest[: len(rest) // 2], rest[len(rest) // 2 :]]
+    half = len(members) // 2
+    return [members[:half], members[half:]]
 
 
 def _packing_error(runner: Runner, member: Member) -> Exception | None:
@@ -164,13 +166,3 @@ def _packing_error(runner: Runner, member: Member) -> Exception | None:
             raise
         return error
     return None
-
-
-def _repeatable(running: RunningRequest) -> bool:
-    """Whether a pass that has run in part can be run once more.
-
-    A pass reads what earlier ones wrote, and writes rows that it computes. Only plans that compare the new values with
-    those of the last pass (`Plan.watch`, `Span.pick`) would find their own.
-    """
-    plans = [plan for _, plan in running.items()]
-    return not any(plan.watch is not None or any(span.pick is not None for span in plan.spans) for plan in plans)

@@ -20,7 +20,8 @@ class PendingRequest:
         stops: what ends its response.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `time.perf_counter`.
-        starts: how often it has begun: more than once only where the engine failed while it ran.
+        starts: how often it has begun, or brought the engine down before: more than once only where the engine failed.
+        begun: whether its beginning has been reported.
     """
 
     request: Request
@@ -29,6 +30,7 @@ class PendingRequest:
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0
     starts: int = 0
+    begun: bool = False
 
     @property
     def turn(self) -> float:

@@ -15,7 +15,7 @@ from remask.engine.pack import pack
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.models.pool import Pool
-from remask.models.stage import StepBatch
+from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 
 Items = list[tuple[CanvasState, Plan]]
@@ -34,16 +34,41 @@ class Runner:
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
         their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads two numbers a
         watched canvas after every layer but the last.
+
+        Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
+        it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
+        values that it then overwrites. So `items`, and the ledgers, then hold plans in which the choices that were
+        made stand.
         """
-        model, batch = self.model, self.pack(items, passes)
-        if all(plan.watch is None for _, plan in items):
-            return model.forward(batch, self.pool), items
-        items, stages = list(items), batch.stages
+        begun: list[Stage] = []
         watchers = [
-            DriftWatcher(number, branch, plan.watch, model.device)
+            DriftWatcher(number, branch, plan.watch, self.model.device)
             for number, (branch, plan) in enumerate(items)
             if plan.watch is not None
         ]
+        try:
+            batch = self.pack(items, passes)
+            begun += batch.stages
+            if not watchers:
+                return self.model.forward(batch, self.pool), items
+            return self._run_watched(batch, items, passes, watchers, begun)
+        except Exception:
+            admitted, items[:] = list(items), with_choices(items, begun)
+            for (branch, plan), (_, before) in zip(items, admitted, strict=True):
+                if plan is not before or plan.watch is not None:  # a watched plan may have grown, and starts anew
+                    branch.ledger.revise(plan)
+            raise
+
+    def _run_watched(
+        self,
+        batch: StepBatch,
+        items: Items,
+        passes: Sequence[PrefixPass],
+        watchers: list[DriftWatcher],
+        begun: list[Stage],
+    ) -> tuple[Tensor, Items]:
+        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`."""
+        model, items, stages = self.model, list(items), batch.stages
         h = model.embed(batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
@@ -60,7 +85,11 @@ class Runner:
             if drifted:
                 batch = self.pack(items, passes, first=done)
                 stages = batch.stages
-        return model.leave(h[batch.predict]), items
+                begun += stages
+        hidden = model.leave(h[batch.predict])
+        for watcher in watchers:
+            watcher.done()
+        return hidden, items
 
     def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
@@ -73,3 +102,22 @@ class Runner:
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         """Token and confidence of every predicted position, float32 [2, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
+
+
+def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
+    """`items` with the choices of rows that `stages` have made so far."""
+    chosen = [
+        (layer, pick.keys, stage.partial.slots[rows].cpu().numpy())
+        for stage in stages
+        if stage.partial is not None
+        for pick in stage.partial.picks
+        for layer, rows in zip(stage.layers, pick.chosen, strict=False)
+    ]
+    items = list(items)
+    for number, (branch, plan) in enumerate(items):
+        for layer, keys, slots in chosen:
+            pick = next(span.pick for span in plan.spans if layer in span.layers)
+            if pick is not None and (pick.by == "key") == keys:
+                plan = plan.chosen(layer, pick.among & np.isin(branch.slots(layer), slots))
+        items[number] = branch, plan
+    return items

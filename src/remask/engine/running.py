@@ -160,7 +160,7 @@ class RunningRequest:
             branch.admit(plan)
 
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
-        """The admitted pass has run. `items` are the plans as they ended; watching attention may change them."""
+        """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
 
     def rows(self, at: int) -> RowGroup | None:

@@ -1,6 +1,6 @@
 """A packed step, which the transformer executes: index tensors and slices. It names no policy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import Tensor
@@ -63,7 +63,8 @@ class Pick:
 
     The A rows are in the order of the canvases. They are sorted by canvas and then by similarity, and the rows at
     `order` are chosen. These take the places `target` among the computed rows. V is compared, and written for all A
-    rows; with `keys` it is K.
+    rows; with `keys` it is K. `chosen` takes in what the layers of the stage choose, in their order: once V of a layer
+    is written, nothing else tells which rows had moved.
     """
 
     rows: Tensor  # int64 [A], among the stage's rows
@@ -71,6 +72,7 @@ class Pick:
     order: Tensor  # int64 [S]
     target: Tensor  # int64 [S]
     keys: bool
+    chosen: list[Tensor] = field(default_factory=list)  # int64 [S] each, among the stage's rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,11 +124,13 @@ class Transformer:
         keys, values = self._project(x, w, range(first, first + c.kv_heads), cos[pick.rows], sin[pick.rows])
         new = keys if pick.keys else values
         similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
-        kept.index_copy_(0, places, new)
         # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
-        return pick.rows[order[pick.order]]
+        chosen = pick.rows[order[pick.order]]
+        kept.index_copy_(0, places, new)
+        pick.chosen.append(chosen)
+        return chosen
 
     def _attend(
         self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor

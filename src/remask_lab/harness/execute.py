@@ -22,9 +22,11 @@ from remask_lab.harness.sandbox.values import one_line
 log = logging.getLogger(__name__)
 
 _TEXT_BYTES: Final = 8192
+# The code's own process and one that it starts, and a module that nothing has imported: it may need any of the library.
 _PROBE: Final = """
 import subprocess, sys
 def probe():
+    import colorsys
     return subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True).stdout.strip()
 """
 

@@ -44,6 +44,13 @@ def confined(request: pytest.FixtureRequest) -> Confinement:
     return offered() if request.param == "offered" else without_namespaces()
 
 
+def test_a_confinement_that_hides_the_standard_library_does_not_work() -> None:
+    """As where the interpreter is a copy in a folder that all may read, and its library is in one that is private."""
+    hidden = run_tests(f"import sys; sys.path.clear()\n{execute._PROBE}", "assert probe() == b'1'")
+    assert hidden is not None
+    assert "colorsys" in hidden
+
+
 def running(marker: str) -> list[int]:
     """Processes with an argument `marker`, in every namespace."""
     found = []
