@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
+from remask.cpu import wait_passively
 from remask.errors import RemaskError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
@@ -17,6 +18,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write come
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
+    wait_passively()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
     except RemaskError as error:

@@ -10,12 +10,14 @@ from tqdm import tqdm
 
 from remask.core.meter import CacheMeter
 from remask.core.sampling import SamplingParams
+from remask.cpu import read_cpu
 from remask.engine.config import EngineConfig
 from remask.llm import LLM, Output
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Task, Workload, token_agreement
 from remask_lab.ops.flops import Executed
 from remask_lab.records.interval import wilson
+from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
 
 
@@ -74,7 +76,7 @@ def run_bench(
 
     The contenders take turns. Each turn has its own engine and store, so that the first request of every prefix is a
     miss. The record holds medians against each contender's baseline, which must be among the contenders. Its settings
-    are the workload's shape.
+    are the workload's shape, and its conditions what else the machine did meanwhile.
 
     Args:
         detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
@@ -84,6 +86,7 @@ def run_bench(
     rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
+    began = read_cpu()
     singly = detail and alone and engine.max_num_seqs > 1
     turns = (1 + rounds * (2 if singly else 1)) * len(rows)
     with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
@@ -100,7 +103,8 @@ def run_bench(
     by_name = {row.contender.name: row for row in rows}
     settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
     results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
-    return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
+    data = {"results": results, "conditions": conditions(began)}
+    return Record("bench", about(llm, seed=workload.seed, settings=settings), data)
 
 
 def _turn(llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> BenchRound:

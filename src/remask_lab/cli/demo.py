@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from remask.cli.options import open_llm
+from remask.cli.options import add_threads_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=96, metavar="N")
     parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
+    add_threads_option(parser)
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
 
 
