@@ -15,6 +15,8 @@ from remask.errors import RemaskError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
+_SILENT = frozenset({"--quiet", "-h", "--help"})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
@@ -82,6 +84,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, command in known.items():
         own = commands.add_parser(name, help=command.summary)
         if name == chosen:
+            if command.opening is not None and not _SILENT & set(words):
+                print(f"remask {name}: {command.opening}", file=sys.stderr, flush=True)
             _fill(own, command)
             if name == "serve":
                 words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "caching, block-prefix and uniform-cache on a model of uniform diffusion."
     )
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
-    parser.add_argument("--requests", type=int, default=96, metavar="N")
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="questions (default 64)")
     parser.add_argument("--picture", metavar="FILE", help=f"file of the picture of b(r) (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     add_threads_option(parser)
@@ -59,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
     _compare(llm, workload, args)
     picture = Path(args.picture or PICTURE)
     picture.parent.mkdir(parents=True, exist_ok=True)
+    print("\nHow deep a shared prefix may be reused, by prefix ratio:", end=" ", flush=True)
     plot_depth(llm.depth_table, picture)
-    print(f"\nHow deep a shared prefix may be reused, by prefix ratio: {picture}")
+    print(picture)
     return 0
 
 
