@@ -18,6 +18,7 @@ docs: .venv/installed-$(EXTRAS)
 
 # One stamp for each set of extras. All sets go into one environment, so an installed set stays.
 .venv/installed-%: pyproject.toml constraints.txt
+	@echo "Installing remask with PyTorch and the extras '$*' into .venv. This happens once, and takes minutes."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]'
 	touch $@

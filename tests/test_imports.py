@@ -28,6 +28,7 @@ ORDER = (
     "remask.sampling",
     "remask.engine",
     "remask.depth",
+    "remask.cpu",
     "remask.config",
     "remask.prompts",
     "remask.detokenize",
@@ -62,6 +63,7 @@ APART = {
 }
 # Who may read the environment: what a user starts, and what starts processes of its own.
 MAY_READ_ENVIRONMENT = {
+    "remask.cpu",
     "remask.config",
     "remask.cli",
     "remask_lab.cli",

@@ -1,16 +1,33 @@
-"""Chooses the device and the number format. `auto` depends on the machine."""
+"""Chooses the device, the number format and the number of CPU threads. `auto` depends on the machine."""
 
+import functools
 import logging
-import time
+import os
+from dataclasses import dataclass
 
 import torch
 
+from remask.core.checks import whole
+from remask.cpu import BFLOAT16, CpuReading, cores, instructions, others_since, physical_cores, quota, whole_cores
 from remask.errors import ConfigError, UnknownNameError
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MIN_GAIN = 1.2  # speed-up from which on `auto` takes bfloat16; below it the accuracy of float32 is worth more
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# A smaller model's operations are over before a second thread has taken up its part, and every one of them waits for
+# the slower thread.
+PARAMETERS_A_THREAD = 2_000_000
+# From this size on, bfloat16 takes less time than float32 for single requests too, as `docs/log.md` tells.
+BFLOAT16_PARAMETERS = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """A number of CPU threads, and the reason for it in words."""
+
+    number: int
+    why: str
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,11 +46,13 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
-    """Return the number format and the reason for the choice, in words.
+def resolve_dtype(name: str, device: torch.device, parameters: int) -> tuple[torch.dtype, str]:
+    """Return the number format for a model of so many `parameters`, and the reason for the choice, in words.
 
-    `auto` is bfloat16 on accelerators. On a CPU it times a matrix product in both formats: only some CPUs have
-    instructions for bfloat16, and without them it is slower than float32. Raises `UnknownNameError` for other names.
+    `auto` is bfloat16 on accelerators, and on CPUs where whole requests take less time than in float32: those that
+    have instructions for it, where the model is large enough that matrix products, which these are for, take most of
+    the time. What decides are facts and no measurement, so that one machine gives the same answers on every start.
+    Raises `UnknownNameError` for other names.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -41,17 +60,62 @@ def resolve_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
         return DTYPES[name], "as asked"
     if device.type != "cpu":
         return torch.bfloat16, "auto: an accelerator"
-    gain = matmul_seconds(torch.float32) / matmul_seconds(torch.bfloat16)
-    dtype = torch.bfloat16 if gain >= MIN_GAIN else torch.float32
-    return dtype, f"auto: bfloat16 matrix products run at {gain:.1f}x float32's speed on this CPU"
+    native = sorted(BFLOAT16 & instructions())
+    if not native:
+        return torch.float32, "auto: this CPU has no instructions for bfloat16"
+    if parameters < BFLOAT16_PARAMETERS:
+        return torch.float32, f"auto: {parameters / 1e6:.3g} million parameters gain nothing from bfloat16"
+    return torch.bfloat16, f"auto: this CPU has {' and '.join(native)}"
 
 
-def matmul_seconds(dtype: torch.dtype, size: int = 768, tries: int = 5) -> float:
-    """Return the shortest time, in seconds, of a `size` by `size` matrix product on the CPU."""
-    a = torch.ones(size, size, dtype=dtype)
-    best = float("inf")
-    for _ in range(tries + 1):
-        start = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - start)
-    return best
+def resolve_threads(asked: int | None, parameters: int, spare: int, since: CpuReading | None) -> Threads:
+    """Return the number of CPU threads for a model of so many `parameters`, and the reason.
+
+    What somebody has set is kept: `asked`, a number in the environment, or one given to `torch.set_num_threads`. Else
+    it is the smallest of what the model's size, the cores less `spare`, a container's quota and other processes allow.
+
+    Args:
+        asked: the number, where the user names one.
+        spare: cores that other threads of this process need.
+        since: an earlier reading, after which other processes were watched; None where they cannot be.
+
+    Raises `ConfigError` where `asked` is no whole number from 1.
+    """
+    whole("threads", asked, low=1, optional=True)
+    if asked is not None:
+        return Threads(asked, "as asked")
+    current = torch.get_num_threads()
+    named = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
+    if named is not None:
+        return Threads(current, f"from {named}")
+    there, physical = cores(), physical_cores()
+    if current not in {there, physical} | _chosen():
+        return Threads(current, "as this process has set it")
+    left = f", {spare} of them left to HTTP" if spare else ""
+    limits = [
+        (parameters // PARAMETERS_A_THREAD, f"{parameters / 1e6:.3g} million parameters keep no more busy"),
+        (physical - spare, f"{physical} cores{left}"),
+    ]
+    if (allowed := quota()) is not None and allowed < physical:
+        limits.append((int(allowed) - spare, f"the container may use {allowed:g} of {there} cores{left}"))
+    if (others := others_since(since)) is not None:
+        limits.append((whole_cores(there - others.used), f"other processes use {others.used:.1f} of {there} cores"))
+    number, why = min(limits, key=lambda limit: limit[0])
+    return Threads(max(1, number), why)
+
+
+def set_threads(threads: Threads) -> None:
+    """Let PyTorch compute on so many threads, in the whole process."""
+    if threads.number != torch.get_num_threads():
+        torch.set_num_threads(threads.number)
+        _chosen().add(threads.number)
+
+
+@functools.cache
+def _chosen() -> set[int]:
+    """The numbers that models of this process were given here.
+
+    PyTorch has one number for the process and does not say who set it. A later model must not take an earlier one's
+    for the user's.
+    """
+    return set()

@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from remask.config import resolve_device, resolve_dtype
-from remask.core.checks import one_of
+from remask.config import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
+from remask.core.checks import one_of, whole
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
+from remask.cpu import CpuReading, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import stop_at
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.loaded import LoadedModel, load_model
+from remask.models.loaded import LoadedModel, find_model
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy, name_of, parse, settings_of
@@ -65,6 +66,9 @@ class LLM:
         depth_table: a file written by `remask profile`; without one a shipped table is used, or the model is profiled
             when BiCache first asks for a depth.
         engine: limits of the engine.
+        threads: CPU threads to compute on, for the whole process. Without a number it is chosen by the model's size and
+            the cores that are free, unless `OMP_NUM_THREADS` or `torch.set_num_threads` has set one.
+        spare_cores: cores that a chosen number leaves to other threads of this process.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -88,26 +92,32 @@ class LLM:
         check_weights: bool = True,
         depth_table: str | Path | None = None,
         engine: EngineConfig | None = None,
+        threads: int | None = None,
+        spare_cores: int = 0,
         progress: bool = False,
     ) -> None:
         one_of("load_format", load_format, ("auto", "dummy"))
+        whole("threads", threads, low=1, optional=True)
+        whole("spare_cores", spare_cores, low=0)
         self.progress = progress
+        before = read_cpu()
         place = resolve_device(device)
-        kind, why = resolve_dtype(dtype, place)
-        self.loaded: LoadedModel = load_model(
-            model, kind, place, dummy=load_format == "dummy", progress=progress, check=check_weights
-        )
+        # Whatever can be refused without the weights is, as reading these may take minutes.
+        self.engine_config = engine or EngineConfig()
+        found = find_model(model, dummy=load_format == "dummy")
+        self.cache = _USUAL_CACHE[found.config.kind] if cache == AUTO else cache
+        self.cache_config = dict(cache_config or {})
+        self.policy(self.cache, self.cache_config, lambda: DepthLookup({}))
+        self.cache_name = self.cache if isinstance(self.cache, str) else name_of(self.cache)
+        kind, why = resolve_dtype(dtype, place, found.config.parameters)
+        self.loaded: LoadedModel = found.load(kind, place, progress=progress, check=check_weights)
+        used = _threads(threads, self.loaded, spare_cores, before)
         # A file that cannot be used fails now, not when a policy first needs it.
         self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
         self.model = Transformer(self.loaded.config, self.loaded.weights)
-        self.engine_config = engine or EngineConfig()
         self.engine = self.new_engine()
-        self.cache = _USUAL_CACHE[self.loaded.config.kind] if cache == AUTO else cache
-        self.cache_config = dict(cache_config or {})
-        self.policy(self.cache, self.cache_config, lambda: DepthLookup({}))  # a bad default fails now
-        self.cache_name = self.cache if isinstance(self.cache, str) else name_of(self.cache)
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d cache=%s%s %s "
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) cache=%s%s %s "
             "max_model_len=%d pool=%.2f GB",
             model,
             self.loaded.config.family,
@@ -115,7 +125,8 @@ class LLM:
             str(kind).removeprefix("torch."),
             why,
             place,
-            torch.get_num_threads(),
+            used.number,
+            used.why,
             self.cache_name,
             self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,
@@ -258,6 +269,15 @@ class LLM:
             elapsed_s=result.elapsed_s,
             error=error,
         )
+
+
+def _threads(asked: int | None, loaded: LoadedModel, spare: int, since: CpuReading | None) -> Threads:
+    """Set the number of threads that `loaded` computes on, and return it; other processes are watched `since` then."""
+    if asked is None and loaded.weights.embed.device.type != "cpu":
+        return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
+    threads = resolve_threads(asked, loaded.config.parameters, spare, since)
+    set_threads(threads)
+    return threads
 
 
 def _step(engine: Engine) -> list[Event]:

@@ -20,7 +20,6 @@ import httpx
 import pytest
 
 from remask.cli import main
-from remask.cli.serve import default_threads
 from remask.server.run import bind, url_of
 from tests.server.serving import CHATS, LONG, URL, eventually
 
@@ -281,13 +280,6 @@ def test_addresses_of_both_kinds() -> None:
     if socket.has_ipv6:
         with bind("::1", 0) as other:
             assert re.fullmatch(r"http://\[::1\]:\d+", url_of(other))
-
-
-@pytest.mark.parametrize(("cores", "usual", "threads"), [(1, 1, 1), (2, 2, 1), (16, 16, 15), (16, 4, 4)])
-def test_a_core_is_left_to_http(monkeypatch: pytest.MonkeyPatch, cores: int, usual: int, threads: int) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr("torch.get_num_threads", lambda: usual)
-    assert default_threads() == threads
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_commands_are_taken(page: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_modules_can_be_run(page: Path) -> None:
-    for name in set(re.findall(r"python -m (remask_lab(?:\.[a-z_]+)+)\b(?!\.[A-Z])", page.read_text(encoding="utf-8"))):
+    for name in set(re.findall(r"python -m (remask_lab(?:\.[a-z_]+)+)(?!\.?\w)", page.read_text(encoding="utf-8"))):
         spec = importlib.util.find_spec(name)
         assert spec is not None, name
         if spec.submodule_search_locations is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from remask_lab.speed import (
     first_layer,
     gpu,
     invariance,
+    neighbours,
     overhead,
     policies,
     routing,
@@ -93,6 +95,31 @@ def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["eight_at_a_time_gain"] > 0
     assert report["first_settled_hit_ms"] > 0
+
+
+def test_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "neighbours.json"
+    report = "import sys, pathlib; pathlib.Path('words').write_text(' '.join(sys.argv))"
+    monkeypatch.setattr(neighbours, "REMASK", (sys.executable, "-c", report))
+    options = ["--threads", "auto,1", "--rounds", "2", "--requests", "3", "--json", str(target)]
+    monkeypatch.setattr(sys, "argv", ["neighbours", *options])
+    neighbours.main()
+    result = json.loads(target.read_text(encoding="utf-8"))
+    assert set(result["threads"]) == {"auto", "1"}
+    for figures in result["threads"].values():
+        assert figures["ratio_range"][0] <= figures["ratio"] <= figures["ratio_range"][1]
+        assert figures["alone_s"] > 0
+    assert len(result["alone"]) == 4
+    for options in (["--command", "demi"], ["--neighbours", "0"]):
+        monkeypatch.setattr(sys, "argv", ["neighbours", *options])
+        with pytest.raises(ConfigError, match=options[0]):
+            neighbours.main()
+
+
+def test_neighbours_compute_until_the_block_ends() -> None:
+    with neighbours.neighbours(2) as started:
+        assert [process.poll() for process in started] == [None, None]
+    assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
 def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ class Command:
         module: has `add_arguments(parser)` and `run(args) -> int`, the exit status.
         summary: its line in `remask --help`.
         extra: the extra that installs the further packages that the module needs.
+        opening: what is said on stderr before the module is imported, which may take seconds; without it nothing is.
     """
 
     module: str
     summary: str
     extra: str | None = None
+    opening: str | None = None
 
     def load(self) -> ModuleType:
         """Import the module. Raises `ConfigError` if a package of its extra is missing."""

@@ -10,13 +10,17 @@ from collections.abc import Container, Sequence
 from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
+from remask.cpu import wait_passively
 from remask.errors import RemaskError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
+_SILENT = frozenset({"--quiet", "-h", "--help"})
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
+    wait_passively()
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
     except RemaskError as error:
@@ -80,6 +84,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name, command in known.items():
         own = commands.add_parser(name, help=command.summary)
         if name == chosen:
+            if command.opening is not None and not _SILENT & set(words):
+                print(f"remask {name}: {command.opening}", file=sys.stderr, flush=True)
             _fill(own, command)
             if name == "serve":
                 words = [*words[: place + 1], *config_file.expand(words[place + 1 :], _flags(own))]

@@ -33,6 +33,17 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
+    add_threads_option(group)
+
+
+def add_threads_option(group: argparse._ActionsContainer) -> None:
+    """`--threads`, for commands that take it without the other options of the model."""
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads to compute on (default: by the model's size and the cores that are free)",
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +112,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "load_format": args.load_format,
         "check_weights": not args.skip_weight_check,
         "depth_table": args.depth_table,
+        "threads": args.threads,
     }
 
 
@@ -109,6 +121,7 @@ def open_llm(
     cache: str = "none",
     cache_config: dict[str, Any] | None = None,
     engine: EngineConfig | None = None,
+    spare_cores: int = 0,
 ) -> LLM:
     """Load the model that the options name. Raises what `LLM` raises."""
     return LLM(
@@ -117,6 +130,7 @@ def open_llm(
         cache_config=cache_config,
         engine=engine,
         progress=not args.quiet,
+        spare_cores=spare_cores,
         **model_settings(args),
     )
 

@@ -43,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_options(parser)
     add_answer_options(parser)
     server = add_server_options(parser, ServerLimits)
-    server.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads that the model computes on (default: all cores but one)"
-    )
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
     server.add_argument("--profile-steps", type=int, default=20, metavar="N", help="steps of the trace (default 20)")
 
@@ -103,14 +100,12 @@ def run(args: argparse.Namespace) -> int:
 
     args.model = args.served or args.model
     config = ServerConfig(**server_settings(args))
-    whole("threads", args.threads, low=1, optional=True)
-    torch.set_num_threads(args.threads or default_threads())
     trace = None if args.profile_dir is None else StepTrace(Path(args.profile_dir), args.profile_steps)
     template = read_template(args.chat_template)
     cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
     # Loading a model may take minutes. If the port is taken, the error comes before that.
     with bind(args.host, args.port) as listener:
-        llm = open_llm(args, args.cache or AUTO, cache_config, limits)
+        llm = open_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1)
         if template is not None and llm.tokenizer is not None:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)
@@ -121,16 +116,6 @@ def run(args: argparse.Namespace) -> int:
         gc.freeze()
         Server(app, listener).run()
     return 0
-
-
-def default_threads() -> int:
-    """Return the number of CPU threads for the model: the number of cores minus one, which is left to HTTP.
-
-    The model's threads spin while they wait for each other, so they delay everything that shares their cores. If
-    PyTorch has a lower number already, for instance from OMP_NUM_THREADS, that number is kept.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(torch.get_num_threads(), max(1, cores - 1))
 
 
 def check_extra(*needed: str) -> None:

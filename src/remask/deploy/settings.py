@@ -15,7 +15,7 @@ from remask.server.config import ServerConfig
 from remask.server.limits import RequestLimits, ServerLimits
 
 ROUTINGS = ("prefix", "round-robin")
-MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "check_weights", "depth_table")
+MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "check_weights", "depth_table", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class FleetSettings:
         model: `bundled`, or a folder or hub id that every machine can read.
         cache: cache policy of requests that do not name one.
         llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
-            `check_weights`, `depth_table`.
+            `check_weights`, `depth_table`, `threads`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica, without the limits of connections.
         chat_template: Jinja text that replaces the model's own template.

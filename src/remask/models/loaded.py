@@ -1,11 +1,13 @@
 """A loaded model: shape, weights, tokenizer and identity."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from remask.models.config import ModelConfig
 from remask.models.dummy import dummy_weights
+from remask.models.families.family import Family
 from remask.models.fingerprint import fingerprint
 from remask.models.load import load_weights, read_config
 from remask.models.presets import preset
@@ -27,22 +29,49 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_model(
-    name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool, check: bool = True
-) -> LoadedModel:
-    """Load a checkpoint, or with `dummy` draw random weights of the shape that the preset `name` has.
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model whose shape is known, and whose weights have not been read.
 
-    With `check` a checkpoint whose weights are not all finite is refused.
+    Attributes:
+        folder: the checkpoint's folder; None for random weights of a preset's shape.
+        family: what reads the checkpoint; None beside no folder.
+    """
+
+    name: str
+    config: ModelConfig
+    folder: Path | None = None
+    family: Family | None = None
+
+    def load(self, dtype: torch.dtype, device: torch.device, *, progress: bool, check: bool = True) -> LoadedModel:
+        """Read the weights, or draw them where there is no folder.
+
+        With `check` a checkpoint whose weights are not all finite is refused. Raises `CheckpointError` on files that
+        cannot be used.
+        """
+        if self.folder is None or self.family is None:
+            weights = dummy_weights(self.config, dtype, device, DUMMY_SEED)
+            return LoadedModel(self.name, self.config, weights, None, fingerprint(self.config, DUMMY_SEED))
+        tokenizer = load_tokenizer(self.folder)
+        weights = load_weights(self.folder, self.family, self.config, dtype, device, progress, check)
+        return LoadedModel(self.name, self.config, weights, tokenizer, fingerprint(self.config, self.folder))
+
+
+def find_model(name: str, *, dummy: bool) -> FoundModel:
+    """Find a checkpoint and read its shape; with `dummy` the shape of the preset `name`.
 
     Raises `CheckpointError` on files that cannot be used, `UnknownNameError` on an unknown preset or architecture, and
     `PluginError` where another package provides it and cannot be used.
     """
     if dummy:
-        config = preset(name)
-        weights = dummy_weights(config, dtype, device, DUMMY_SEED)
-        return LoadedModel(name, config, weights, None, fingerprint(config, DUMMY_SEED))
+        return FoundModel(name, preset(name))
     folder = resolve(name)
     family, config = read_config(folder)
-    tokenizer = load_tokenizer(folder)
-    weights = load_weights(folder, family, config, dtype, device, progress, check)
-    return LoadedModel(name, config, weights, tokenizer, fingerprint(config, folder))
+    return FoundModel(name, config, folder, family)
+
+
+def load_model(
+    name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool, check: bool = True
+) -> LoadedModel:
+    """Find a model and load it. Raises what `find_model` and `FoundModel.load` raise."""
+    return find_model(name, dummy=dummy).load(dtype, device, progress=progress, check=check)

@@ -10,12 +10,14 @@ from tqdm import tqdm
 
 from remask.core.meter import CacheMeter
 from remask.core.sampling import SamplingParams
+from remask.cpu import read_cpu
 from remask.engine.config import EngineConfig
 from remask.llm import LLM, Output
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Task, Workload, token_agreement
 from remask_lab.ops.flops import Executed
 from remask_lab.records.interval import wilson
+from remask_lab.records.machine import conditions
 from remask_lab.records.record import Record, about
 
 
@@ -74,7 +76,7 @@ def run_bench(
 
     The contenders take turns. Each turn has its own engine and store, so that the first request of every prefix is a
     miss. The record holds medians against each contender's baseline, which must be among the contenders. Its settings
-    are the workload's shape.
+    are the workload's shape, and its conditions what else the machine did meanwhile.
 
     Args:
         detail: the warm-up turn runs all requests and meters their K/V and FLOPs, and every round has a further turn
@@ -84,32 +86,39 @@ def run_bench(
     rows = [BenchRow(contender, (contender.workload or workload).tasks) for contender in contenders]
     single = replace(engine, max_num_seqs=1)
     few = -(-len(workload.tasks) // engine.max_num_seqs)
+    began = read_cpu()
     singly = detail and alone and engine.max_num_seqs > 1
-    turns = (1 + rounds * (2 if singly else 1)) * len(rows)
-    with tqdm(total=turns, desc="bench", unit="turn", disable=not progress) as bar:
-        for row in rows:
-            _turn(llm, row, row.tasks if detail else row.tasks[:2], engine, metered=detail)
-            bar.update()
+    warm_up = [row.tasks if detail else row.tasks[:2] for row in rows]
+    measured = [row.tasks for row in rows] + ([row.tasks[:few] for row in rows] if singly else [])
+    requests = sum(map(len, warm_up)) + rounds * sum(map(len, measured))
+    with tqdm(total=requests, desc="bench", unit="req", disable=not progress) as bar:
+        for row, tasks in zip(rows, warm_up, strict=True):
+            _turn(llm, row, tasks, engine, bar, metered=detail)
         for _ in range(rounds):
             for row in rows:
-                row.rounds.append(_turn(llm, row, row.tasks, engine))
-                bar.update()
+                row.rounds.append(_turn(llm, row, row.tasks, engine, bar))
             for row in rows if singly else ():
-                row.alone.append(_turn(llm, row, row.tasks[:few], single))
-                bar.update()
+                row.alone.append(_turn(llm, row, row.tasks[:few], single, bar))
     by_name = {row.contender.name: row for row in rows}
     settings = _describe(llm, workload, rounds, engine) | ({"alone_requests": few} if detail else {})
     results = [_result(row, by_name[row.contender.baseline], detail) for row in rows]
-    return Record("bench", about(llm, seed=workload.seed, settings=settings), {"results": results})
+    data = {"results": results, "conditions": conditions(began)}
+    return Record("bench", about(llm, seed=workload.seed, settings=settings), data)
 
 
-def _turn(llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, *, metered: bool = False) -> BenchRound:
+def _turn(
+    llm: LLM, row: BenchRow, tasks: Sequence[Task], config: EngineConfig, bar: "tqdm[Any]", *, metered: bool = False
+) -> BenchRound:
     engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
     if metered:
         engine.meter, row.executed = row.meter, Executed(engine)
     work = [task.request.with_policy(row.contender.policy) for task in tasks]
     start = time.perf_counter()
-    outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}
+    outputs = {}
+    for output in llm.run(work, engine=engine, progress=False):
+        outputs[output.id] = output
+        bar.set_postfix_str(row.contender.name, refresh=False)
+        bar.update()
     seconds = time.perf_counter() - start
     return BenchRound(
         seconds,

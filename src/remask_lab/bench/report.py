@@ -19,10 +19,10 @@ NOTHING = "="  # beside work or FLOPs that are those of the baseline
 def table(record: Record, *, detail: bool = False) -> str:
     """Returns the results of a bench's `record`, one row a policy, and notes on the conditions of the measurement.
 
-    "speed" and "work saved" are ratios to the baseline: of time, and of row-layers computed, prefix-only passes
-    included. `detail` adds what a detailed bench measures. A warning sign marks a policy that computes less than its
-    baseline and is slower. An equals sign marks one that saves nothing at these settings. Efficiencies are not shown
-    where the rounds differ too much for them.
+    "speed" and "work saved" are ratios to the baseline: of time, with the range over rounds, and of row-layers
+    computed, prefix-only passes included. `detail` adds what a detailed bench measures. A warning sign marks a policy
+    that computes less than its baseline and is slower, an equals sign one that saves nothing at these settings.
+    Efficiencies are not shown where the rounds differ too much for them.
     """
     columns = DETAILED if detail else SHORT
     rows = [[cell(result) for _, cell in columns] for result in record.data["results"]]
@@ -40,7 +40,10 @@ def _agreement(result: Result) -> str:
 
 
 def _speed(compared: Result) -> str:
-    return f"{compared['ratio_to_none']:.2f}x" + (f" {WARNING}" if compared["slower_with_less_work"] else "")
+    """The median, and the range over rounds where they differ."""
+    low, high = (f"{ratio:.2f}" for ratio in compared["ratio_range"])
+    spread = "" if low == high else f" ({low} to {high})"
+    return f"{compared['ratio_to_none']:.2f}x{spread}" + (f" {WARNING}" if compared["slower_with_less_work"] else "")
 
 
 def _saved(result: Result, saved: float) -> str:
@@ -129,5 +132,7 @@ def _notes(record: Record, detail: bool) -> list[str]:
         notes.append(f"{NOTHING} Saves nothing at these settings: it computes what its baseline computes.")
     if any(each["slower_with_less_work"] for result in results for each in (result, result.get("alone", result))):
         notes.append(f"{WARNING} Slower than its baseline although it computes fewer row-layers.")
+    if busy := record.data.get("conditions", {}).get("busy"):
+        notes.append(busy)
     notes += [f"Left out: {left['name']}: {left['reason']}" for left in record.data.get("left_out", ())]
     return notes

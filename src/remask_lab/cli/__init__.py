@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from remask.cli.commands import Command
 
 COMMANDS: Mapping[str, Command] = {
-    "demo": Command("remask_lab.cli.demo", "cache policies side by side on a bundled model", "lab"),
+    "demo": Command(
+        "remask_lab.cli.demo",
+        "cache policies side by side on a bundled model",
+        "lab",
+        opening="loading PyTorch and the model, a few seconds; then questions are answered under each cache policy",
+    ),
     "bench": Command("remask_lab.cli.bench", "compare cache policies side by side", "lab"),
     "bench serve": Command("remask_lab.cli.bench_serve", "put load on a running server", "server"),
     "profile-ops": Command(

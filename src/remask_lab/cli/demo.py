@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from remask.cli.options import open_llm
+from remask.cli.options import add_threads_option, open_llm
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -39,9 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     add_task_options(parser)
-    parser.add_argument("--requests", type=int, default=96, metavar="N")
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="questions (default 64)")
     parser.add_argument("--picture", metavar="FILE", help=f"PNG file of the picture (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
+    add_threads_option(parser)
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
 
 
@@ -73,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"\n{by_depth_text(record)}\n\n{reading(record)}")
     picture = Path(args.picture or PICTURE)
     picture.parent.mkdir(parents=True, exist_ok=True)
+    print("\nPicture:", end=" ", flush=True)
     save_figure(draw_by_depth(record, llm.depth_table), picture, llm.loaded.name)
-    print(f"\nPicture: {picture}")
+    print(picture)
     return 0
 
 

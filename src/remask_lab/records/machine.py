@@ -4,18 +4,22 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import __version__
+from remask.cpu import CpuReading, OthersUse, cpu_name, load_average, others_since
 
 if TYPE_CHECKING:
     from remask.llm import LLM
 
+BUSY = 0.1  # share of the cores from which on the work of others is told
+
 
 def host() -> dict[str, object]:
     """The processor, its number of cores, and the operating system."""
-    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()}
 
 
 def machine(llm: "LLM") -> dict[str, object]:
@@ -39,6 +43,29 @@ def machine(llm: "LLM") -> dict[str, object]:
 def processor_text(facts: Mapping[str, Any]) -> str:
     """The processor of a `machine` as reports show it: the GPU or the CPU, and the number of threads."""
     return f"{facts.get('gpu', facts['cpu'])} ({facts['threads']} threads)"
+
+
+def conditions(since: CpuReading | None) -> dict[str, object]:
+    """What else the machine did during a measurement that began at `since`, as far as the system tells.
+
+    `others` holds the seconds watched, the cores, and how many of them other processes `used` and the host of a
+    virtual machine has `stolen`, on average. `busy` is a sentence on it where others used much, and else None.
+    """
+    others, load = others_since(since), load_average()
+    return {
+        "load_average": load,
+        "others": None if others is None else asdict(others),
+        "busy": None if others is None or others.used < BUSY * others.cores else _busy(others, load),
+    }
+
+
+def _busy(others: OthersUse, load: float | None) -> str:
+    average = "" if load is None else f", load average {load:.1f}"
+    host = f", {others.stolen:.1f} of them the virtual machine's host" if others.stolen >= BUSY else ""
+    return (
+        f"The machine was busy: others used {others.used:.1f} of its {others.cores} cores{host}{average}. Times are "
+        "longer than on an idle machine, and their ratios less certain."
+    )
 
 
 def versions() -> dict[str, str]:
@@ -72,11 +99,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

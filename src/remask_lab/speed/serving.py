@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from remask import LLM, EngineConfig, SamplingParams
-from remask.cli.serve import default_threads
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.tasks.transit import TransitRequest, make_workload
@@ -61,15 +60,17 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     add_model_options(parser)
     args = parser.parse_args()
-    cores, threads = torch.get_num_threads(), args.threads or default_threads()
-    torch.set_num_threads(threads)
+    cores = torch.get_num_threads()
     llm = LLM(
         "bundled-transit",
         cache=args.cache,
         dtype=args.dtype,
         device=args.device,
         engine=EngineConfig(max_num_seqs=args.clients),
+        threads=args.threads,
+        spare_cores=1,
     )
+    threads = torch.get_num_threads()
     words = ["bundled-transit", "--dtype", args.dtype, "--device", args.device, "--threads", str(threads)]
     words += ["--max-num-seqs", str(args.clients), "--max-queue", str(args.requests), "--cache"]
     items = make_workload(args.requests, args.prefixes, 21, args.rows)

@@ -107,3 +107,14 @@ def test_other_baselines_and_what_is_left_out_are_named() -> None:
     assert "y is compared with 'drawn', not with 'none'." in text
     assert text.count("is compared with") == 1
     assert text.endswith("Left out: z: it cannot be")
+
+
+def test_the_range_over_rounds_stands_beside_the_median() -> None:
+    text = table(report(result("a", ratio_to_none=2.0, ratio_range=[1.8, 2.2])))
+    assert cells(text, 0)["speed"] == "2.00x (1.80 to 2.20)"
+
+
+def test_a_busy_machine_is_told() -> None:
+    busy = "The machine was busy: others used 1.8 of its 2 cores."
+    assert busy in table(report(result("a"), conditions={"busy": busy}))
+    assert "busy" not in table(report(result("a"), conditions={"busy": None}))

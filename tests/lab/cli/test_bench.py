@@ -1,6 +1,8 @@
 """`remask bench`: the table, the JSON, and what it refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,29 @@ def test_the_demo_shows_an_answer_a_table_and_a_picture(tmp_path: Path, capsys: 
     assert "right answer:" in out
     assert all(f"| {name}" in out for name in ("none", "reuse", "bicache"))
     assert picture.stat().st_size > 10_000
+
+
+def test_the_demo_speaks_before_it_loads_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': print('torch', file=sys.stderr); raise SystemExit(7)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from remask.cli import main\n"
+        "main(sys.argv[1:])"
+    )
+    told = {}
+    for words in (("demo",), ("--quiet", "demo"), ("demo", "--help")):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert done.returncode == 7
+        told[words] = done.stderr.splitlines()
+    assert told["demo",] == [
+        "remask demo: loading PyTorch and the model, a few seconds; then questions are answered "
+        "under each cache policy",
+        "torch",
+    ]
+    assert told["--quiet", "demo"] == told["demo", "--help"] == ["torch"]
 
 
 def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:

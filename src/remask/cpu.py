@@ -1,0 +1,196 @@
+"""What this process may use of the processor: cores, a container's quota, what others leave free, instructions.
+
+Importing this module imports no PyTorch, as some of it must be done before PyTorch is loaded.
+"""
+
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+# How threads wait for each other. GNU's OpenMP, which PyTorch's packages for Linux bring, reads the first; Intel's and
+# LLVM's read both.
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+# Instructions that multiply matrices of bfloat16: Intel's and AMD's, and Arm's.
+BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+SHORTEST_S = 0.2  # the clocks of the processor go in hundredths of a second
+_QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+
+
+def wait_passively() -> bool:
+    """Make OpenMP's threads sleep while they wait for each other. Returns whether they do.
+
+    By default they spin for milliseconds. On a machine with other work, a thread then takes from its own team the core
+    that the team waits for. OpenMP reads the environment when PyTorch loads it, so afterwards this changes nothing; nor
+    does it where the environment names a policy.
+    """
+    if "torch" not in sys.modules and not os.environ.keys() & PASSIVE.keys():
+        os.environ.update(PASSIVE)
+    return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+
+
+def cores() -> int:
+    """The number of cores that this process may run on, by its affinity mask."""
+    return len(_affinity())
+
+
+def physical_cores(root: Path = ROOT) -> int:
+    """The number of physical cores among `cores`; hardware threads of one core count once."""
+    found = set()
+    for number in _affinity():
+        topology = root / "sys/devices/system/cpu" / f"cpu{number}" / "topology"
+        siblings = _read(topology / "thread_siblings_list")
+        found.add(siblings or str(number))
+    return len(found)
+
+
+def quota(root: Path = ROOT) -> float | None:
+    """Cores that the control groups of this process allow it, by the tightest of them and their parents.
+
+    None without a limit, and where there are no control groups. Versions 1 and 2 are read.
+    """
+    limits = list(_quotas(root))
+    return min(limits) if limits else None
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    groups = root / "sys/fs/cgroup"
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # In a container the path may be the host's; the container's own group is then where the groups are mounted.
+        steps = [part for part in path.split("/") if part not in ("", "..")]
+        for base in (groups, groups / "unified") if not controllers else (groups / controllers, groups / "cpu"):
+            for depth in range(len(steps) + 1):
+                yield from _limit(base.joinpath(*steps[:depth]), version=1 if controllers else 2)
+
+
+def _limit(group: Path, version: int) -> Iterator[float]:
+    """The limit of one group, if it has one, in cores."""
+    if version == 2:
+        words = (_read(group / "cpu.max") or "max").split()
+    else:
+        words = [_read(group / name) or "-1" for name in _QUOTA_V1]
+    if len(words) == 2 and words[0] not in ("max", "-1") and float(words[1]) > 0:
+        yield float(words[0]) / float(words[1])
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """Time that the cores of this process have spent, in seconds of processor time since they were started.
+
+    Attributes:
+        clock: when it was read, in seconds of a monotonic clock.
+        busy: time in which they computed for any process. Processes of low priority do not count where this one has a
+            higher one, as they give way.
+        stolen: time that the host of a virtual machine gave to others.
+        own: time that this process and its finished children have computed.
+    """
+
+    clock: float
+    busy: float
+    stolen: float
+    own: float
+
+
+@dataclass(frozen=True, slots=True)
+class OthersUse:
+    """What others used between two readings.
+
+    Attributes:
+        seconds: time between the readings.
+        cores: the number of cores of this process.
+        used: cores that other processes used on average, time that was stolen included.
+        stolen: cores that the host of a virtual machine gave to others, on average.
+    """
+
+    seconds: float
+    cores: int
+    used: float
+    stolen: float
+
+
+def read_cpu(root: Path = ROOT) -> CpuReading | None:
+    """Read the clocks of the processor. None where the system does not have them (outside Linux)."""
+    text = _read(root / "proc/stat")
+    if text is None:
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    counted = {f"cpu{number}" for number in _affinity()}
+    busy = stolen = 0.0
+    for line in text.splitlines():
+        name, *values = line.split()
+        if name in counted:
+            user, low, system, _, _, hard, soft, taken = map(int, values[:8])
+            gives_way = os.getpriority(os.PRIO_PROCESS, 0) > 0
+            busy += (user + system + hard + soft + taken + (low if gives_way else 0)) / ticks
+            stolen += taken / ticks
+    used = os.times()
+    return CpuReading(time.monotonic(), busy, stolen, sum(used[:4]))
+
+
+def others_use(first: CpuReading | None, last: CpuReading | None) -> OthersUse | None:
+    """What others used from `first` to `last`. None where it is not known, or no time has passed."""
+    if first is None or last is None or last.clock <= first.clock:
+        return None
+    seconds = last.clock - first.clock
+    used = (last.busy - first.busy - (last.own - first.own)) / seconds
+    stolen = (last.stolen - first.stolen) / seconds
+    return OthersUse(seconds, cores(), min(max(used, 0.0), float(cores())), stolen)
+
+
+def others_since(first: CpuReading | None) -> OthersUse | None:
+    """What others used from `first` to now. Waits where that is shorter than what the clocks can measure."""
+    if first is None:
+        return None
+    time.sleep(max(0.0, SHORTEST_S - (time.monotonic() - first.clock)))
+    return others_use(first, read_cpu())
+
+
+def load_average() -> float | None:
+    """Processes that ran or waited for a core, on average over the last minute. None where that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def instructions(root: Path = ROOT) -> frozenset[str]:
+    """Names of the processor's instruction sets, as Linux lists them; none where the system does not say."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        name, _, values = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(values.split())
+    return frozenset()
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's name."""
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def whole_cores(number: float) -> int:
+    """The number of threads that `number` cores keep busy, at least 1."""
+    return max(1, math.floor(number + 0.5))
+
+
+def _affinity() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,30 @@
+"""What a record says of the machine."""
+
+import pytest
+
+from remask.cpu import OthersUse
+from remask_lab.records import machine
+
+
+@pytest.mark.parametrize(
+    ("used", "stolen", "text"),
+    [
+        (0.19, 0.1, None),
+        (1.8, 0.0, "others used 1.8 of its 2 cores, load average 4.2. Times are longer"),
+        (1.8, 0.6, "1.8 of its 2 cores, 0.6 of them the virtual machine's host, load average 4.2"),
+    ],
+)
+def test_a_busy_machine_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, used: float, stolen: float, text: str | None
+) -> None:
+    monkeypatch.setattr(machine, "others_since", lambda _: OthersUse(3.0, 2, used, stolen))
+    monkeypatch.setattr(machine, "load_average", lambda: 4.2)
+    found = machine.conditions(None)
+    assert found["others"] == {"seconds": 3.0, "cores": 2, "used": used, "stolen": stolen}
+    assert found["load_average"] == 4.2
+    assert found["busy"] is None if text is None else text in str(found["busy"])
+
+
+def test_what_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "load_average", lambda: None)
+    assert machine.conditions(None) == {"load_average": None, "others": None, "busy": None}

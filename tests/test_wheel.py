@@ -1,0 +1,80 @@
+"""The wheel, outside of the repository: what a user installs has all that it needs, and runs the demo.
+
+The environment is fresh but for the dependencies, which are those of the environment that runs the tests.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BOUND_S = 300  # for a machine that runs other tests; the demo of 8 questions takes seconds
+LARGEST = 12e6  # bytes of the wheel
+
+if importlib.util.find_spec("hatchling") is None:
+    pytest.skip("needs hatchling: pip install hatchling", allow_module_level=True)
+
+
+def run(words: Sequence[str | Path], folder: Path) -> str:
+    """Standard output of a process that knows nothing of the repository."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the working tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=BOUND_S)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of an environment into which the wheel was installed."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    install = ["-m", "pip", "--python", programs / "python", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    run([sys.executable, *install], folder)
+    (packages,) = folder.rglob("site-packages")
+    # A path in a .pth file comes after the environment's own packages, and .pth files found there are not followed: so
+    # an editable installation beside the dependencies stays unseen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return programs
+
+
+def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in (
+        "remask/bundled/model.safetensors",
+        "remask/bundled_uniform/model.safetensors",
+        "remask/tables/bundled.json",
+        "remask/server/playground/page/index.html",
+        "remask_lab/cli/demo.py",
+    ):
+        assert needed in names
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"remask", "remask_lab"}
+    assert wheel.stat().st_size < LARGEST
+
+
+def test_its_demo_runs_elsewhere(environment: Path, tmp_path: Path) -> None:
+    where = run([environment / "python", "-c", "import remask, remask_lab; print(remask.__file__)"], tmp_path)
+    assert Path(where.strip()).is_relative_to(environment.parent), "the wheel's own package is meant"
+    text = run([environment / "remask", "--quiet", "demo", "--requests", "8"], tmp_path)
+    for cache in ("none", "reuse", "bicache"):
+        assert f"| {cache}" in text
+    assert (tmp_path / "out" / "depth.png").stat().st_size > 1000
+    assert "commit unknown" in text, "it knows no repository"
