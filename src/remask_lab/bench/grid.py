@@ -47,7 +47,7 @@ class GridRow:
     `speed`, `work` and `flops` are the gains over `none` in time, row-layers and FLOPs, `agreement` the share of tokens
     that equal those of `none`; `..._none` are its own figures. `accuracy` and its 95 % `interval` are None where the
     workload has no answers.
-    Memory is in bytes, at the peak.
+    Memory is in bytes, at the peak. `row_layers` include prefix-only passes.
     """
 
     axes: Mapping[str, Any]
@@ -63,6 +63,8 @@ class GridRow:
     memory: int
     memory_none: int
     cache_ratio: float
+    row_layers: int
+    row_layers_none: int
 
     @property
     def quality(self) -> float:
@@ -199,4 +201,6 @@ def _row(axes: Mapping[str, Any], result: Mapping[str, Any]) -> GridRow:
         memory=policy["peak_memory_bytes"],
         memory_none=none["peak_memory_bytes"],
         cache_ratio=policy["cache_ratio"],
+        row_layers=policy["row_layers"],
+        row_layers_none=none["row_layers"],
     )

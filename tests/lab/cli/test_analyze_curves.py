@@ -22,7 +22,9 @@ def curves(*options: str) -> int:
 
 
 def row(setting: dict[str, Any], accuracy: float, interval: tuple[float, float], work: float) -> GridRow:
-    return GridRow(setting, accuracy, interval, 0.9, 1.0, 2.0, work, work, 1.0, 1.0, 10, 10, 0.5)
+    return GridRow(
+        setting, accuracy, interval, 0.9, 1.0, 2.0, work, work, 1.0, 1.0, 10, 10, 0.5, round(1000 / work), 1000
+    )
 
 
 def test_points_are_kept_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,6 +42,8 @@ def test_points_are_kept_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture
     assert record.data["reading"] in out
     by_point = {str(row["point"]["settings"]): row["result"] for row in record.data["rows"]}
     assert by_point["{'depth': 2}"]["policy"]["row_layers"] < by_point["{'depth': 0}"]["none"]["row_layers"]
+    fewer = [row for row in record.data["rows"] if row["point"]["sampling"]]
+    assert [row["point"]["cache"] for row in fewer] == ["none"] * len(fewer)
     kept = output.read_bytes()
     assert curves("--knobs", FEW, "--output", str(output)) == 0
     assert output.read_bytes() == kept, "nothing is measured again"
@@ -48,10 +52,12 @@ def test_points_are_kept_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_every_knob_is_one_of_its_policy() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
     workload = usual_workload(llm, 1, 0, {"max_tokens": 8, "steps": 8}, prefixes=1)
-    knobs, left_out = asked_knobs(llm, workload, {})
+    knobs, left_out = asked_knobs(llm, workload, {}, {})
     depths = next(knob for knob in knobs if knob.setting == "depth")
     assert depths.values == tuple(range(llm.loaded.config.layers + 1))
     assert {knob.cache for knob in knobs} | {left.name for left in left_out} >= set(KNOBS) - {"uniform-cache"}
+    (steps,) = [knob for knob in knobs if knob.of_sampler]
+    assert (steps.cache, steps.values) == ("none", (1, 2, 4, 8))
     for knob in knobs:
         assert knob.grid(1).points(llm)
 
