@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -97,3 +99,61 @@ def test_a_second_replica_comes_up_under_queued_load(tmp_path: Path) -> None:
     assert len(seen) == 2
     first, second = sorted(seen.values())
     print(f"autoscaling: under queued load the second replica answered {second - first:.0f} s after the first")
+
+
+def replica_processes(home: Path) -> list[int]:
+    """The processes of the replicas of the fleet that has `home`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            title, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            continue
+        if title.startswith(b"ray::ServeReplica:remask:Replica") and f"HOME={home}\0".encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def test_requests_of_a_killed_replica_are_answered_by_the_other_or_end_with_an_error(tmp_path: Path) -> None:
+    whole = {"messages": CHATS[0], "max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}
+    with (
+        fleet(str(tmp_path), BUDGET, "--min-replicas", "2") as base,
+        httpx.Client(base_url=base, timeout=120) as client,
+    ):
+
+        def ask(number: int) -> str:
+            """The replica that answered."""
+            response = client.post(URL, json={**whole, "cache_salt": str(number)})
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["completion_tokens"] == 256
+            return response.headers["x-remask-replica"]
+
+        def stream(number: int) -> tuple[str, str]:
+            """The replica, and the code of the error that ended the stream: empty where none did."""
+            body = {**whole, "cache_salt": str(number), "stream": True}
+            with client.stream("POST", URL, json=body) as response:
+                assert response.status_code == 200
+                events = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+            assert events[-1] == "[DONE]"
+            last = json.loads(events[-2])
+            return response.headers["x-remask-replica"], last.get("error", {}).get("code", "")
+
+        with ThreadPoolExecutor(16) as pool:
+            asked = [pool.submit(ask, number) for number in range(8)]
+            streamed = [pool.submit(stream, number) for number in range(8)]
+            processes = replica_processes(tmp_path)
+            assert len(processes) == 2
+            # Until each of the two runs some of them, and none is done.
+            eventually(lambda: len({name for name, held in held_leases(client).items() if held}) == 2, 60)
+            os.kill(processes[0], signal.SIGKILL)
+            replicas = {each.result(timeout=120) for each in asked}
+            ends = [each.result(timeout=120) for each in streamed]
+    assert len(replicas) == 1, "all were answered by the one that was left"
+    (left,) = replicas
+    assert {code for _, code in ends} == {"", "replica_lost"}
+    assert all(code == ("" if name == left else "replica_lost") for name, code in ends)
+
+
+def held_leases(client: httpx.Client) -> dict[str, int]:
+    """How many running requests read from the store of each replica."""
+    return {name: leases(client, name) for name in held(client)}
