@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import queue
 import signal
 import threading
 import time
@@ -115,45 +116,36 @@ def replica_processes(home: Path) -> list[int]:
 
 
 def test_requests_of_a_killed_replica_are_answered_by_the_other_or_end_with_an_error(tmp_path: Path) -> None:
-    whole = {"messages": CHATS[0], "max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}
-    with (
-        fleet(str(tmp_path), BUDGET, "--min-replicas", "2") as base,
-        httpx.Client(base_url=base, timeout=120) as client,
-    ):
+    whole = {"messages": CHATS[0], "max_tokens": 128, "block_length": 1, "steps": 128, "ignore_eos": True}
+    two = ("--min-replicas", "2")
+    with fleet(str(tmp_path), BUDGET, *two) as base, httpx.Client(base_url=base, timeout=300) as client:
+        begun: queue.Queue[str] = queue.Queue()
 
-        def ask(number: int) -> str:
-            """The replica that answered."""
+        def ask(number: int) -> None:
             response = client.post(URL, json={**whole, "cache_salt": str(number)})
             assert response.status_code == 200, response.text
-            assert response.json()["usage"]["completion_tokens"] == 256
-            return response.headers["x-remask-replica"]
+            assert response.json()["usage"]["completion_tokens"] == 128
 
-        def stream(number: int) -> tuple[str, str]:
-            """The replica, and the code of the error that ended the stream: empty where none did."""
-            body = {**whole, "cache_salt": str(number), "stream": True}
-            with client.stream("POST", URL, json=body) as response:
-                assert response.status_code == 200
-                events = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-            assert events[-1] == "[DONE]"
-            last = json.loads(events[-2])
-            return response.headers["x-remask-replica"], last.get("error", {}).get("code", "")
+        def stream(replica: str) -> str:
+            """The code of the error that ended a stream from `replica`; empty where none did."""
+            headers, body = {"X-Remask-Replica": replica}, {**whole, "stream": True}
+            with client.stream("POST", URL, json=body, headers=headers) as response:
+                lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+                assert next(lines)
+                begun.put(replica)
+                *_, last, done = lines
+            assert done == "[DONE]"
+            return str(json.loads(last).get("error", {}).get("code", ""))
 
-        with ThreadPoolExecutor(16) as pool:
-            asked = [pool.submit(ask, number) for number in range(8)]
-            streamed = [pool.submit(stream, number) for number in range(8)]
-            processes = replica_processes(tmp_path)
-            assert len(processes) == 2
-            # Until each of the two runs some of them, and none is done.
-            eventually(lambda: len({name for name, held in held_leases(client).items() if held}) == 2, 60)
-            os.kill(processes[0], signal.SIGKILL)
-            replicas = {each.result(timeout=120) for each in asked}
-            ends = [each.result(timeout=120) for each in streamed]
-    assert len(replicas) == 1, "all were answered by the one that was left"
-    (left,) = replicas
-    assert {code for _, code in ends} == {"", "replica_lost"}
-    assert all(code == ("" if name == left else "replica_lost") for name, code in ends)
-
-
-def held_leases(client: httpx.Client) -> dict[str, int]:
-    """How many running requests read from the store of each replica."""
-    return {name: leases(client, name) for name in held(client)}
+        names = list(held(client))
+        assert len(names) == 2
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, number) for number in range(4)]
+            streamed = {name: [pool.submit(stream, name) for _ in range(2)] for name in names}
+            assert sorted(begun.get(timeout=120) for _ in range(4)) == sorted(names * 2)
+            killed, _ = replica_processes(tmp_path)
+            os.kill(killed, signal.SIGKILL)
+            for each in asked:
+                each.result(timeout=300)
+            ends = sorted([each.result(timeout=300) for each in own] for own in streamed.values())
+    assert ends == [["", ""], ["replica_lost", "replica_lost"]]
