@@ -54,6 +54,10 @@ class OutputError(RemaskError):
     """A file of answers, a picture or a page cannot be written, such as on a full disk."""
 
 
+class DeployError(RemaskError):
+    """Ray could not be started or reached, or could not start the replicas of a model."""
+
+
 class QueueFullError(RemaskError):
     """As many requests are accepted as may wait: try again later."""
 

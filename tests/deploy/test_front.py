@@ -19,9 +19,10 @@ if importlib.util.find_spec("ray") is None:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own use of pydantic
-    from ray.serve.exceptions import BackPressureError
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+    from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 
-    from remask.deploy.app import Front, build
+    from remask.deploy.app import TRIES, Front, build
     from remask.deploy.router import PrefixRouter, RoundRobinRouter
 
 CHAT = {"messages": [{"role": "system", "content": "rules"}, {"role": "user", "content": "go"}]}
@@ -49,10 +50,10 @@ class Parts:
 
 
 class Handle:
-    """A deployment handle that notes what it was called with."""
+    """A deployment handle that notes what it was called with. Calls get the parts in turn, and then the last ones."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, *parts: Parts) -> None:
+        self.parts, self._turns = parts[-1], list(parts)
         self.calls: list[tuple[bytes | None, Call]] = []
 
     def options(self, **_options: Any) -> "Handle":
@@ -60,7 +61,7 @@ class Handle:
 
     def remote(self, identity: bytes | None, call: Call) -> Parts:
         self.calls.append((identity, call))
-        return self.parts
+        return self._turns.pop(0) if len(self._turns) > 1 else self.parts
 
 
 def ask(handle: Handle, body: bytes, method: str = "POST") -> Any:
@@ -110,6 +111,43 @@ def test_a_full_fleet_is_a_429() -> None:
     response, _ = ask(Handle(Parts([BackPressureError(9, 9)])), b"{}")
     assert response.status_code == 429
     assert json.loads(response.body)["error"]["code"] == "queue_full"
+
+
+LOST = [ActorDiedError(), ActorUnavailableError("gone", b"a" * 16), ReplicaUnavailableError("r")]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_a_request_whose_replica_is_lost_before_it_answers_runs_on_another(error: Exception) -> None:
+    handle = Handle(Parts([error]), Parts([Head(200, ()), b"{}"]))
+    response, parts = ask(handle, json.dumps(CHAT).encode())
+    assert (response.status_code, parts) == (200, [b"{}"])
+    first, second = handle.calls
+    assert first == second
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_a_request_that_loses_every_replica_ends_with_an_error(error: Exception) -> None:
+    handle = Handle(Parts([error] * TRIES))
+    response, _ = ask(handle, json.dumps(CHAT).encode())
+    assert len(handle.calls) == TRIES
+    assert response.status_code == 503
+    assert json.loads(response.body)["error"]["code"] == "replica_lost"
+
+
+def test_a_stream_whose_replica_is_lost_ends_with_an_error_event() -> None:
+    events = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"),))
+    handle = Handle(Parts([events, b"data: {}\n\n", ActorDiedError()]))
+    _, (first, last) = ask(handle, json.dumps(CHAT).encode())
+    error, done = last.decode().strip().split("\n\n")
+    assert (first, done) == (b"data: {}\n\n", "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "replica_lost"
+    assert len(handle.calls) == 1, "its client has read a part of the answer"
+    assert handle.parts.cancelled
+
+
+def test_another_body_is_cut_off_where_its_replica_is_lost() -> None:
+    with pytest.raises(ActorDiedError):
+        ask(Handle(Parts([Head(200, ()), b"{", ActorDiedError()])), b"{}")
 
 
 def router(kind: Any, **settings: Any) -> Any:

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import queue
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -97,3 +100,52 @@ def test_a_second_replica_comes_up_under_queued_load(tmp_path: Path) -> None:
     assert len(seen) == 2
     first, second = sorted(seen.values())
     print(f"autoscaling: under queued load the second replica answered {second - first:.0f} s after the first")
+
+
+def replica_processes(home: Path) -> list[int]:
+    """The processes of the replicas of the fleet that has `home`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            title, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+        except OSError:
+            continue
+        if title.startswith(b"ray::ServeReplica:remask:Replica") and f"HOME={home}\0".encode() in environment:
+            found.append(int(entry.name))
+    return found
+
+
+def test_requests_of_a_killed_replica_are_answered_by_the_other_or_end_with_an_error(tmp_path: Path) -> None:
+    whole = {"messages": CHATS[0], "max_tokens": 128, "block_length": 1, "steps": 128, "ignore_eos": True}
+    two = ("--min-replicas", "2")
+    with fleet(str(tmp_path), BUDGET, *two) as base, httpx.Client(base_url=base, timeout=300) as client:
+        begun: queue.Queue[str] = queue.Queue()
+
+        def ask(number: int) -> None:
+            response = client.post(URL, json={**whole, "cache_salt": str(number)})
+            assert response.status_code == 200, response.text
+            assert response.json()["usage"]["completion_tokens"] == 128
+
+        def stream(replica: str) -> str:
+            """The code of the error that ended a stream from `replica`; empty where none did."""
+            headers, body = {"X-Remask-Replica": replica}, {**whole, "stream": True}
+            with client.stream("POST", URL, json=body, headers=headers) as response:
+                lines = (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+                assert next(lines)
+                begun.put(replica)
+                *_, last, done = lines
+            assert done == "[DONE]"
+            return str(json.loads(last).get("error", {}).get("code", ""))
+
+        names = list(held(client))
+        assert len(names) == 2
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, number) for number in range(4)]
+            streamed = {name: [pool.submit(stream, name) for _ in range(2)] for name in names}
+            assert sorted(begun.get(timeout=120) for _ in range(4)) == sorted(names * 2)
+            killed, _ = replica_processes(tmp_path)
+            os.kill(killed, signal.SIGKILL)
+            for each in asked:
+                each.result(timeout=300)
+            ends = sorted([each.result(timeout=300) for each in own] for own in streamed.values())
+    assert ends == [["", ""], ["replica_lost", "replica_lost"]]

@@ -7,13 +7,16 @@ import signal
 import threading
 from dataclasses import asdict
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remask.cli.options import add_engine_options, add_model_options, engine_config, model_settings, object_option
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
 from remask.models.source import BUNDLED
 from remask.server.limits import RequestLimits
+
+if TYPE_CHECKING:
+    from remask.deploy.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +94,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(settings: Any, args: argparse.Namespace) -> None:
+def _serve(settings: "FleetSettings", args: argparse.Namespace) -> None:
     """Run the application until a SIGTERM or SIGINT."""
     import ray
     from ray import serve
 
+    from remask.deploy import cluster
     from remask.deploy.app import build
 
     stop = threading.Event()
@@ -103,14 +107,9 @@ def _serve(settings: Any, args: argparse.Namespace) -> None:
     def stop_on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal handlers' signature
         stop.set()
 
-    if args.ray_address is None:
-        # A cluster of this machine alone stays on its loopback address.
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
-    else:
-        ray.init(address=args.ray_address)
+    cluster.join(args.ray_address, args.host, args.port)
     try:
-        serve.start(http_options={"host": args.host, "port": args.port})
-        serve.run(build(settings), name=NAME, route_prefix="/")
+        cluster.start(build(settings), NAME, args.host, args.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop_on_signal)
         log.info("running on http://%s:%d", args.host, args.port)

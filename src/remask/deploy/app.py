@@ -5,11 +5,13 @@ of Ray Serve.
 """
 
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 from ray import serve
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
@@ -21,8 +23,17 @@ from remask.errors import EngineDeadError
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.errors import ApiError, error_response
+from remask.server.generation import failed_stream
+
+log = logging.getLogger(__name__)
 
 ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask.deploy.router.RoundRobinRouter"}
+
+TRIES = 2
+"""Replicas that a request may begin on. One that brings its replica down brings no more than these down."""
+
+LOST = (RayActorError, ReplicaUnavailableError)
+"""What Ray raises where the replica of a request has died, or cannot be reached."""
 
 
 class Replica:
@@ -60,7 +71,11 @@ class Replica:
 
 
 class Front:
-    """Accepts HTTP requests, computes their prefix identities, and streams the replicas' responses to the clients."""
+    """Accepts HTTP requests, computes their prefix identities, and streams the replicas' responses to the clients.
+
+    A request whose replica is lost before it has answered anything runs again on another one. A stream that has begun
+    ends with an error event.
+    """
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
         self._replicas = replicas.options(method_name="answer", stream=True)
@@ -73,14 +88,29 @@ class Front:
         call = Call(
             request.method, request.url.path, request.url.query.encode(), tuple(request.headers.raw), body, client
         )
-        parts = self._replicas.remote(_identity(call), call)
         try:
-            head = await anext(aiter(parts))
+            head, parts = await self._begun(call)
         except BackPressureError:
             return error_response(ApiError(429, "all replicas are full; try again later"))
-        response = StreamingResponse(_rest(parts), head.status)
+        except (*LOST, DeploymentUnavailableError):
+            return error_response(_lost())
+        streams = any(b"text/event-stream" in value for name, value in head.headers if name == b"content-type")
+        response = StreamingResponse(_rest(parts, streams), head.status)
         response.raw_headers = list(head.headers)
         return response
+
+    async def _begun(self, call: Call) -> tuple[Head, Any]:
+        """The first part of the response to `call`, and the parts that follow."""
+        identity = _identity(call)
+        for left in reversed(range(TRIES)):
+            parts = self._replicas.remote(identity, call)
+            try:
+                return await anext(aiter(parts)), parts
+            except LOST as error:
+                log.warning("%s %s: the replica was lost, %d tries are left: %s", call.method, call.path, left, error)
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _body(self, request: Request) -> bytes:
         """Read the body, at most one byte more than replicas accept. They then refuse it with their own message."""
@@ -96,11 +126,23 @@ def _no_such_replica(name: str | None) -> ASGIApp:
     return error_response(ApiError(404, f"there is no replica {name!r}; leave the header out to reach any replica"))
 
 
-async def _rest(parts: Any) -> AsyncIterator[bytes]:
-    """Yield the rest of the response. If the client disconnects, cancel the request on its replica."""
+def _lost() -> ApiError:
+    return ApiError(503, "the replica of this request was lost; try again later", code="replica_lost")
+
+
+async def _rest(parts: Any, streams: bool) -> AsyncIterator[bytes]:
+    """Yield the rest of the response. If the client disconnects, cancel the request on its replica.
+
+    Where the replica is lost, events end with an error. Any other body is cut off, so that its length tells.
+    """
     try:
         async for part in parts:
             yield part
+    except LOST as error:
+        log.warning("the replica of a response that has begun was lost: %s", error)
+        if not streams:
+            raise
+        yield failed_stream(_lost())
     finally:
         parts.cancel()
 

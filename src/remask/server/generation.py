@@ -88,13 +88,13 @@ class Generation:
         except RemaskError as error:
             if not opened:
                 raise
-            yield _event(error_object(error)) + DONE
+            yield failed_stream(error)
         # A defect, such as one of a tokenizer: a stream that has begun still ends with an error.
         except Exception as error:
             if not opened:
                 raise
             log.error("a stream failed: %s", error, exc_info=True)
-            yield _event(error_object(ApiError(500, "the server failed; its log says why"))) + DONE
+            yield failed_stream(ApiError(500, "the server failed; its log says why"))
 
     async def _steps(self) -> AsyncIterator[list[Delta]]:
         async for events in self.ticket:
@@ -144,6 +144,11 @@ class Generation:
     def _chunk(self, chunk: Json) -> bytes:
         # With `include_usage`, all of OpenAI's chunks have the key `usage`; only the last one has a value.
         return _event({**chunk, "usage": None} if self._include_usage else chunk)
+
+
+def failed_stream(error: RemaskError) -> bytes:
+    """How a stream that has begun ends with `error`."""
+    return _event(error_object(error)) + DONE
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,108 @@
+"""Starting a fleet on Ray. Whatever Ray raises becomes one sentence that says what to do."""
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ProxyStatus
+
+from remask.errors import DeployError
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.5
+PATIENCE_S: Final = 60.0
+"""Seconds between two lines that say that Ray is still waited for."""
+
+_LOGS: Final = "Ray's logs are in /tmp/ray/session_latest/logs"
+_LABEL: Final = re.compile(r"\x1b\[[0-9;]*m|^(?:[a-z_]+\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
+
+
+def join(address: str | None, host: str, port: int) -> None:
+    """Connect to the cluster at `address`; None starts one on this machine alone, which listens on `host` and `port`.
+
+    Raises `DeployError` where there is no cluster at `address`, or Ray does not start, or the port is in use.
+    """
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if address is not None:
+        with _explained(
+            f"there is no Ray cluster at {address!r}", "Start one with 'ray start --head', or leave --ray-address out"
+        ):
+            ray.init(address=address)
+        return
+    _check_free(host, port)
+    with _explained("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
+        # A cluster of this machine alone stays on its loopback address.
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+
+
+def start(application: Any, name: str, host: str, port: int) -> None:
+    """Run `application` on the cluster, and wait until its proxy answers: as long as a slow machine needs.
+
+    Raises `DeployError` where a replica, or the proxy, cannot start.
+    """
+    with _explained("Ray Serve did not start", f"Is port {port} free on every machine? {_LOGS}"), _patience():
+        serve.start(http_options={"host": host, "port": port})
+    with _explained("the replicas did not start", f"Mend that and deploy again; {_LOGS}"), _patience():
+        serve.run(application, name=name, route_prefix="/")
+    _await_proxy()
+
+
+def _await_proxy() -> None:
+    """Wait for a proxy that takes requests. Ray starts one anew as often as it takes."""
+    began = told = time.monotonic()
+    while True:
+        with _explained("Ray Serve has stopped", _LOGS):
+            proxies = serve.status().proxies
+        if not proxies or any(status is ProxyStatus.HEALTHY for status in proxies.values()):
+            return
+        if time.monotonic() - told > PATIENCE_S:
+            told = time.monotonic()
+            log.info("Ray's proxy is not up after %.0f s; waiting on (Ctrl-C ends it)", told - began)
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """Ray gives up waiting for its proxy after a fixed time, which says nothing about a slow machine."""
+    try:
+        yield
+    except TimeoutError as error:
+        log.info("Ray is slow to start; waiting on: %s", error)
+
+
+@contextmanager
+def _explained(what: str, way_out: str) -> Iterator[None]:
+    """Raise what Ray raises as a `DeployError` of one sentence, in front of `way_out`."""
+    try:
+        yield
+    # Ray raises plain RuntimeError, ValueError and OSError beside errors of its own.
+    except (RayError, RayServeException, RuntimeError, ValueError, OSError) as error:
+        log.debug("%s", what, exc_info=error)
+        raise DeployError(f"{what}: {_reason(error)}. {way_out}.") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of an error's text: the error of a replica stands there, below Ray's account of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return _LABEL.sub("", lines[-1]).rstrip(".") if lines else type(error).__name__
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise `DeployError` where another process listens on the port."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise DeployError(
+            f"port {port} of {host} cannot be listened on: {error.strerror}. Choose another one with --port."
+        ) from error
