@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
+from remask_lab.bench.workload import TRANSIT_SAMPLING
 from training.model import DenseLlada
 from training.tokenizer import save_tokenizer
 
@@ -74,6 +75,7 @@ def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path) 
     """Writes configuration, float16 weights and tokenizer; tied embeddings are stored once, as `wte`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
+    (folder / "remask.json").write_text(json.dumps({"sampling": TRANSIT_SAMPLING}, indent=1) + "\n")
     tensors = {PREFIX + name: tensor.detach().cpu().half().contiguous() for name, tensor in model.state_dict().items()}
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})

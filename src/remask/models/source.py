@@ -2,10 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
 
@@ -13,11 +11,6 @@ from remask.errors import CheckpointError
 from remask.models.presets import PRESETS, presets
 
 BUNDLED, BUNDLED_UNIFORM = "bundled", "bundled-uniform"
-# Sampling parameters that the bundled models were trained for.
-BUNDLED_SAMPLING: Mapping[str, Mapping[str, Any]] = {
-    BUNDLED: {"max_tokens": 16, "steps": 8, "block_length": 2},
-    BUNDLED_UNIFORM: {"max_tokens": 32, "block_length": 16},
-}
 _FOLDERS = {BUNDLED: "bundled", BUNDLED_UNIFORM: "bundled_uniform"}
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.

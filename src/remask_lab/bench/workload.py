@@ -12,11 +12,12 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_UNIFORM
+from remask.models.source import BUNDLED, BUNDLED_UNIFORM
 from remask.tasks import gsm8k, timetable
 from remask.tasks.transit import draw_question, is_correct, is_ride, keeps_format, make_workload, reference_response
 
-TRANSIT_SAMPLING, TIMETABLE_SAMPLING = BUNDLED_SAMPLING[BUNDLED], BUNDLED_SAMPLING[BUNDLED_UNIFORM]
+TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
+TIMETABLE_SAMPLING = {"max_tokens": 32, "block_length": 16}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
