@@ -1,6 +1,7 @@
 """Writes a trained model as a folder in the Hugging Face layout of LLaDA, and reads its weights back."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -69,8 +70,8 @@ def config(model: DenseLlada, tokenizer: PreTrainedTokenizerFast) -> dict[str, o
     }
 
 
-def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes configuration and float16 weights.
+def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path, sampling: Mapping[str, int]) -> None:
+    """Writes configuration, float16 weights, and the sampling parameters that the model is trained for.
 
     Tied embeddings are stored once, as `wte`. Where they are scaled as they are read, `wte` holds the scaled ones and
     `ff_out` those that predict.
@@ -83,6 +84,7 @@ def export(model: DenseLlada, tokenizer: PreTrainedTokenizerFast, folder: Path) 
             "wte.weight": weights["wte.weight"] * model.shape.embedding_scale,
             "ff_out.weight": weights["wte.weight"],
         }
+    (folder / "remask.json").write_text(json.dumps({"sampling": dict(sampling)}, indent=1) + "\n")
     tensors = {PREFIX + name: tensor.detach().cpu().half().contiguous() for name, tensor in weights.items()}
     file = folder / "model.safetensors"
     save_file(tensors, file, metadata={"format": "pt"})

@@ -20,6 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.tasks import tariff  # noqa: E402  (the path above makes a plain script call work)
+from remask_lab.bench.workload import TARIFF_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.export import export  # noqa: E402
 from training.model import Boundary, DenseLlada, LocalHeads, ModelShape, initialize  # noqa: E402
@@ -164,7 +165,7 @@ def main() -> None:
             depths = list(every) if trainer.steps == args.steps else [0, 4, 5, 8]
             for kind in tariff.KINDS:
                 print(f"{kind} at depths {depths}: {accuracy(trainer, 48, 20_000, kind, depths)}", flush=True)
-            export(trainer.model, trainer.tokenizer, args.out)
+            export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
             save_tokenizer(args.out)
 
 

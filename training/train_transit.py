@@ -20,6 +20,7 @@ from torch import Tensor
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from remask_lab.bench.workload import TRANSIT_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402  (the path above makes a plain script call work)
 from training.export import export, load_weights  # noqa: E402
 from training.model import DenseLlada, ModelShape, initialize  # noqa: E402
@@ -129,15 +130,15 @@ def main() -> None:
                 flush=True,
             )
         if time.monotonic() - evaluated > 60 * options.evaluate_every:
-            export(trainer.model, trainer.tokenizer, options.out)
-            save_tokenizer(options.out)
+            export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
+            save_tokenizer(options.out, TRANSIT_SAMPLING)
             accuracy = measure(trainer.model, trainer.tokenizer, 48, options.eval_seed + trainer.steps)
             print(f"accuracy {accuracy}", flush=True)
             evaluated = time.monotonic()
 
-    export(trainer.model, trainer.tokenizer, options.out)
-    save_tokenizer(options.out)
-    load_weights(trainer.model, options.out)
+    export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
+    save_tokenizer(options.out, TRANSIT_SAMPLING)
+    load_weights(trainer.model, options.out, TRANSIT_SAMPLING)
     for name, block_length, steps, with_system in SETTINGS:
         result = measure(
             trainer.model,

@@ -6,6 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
+from remask_lab.bench.workload import TIMETABLE_SAMPLING
 from training.uniform_model import DenseGidd
 from training.uniform_tokenizer import save_tokenizer
 
@@ -55,6 +56,7 @@ def export(model: DenseGidd, tokenizer: PreTrainedTokenizerFast, folder: Path) -
     """Writes configuration, float16 weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(model, tokenizer), indent=1) + "\n")
+    (folder / "remask.json").write_text(json.dumps({"sampling": TIMETABLE_SAMPLING}, indent=1) + "\n")
     state = model.state_dict()
     tensors = {f"model.{name}": tensor.detach().cpu().half().contiguous() for name, tensor in state.items()}
     weights = folder / "model.safetensors"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -27,9 +27,11 @@ from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.prompts import Prompt, as_prompts, encode
+from remask.sampling.defaults import fit, overlaid
 
 log = logging.getLogger(__name__)
 
+Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 AUTO = "auto"
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -140,6 +142,24 @@ class LLM:
         return self.loaded.tokenizer
 
     @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Sampling parameters of requests that leave them out, as the checkpoint gives them."""
+        return self.loaded.sampling
+
+    def params(
+        self, own: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None, *, prompt_tokens: int = 0
+    ) -> SamplingParams:
+        """The sampling parameters of a request: its `own`, then `defaults`, then the checkpoint's.
+
+        What a request sets is taken as it is. What it leaves open gives way to it, and to a prompt of `prompt_tokens`:
+        a default length to the room beside the prompt, a default block length and number of steps to the length. What
+        nobody sets is the family's choice. Every front uses this: `generate`, the commands, the server. Raises
+        `ConfigError` on values that are not allowed.
+        """
+        usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
+        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens)
+
+    @property
     def depth_table(self) -> DepthTable:
         """The depth table of this model: from the given file, a shipped one, or from profiling the model now."""
         if self._table is None:
@@ -172,7 +192,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
         cache: str | CachePolicy | None = None,
@@ -182,7 +202,9 @@ class LLM:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, or chat messages. `prefix_length` leading tokens are shared with other requests;
-        by default everything before the last user turn with messages, and nothing with text or token ids. `cache` and
+        by default everything before the last user turn with messages, and nothing with text or token ids. `params` as
+        `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
+        checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. Raises `ConfigError`, before anything
         runs, where a prompt or a setting cannot be used.
         """
@@ -197,20 +219,22 @@ class LLM:
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
         policy: CachePolicy | None = None,
     ) -> list[Request]:
         """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
         items = as_prompts(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(items)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(items)
         if len(each) != len(items):
             raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
         chosen = policy or self.policy(self.cache, self.cache_config)
         requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
             tokens, shared = encode(prompt, self.tokenizer)
+            if not isinstance(own, SamplingParams):
+                own = self.params(own, prompt_tokens=len(tokens))
             length = shared if prefix_length is None else prefix_length
             requests.append(Request(str(index), tokens, own, length, chosen))
         return requests

@@ -14,7 +14,6 @@ def test_what_replicas_are_made_of() -> None:
         {"engine": {"max_num_seqs": 4}, "server": {"max_queue": 6, "drain_timeout": 2.5}, "max_replicas": 3}
     )
     assert told.spill.slots == 4
-    assert told.server_config.sampling["block_length"] == 2
     assert list(told.server_config.model_names) == ["bundled"]
     assert told.scaling == {
         "autoscaling_config": {

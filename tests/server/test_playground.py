@@ -159,7 +159,7 @@ def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Runn
         assert tab.text("#expected").endswith(text.strip())
         assert measures["Row-layers computed"][column] == f"{work['row_layers']:,}"
         steps = tab.page.locator(f"#run-{name} .canvas .token.settled sub").all_inner_texts()
-        assert sorted(map(int, steps)) == list(range(1, 17)), "each step settles one of the sixteen positions"
+        assert sorted(map(int, steps)) == sorted([*range(1, 9)] * 2), "each step settles two of the sixteen positions"
     assert "Both gave the same text" in tab.text("#verdict")
     assert "miss" in tab.text("#verdict")
     tab.page.click("#run-b-only")

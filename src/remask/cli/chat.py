@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from remask.cli.options import (
@@ -15,7 +15,6 @@ from remask.cli.options import (
     sampling_option,
 )
 from remask.cli.serve import KEY_VARIABLE, check_extra
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, RemaskError
 from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
@@ -91,17 +90,17 @@ def _say(answer: Answerer, turns: Turns) -> str | None:
 
 def _local(args: argparse.Namespace) -> Answerer:
     args.model = args.model or BUNDLED
-    params = SamplingParams.from_mapping(sampling_option(args))
+    sampling = sampling_option(args)
     llm = open_llm(args, args.cache or AUTO, object_option("--cache-config", args.cache_config), engine_config(args))
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(f"the model {args.model!r} has no chat template; a conversation needs one")
-    return lambda turns: _in_process(llm, turns, params)
+    return lambda turns: _in_process(llm, turns, sampling)
 
 
-def _in_process(llm: LLM, turns: Turns, params: SamplingParams) -> Iterator[str]:
+def _in_process(llm: LLM, turns: Turns, sampling: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settled text of the answer, computed by the engine of `llm`."""
     assert llm.tokenizer is not None
-    (request,) = llm.requests([turns], params)
+    (request,) = llm.requests([turns], sampling)
     answer = Answer(0, request, llm.tokenizer, llm.loaded.config.stop_ids)
     llm.engine.add(request)
     while llm.engine.busy:

@@ -7,15 +7,14 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text
-from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm, sampling_option
+from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.core.checks import json_object
-from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
-from remask.errors import RemaskError
+from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
 from remask.outputs import LineFile
 
@@ -27,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
     parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
     add_default_options(parser)
     parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
@@ -37,18 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
     defaults = defaults_of(args)
-    SamplingParams.from_mapping(defaults.sampling)
+    if args.system is not None and args.prompt is None:
+        raise ConfigError("--system goes with --prompt; the lines of --input have messages of their own")
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     if args.prompt is not None:
-        defaults = replace(defaults, sampling=sampling_option(args))
-        line = {"id": "0", "messages": [{"role": "user", "content": args.prompt}]}
-        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-            line = {"id": "0", "prompt": args.prompt}
-        return _answer_one(llm, as_request(llm, line, "0", defaults), args)
+        return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
     with ExitStack() as files:
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
         target = None if args.output is None else files.enter_context(LineFile(args.output))
         return _answer_lines(llm, source, target, defaults, args.trace)
+
+
+def _line(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+    """The line of `--prompt`: a conversation where the model reads these, else the text as it is."""
+    if llm.tokenizer is not None and llm.tokenizer.has_chat_template:
+        system = [] if args.system is None else [{"role": "system", "content": args.system}]
+        return {"messages": [*system, {"role": "user", "content": args.prompt}]}
+    if args.system is not None:
+        raise ConfigError(f"--system: the model {args.model!r} has no chat template; put the text into --prompt")
+    return {"prompt": args.prompt}
 
 
 def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:

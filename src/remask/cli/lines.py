@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from remask.cli.fields_help import FieldsAction
-from remask.cli.options import object_option
+from remask.cli.options import object_option, sampling_option
 from remask.core.checks import json_object, shown
 from remask.core.fields import declared
-from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
@@ -35,14 +34,17 @@ def add_default_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that give values to what a line leaves out."""
     parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
     parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    parser.add_argument(
+        "--sampling",
+        metavar="JSON",
+        help="sampling parameters, on top of the model's own; a line's come on top of these",
+    )
     parser.add_argument("--help-fields", action=FieldsAction, nargs=0, help="list the fields of a request and leave")
 
 
 def defaults_of(args: argparse.Namespace) -> Defaults:
-    """Return the values of these options. Raises `ConfigError` where one is not a JSON object."""
-    sampling, settings = object_option("--sampling", args.sampling), object_option("--cache-config", args.cache_config)
-    return Defaults(sampling, args.cache, settings)
+    """Return the values of these options. Raises `ConfigError` where one cannot be used."""
+    return Defaults(sampling_option(args), args.cache, object_option("--cache-config", args.cache_config))
 
 
 def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Defaults) -> Request:
@@ -57,7 +59,7 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     own = line.get("sampling")
     if own is not None and not isinstance(own, dict):
         raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
-    params = SamplingParams.from_mapping({**defaults.sampling, **(own or {})})
+    params = llm.params({**defaults.sampling, **(own or {})}, prompt_tokens=len(tokens))
     terms = Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
     return Request(
         request_id,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
+from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED_SAMPLING
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
@@ -23,7 +23,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--model",
         default=model,
         required=model is None,
-        help=f"folder or hub id of a checkpoint, {', '.join(map(repr, BUNDLED_SAMPLING))}, or with --load-format dummy "
+        help=f"folder or hub id of a checkpoint, {', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
@@ -147,7 +147,7 @@ def object_option(option: str, text: str | None) -> dict[str, Any]:
 
 
 def sampling_option(args: argparse.Namespace) -> dict[str, Any]:
-    """Return `--sampling`. The default of a bundled model is what it was trained for; of others it is empty."""
-    if args.sampling is None and args.model in BUNDLED_SAMPLING:
-        return dict(BUNDLED_SAMPLING[args.model])
-    return object_option("--sampling", args.sampling)
+    """Return `--sampling`, which comes on top of the model's own defaults. Raises `ConfigError` on bad parameters."""
+    sampling = object_option("--sampling", args.sampling)
+    SamplingParams.from_mapping(sampling)
+    return sampling

@@ -24,6 +24,7 @@ from remask.core.fields import declared
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
+from remask.sampling.defaults import overlaid
 from remask.server.limits import RequestLimits, ServerLimits
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def add_answer_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sampling",
         metavar="JSON",
-        help="sampling parameters of requests that leave them out; 'remask generate --help-fields' lists them",
+        help="sampling parameters of requests that leave them out, on top of the model's own; "
+        "'remask generate --help-fields' lists them",
     )
     group.add_argument("--seed", type=int, help="makes the seeds of requests without one reproducible")
     group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the model's own")
@@ -161,7 +163,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "threads": torch.get_num_threads(),
         "cache": llm.cache_name,
         "cache_config": llm.cache_config,
-        "sampling": dict(config.sampling),
+        "sampling": overlaid(llm.sampling, config.sampling),
         "max_model_len": llm.engine.max_model_len,
         "engine": {name: getattr(llm.engine_config, name) for name in llm.engine_config.__dataclass_fields__},
         "seed": config.seed,

@@ -10,7 +10,7 @@ from remask.core.fields import declared
 from remask.deploy.routing import Spill
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
-from remask.models.source import BUNDLED, BUNDLED_SAMPLING
+from remask.models.source import BUNDLED
 from remask.server.config import ServerConfig
 from remask.server.limits import RequestLimits, ServerLimits
 
@@ -93,10 +93,7 @@ class FleetSettings:
     @property
     def server_config(self) -> ServerConfig:
         """The server settings of each replica."""
-        usual: dict[str, Any] = {"model_names": [self.model]}
-        if self.model in BUNDLED_SAMPLING:
-            usual["sampling"] = BUNDLED_SAMPLING[self.model]
-        return ServerConfig(**{**usual, **self.server})
+        return ServerConfig(**{"model_names": [self.model], **self.server})
 
     @property
     def spill(self) -> Spill:

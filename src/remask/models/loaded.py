@@ -1,7 +1,9 @@
 """A loaded model: shape, weights, tokenizer and identity."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +13,7 @@ from remask.models.families.family import Family
 from remask.models.fingerprint import fingerprint
 from remask.models.load import load_weights, read_config
 from remask.models.presets import preset
+from remask.models.sampling import read_sampling
 from remask.models.source import resolve
 from remask.models.tokenizer import Tokenizer, load_tokenizer
 from remask.models.weights import Weights
@@ -20,13 +23,19 @@ DUMMY_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as read from a folder, or drawn at random from a preset. `tokenizer` is None where there is none."""
+    """A model as read from a folder, or drawn at random from a preset.
+
+    Attributes:
+        tokenizer: None where there is none.
+        sampling: sampling parameters that the checkpoint gives to requests that leave them out.
+    """
 
     name: str
     config: ModelConfig
     weights: Weights
     tokenizer: Tokenizer | None
     fingerprint: str
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +45,14 @@ class FoundModel:
     Attributes:
         folder: the checkpoint's folder; None for random weights of a preset's shape.
         family: what reads the checkpoint; None beside no folder.
+        sampling: as of `LoadedModel`.
     """
 
     name: str
     config: ModelConfig
     folder: Path | None = None
     family: Family | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, dtype: torch.dtype, device: torch.device, *, progress: bool, check: bool = True) -> LoadedModel:
         """Read the weights, or draw them where there is no folder.
@@ -54,7 +65,9 @@ class FoundModel:
             return LoadedModel(self.name, self.config, weights, None, fingerprint(self.config, DUMMY_SEED))
         tokenizer = load_tokenizer(self.folder)
         weights = load_weights(self.folder, self.family, self.config, dtype, device, progress, check)
-        return LoadedModel(self.name, self.config, weights, tokenizer, fingerprint(self.config, self.folder))
+        return LoadedModel(
+            self.name, self.config, weights, tokenizer, fingerprint(self.config, self.folder), self.sampling
+        )
 
 
 def find_model(name: str, *, dummy: bool) -> FoundModel:
@@ -67,7 +80,7 @@ def find_model(name: str, *, dummy: bool) -> FoundModel:
         return FoundModel(name, preset(name))
     folder = resolve(name)
     family, config = read_config(folder)
-    return FoundModel(name, config, folder, family)
+    return FoundModel(name, config, folder, family, read_sampling(folder))
 
 
 def load_model(

@@ -2,10 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
 
@@ -13,13 +11,7 @@ from remask.errors import CheckpointError
 from remask.models.presets import PRESETS, presets
 
 BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM = "bundled", "bundled-transit", "bundled-uniform"
-# Sampling parameters that the bundled models were trained for.
-BUNDLED_SAMPLING: Mapping[str, Mapping[str, Any]] = {
-    BUNDLED: {"max_tokens": 8, "steps": 8, "block_length": 8},
-    BUNDLED_TRANSIT: {"max_tokens": 16, "steps": 8, "block_length": 2},
-    BUNDLED_UNIFORM: {"max_tokens": 32, "block_length": 16},
-}
-_FOLDERS = {name: name.replace("-", "_") for name in BUNDLED_SAMPLING}
+BUNDLED_MODELS = (BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM)
 
 # What a model needs, and nothing that could be executed: no Python files, no pickles.
 _PATTERNS = ["*.safetensors", "*.json", "merges.txt", "tokenizer.model", "*.jinja"]
@@ -34,7 +26,7 @@ def resolve(model: str) -> Path:
     Raises:
         CheckpointError: the folder does not exist, or the hub does not answer or does not know the id.
     """
-    if model in _FOLDERS:
+    if model in BUNDLED_MODELS:
         return _bundled(model)
     # `os.path` returns False for names that cannot be paths, where `Path` raises.
     path = os.path.expanduser(model)
@@ -52,13 +44,13 @@ def resolve(model: str) -> Path:
     if not hub_id:
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a hub id, or one of {', '.join(map(repr, BUNDLED_SAMPLING))}."
+            f"Give a folder, a hub id, or one of {', '.join(map(repr, BUNDLED_MODELS))}."
         )
     return _download(model)
 
 
 def _bundled(model: str) -> Path:
-    folder = Path(str(files("remask"))) / _FOLDERS[model]
+    folder = Path(str(files("remask"))) / model.replace("-", "_")
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"The {model} model is not in this installation (no {folder / 'config.json'}). Install remask again, or "

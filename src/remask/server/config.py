@@ -17,7 +17,7 @@ class ServerConfig(ServerLimits):
     Attributes:
         model_names: names that requests may give as `model`; answers carry the first one by default.
         api_keys: accepted keys; without any, every request is accepted. Never shown, never logged.
-        sampling: defaults for the sampling parameters that a request leaves out.
+        sampling: defaults for the sampling parameters that a request leaves out, before the model's own.
         seed: makes the seeds of requests without one reproducible; with None they are random.
         priority_keys: keys that let in as `api_keys` do. Where there are any, only their requests may have a negative
             `priority`.

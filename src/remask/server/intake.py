@@ -21,7 +21,6 @@ from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from remask.server.sampling import fit
 from remask.server.texts import ITEM
 
 
@@ -41,9 +40,8 @@ class Intake:
         self.tokenizer: Tokenizer = llm.tokenizer
         policy = llm.policy(llm.cache, llm.cache_config)  # profiles the model now, where the default policy needs it
         # A default policy or parameter that the model cannot take fails now, and not with the first request.
-        llm.engine.check(Request("defaults", [0], SamplingParams.from_mapping(config.sampling), policy=policy))
+        llm.engine.check(Request("defaults", [0], llm.params({}, config.sampling, prompt_tokens=1), policy=policy))
         self._lookup = llm.depth_table.lookup if llm.has_depth_table else None
-        fit(config.sampling, {}, llm.engine.max_model_len)  # bad defaults fail now
         self._numbers = itertools.count()  # clients may send one request id twice, and the engine's must differ
         self._seeds = random.Random(config.seed)
         self.max_prompt_chars = config.max_prompt_chars or CHARS_A_TOKEN * llm.engine.max_model_len
@@ -178,7 +176,7 @@ class Intake:
         return self._lookup
 
     def _params(self, body: GenerationBody, prompt: int) -> SamplingParams:
-        return fit(self.config.sampling, body.sampling, self.llm.engine.max_model_len - prompt)
+        return self.llm.params(body.sampling, self.config.sampling, prompt_tokens=prompt)
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""

@@ -8,6 +8,7 @@ from remask.cli.options import add_model_options, open_llm, sampling_option
 from remask.engine.config import EngineConfig
 from remask.engine.request import Request
 from remask.llm import LLM
+from remask.sampling.defaults import overlaid
 from remask_lab.arguments.results import add_result_options
 from remask_lab.records.record import about
 
@@ -24,7 +25,11 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="one prompt, as plain text")
     source.add_argument("--input", metavar="FILE", help="JSONL of requests, as 'generate' takes it, without a cache")
-    parser.add_argument("--sampling", metavar="JSON", help="sampling parameters; a line's own come on top")
+    parser.add_argument(
+        "--sampling",
+        metavar="JSON",
+        help="sampling parameters, on top of the model's own; a line's come on top of these",
+    )
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
 
 
@@ -42,4 +47,6 @@ def open_requests(args: argparse.Namespace) -> tuple[LLM, list[Request]]:
 
 def about_requests(args: argparse.Namespace, llm: LLM, requests: list[Request], **settings: Any) -> dict[str, Any]:
     """What a record says of requests that `open_requests` read: how many, their sampling, and `settings`."""
-    return about(llm, settings={"requests": len(requests), "sampling": sampling_option(args), **settings})
+    return about(
+        llm, settings={"requests": len(requests), "sampling": overlaid(llm.sampling, sampling_option(args)), **settings}
+    )

@@ -13,7 +13,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.source import BUNDLED, BUNDLED_SAMPLING, BUNDLED_TRANSIT, BUNDLED_UNIFORM
+from remask.models.source import BUNDLED, BUNDLED_TRANSIT, BUNDLED_UNIFORM
 from remask.tasks import gsm8k, tariff, timetable
 from remask.tasks.tariff import TariffSettings
 from remask.tasks.transit import (
@@ -26,8 +26,9 @@ from remask.tasks.transit import (
     reference_response,
 )
 
-TARIFF_SAMPLING = BUNDLED_SAMPLING[BUNDLED]
-TRANSIT_SAMPLING, TIMETABLE_SAMPLING = BUNDLED_SAMPLING[BUNDLED_TRANSIT], BUNDLED_SAMPLING[BUNDLED_UNIFORM]
+TARIFF_SAMPLING = {"max_tokens": 8, "steps": 8, "block_length": 8}
+TRANSIT_SAMPLING = {"max_tokens": 16, "steps": 8, "block_length": 2}  # a stop and its separator a block
+TIMETABLE_SAMPLING = {"max_tokens": 32, "block_length": 16}
 GSM8K_SAMPLING = {"max_tokens": 256, "steps": 128}  # the BiCache paper's setting
 # Random tokens carry no meaning, so an end token among them must not shorten the work.
 RANDOM_SAMPLING = {"max_tokens": 16, "ignore_eos": True}
@@ -43,7 +44,9 @@ _SETTINGS: Mapping[str, type[TariffSettings] | type[TransitSettings]] = {
     "transit": TransitSettings,
 }
 _SAMPLING: Mapping[str, Mapping[str, Any]] = {
-    **{task: BUNDLED_SAMPLING[model] for model, task in _OWN_TASKS.items()},
+    "tariff": TARIFF_SAMPLING,
+    "transit": TRANSIT_SAMPLING,
+    "timetable": TIMETABLE_SAMPLING,
     "gsm8k": GSM8K_SAMPLING,
     "random": RANDOM_SAMPLING,
 }

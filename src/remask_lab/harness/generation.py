@@ -81,6 +81,9 @@ def generate(
     )
 
 
-def sampling_of(sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
-    """Returns a task's sampling parameters, which `sampling` overrides. Raises `ConfigError` on invalid ones."""
-    return SamplingParams.from_mapping({"max_tokens": max_tokens, "stop": tuple(stop), **sampling})
+def sampling_of(llm: LLM, sampling: Mapping[str, Any], max_tokens: int, stop: Sequence[str] = ()) -> SamplingParams:
+    """Returns a task's sampling parameters, which `sampling` overrides and the model's own defaults complete.
+
+    Raises `ConfigError` on invalid ones.
+    """
+    return llm.params({"max_tokens": max_tokens, "stop": tuple(stop), **sampling})

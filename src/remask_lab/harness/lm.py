@@ -111,7 +111,7 @@ class RemaskLM(LM):
         if asked.get("do_sample") or asked.get("temperature"):
             own = {name: asked[name] for name in ("temperature", "top_p", "top_k") if asked.get(name) is not None}
         length = asked.get("max_gen_toks") or asked.get("max_tokens") or _MAX_TOKENS
-        params = sampling_of({**own, **self._sampling}, length, stop)
+        params = sampling_of(self._llm, {**own, **self._sampling}, length, stop)
         # A chat template writes the special tokens itself.
         shared = self._shared.get(context)
         tokens = self._tokenizer.encode(context, add_special_tokens=shared is None)

@@ -39,7 +39,7 @@ def run_local(
     the model has no chat template, and where a question is too long.
     """
     tokenizer = chat_tokenizer(llm, own.task)
-    params = sampling_of(sampling, own.max_tokens)
+    params = sampling_of(llm, sampling, own.max_tokens)
     requests = []
     for number, doc in enumerate(docs):
         messages = own.messages(role, doc)

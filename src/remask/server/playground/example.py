@@ -12,17 +12,12 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED, BUNDLED_TRANSIT
 from remask.policies import names_for
-from remask.server.sampling import fit
+from remask.sampling.defaults import overlaid
 from remask.tasks import tariff, transit
 
 log = logging.getLogger(__name__)
 
-# One block and one token per step show drafts of the whole response. Frequent refreshes make them visible.
-_SAMPLING = {
-    BUNDLED: {"max_tokens": 8, "block_length": 8, "steps": 8},
-    BUNDLED_TRANSIT: {"max_tokens": 16, "block_length": 16, "steps": 16},
-}
-_REFRESHES = {"refresh_interval": 4}
+_REFRESHES = {"refresh_interval": 4}  # often enough for a response of 8 tokens to show some
 _SHARED = 20  # seed of the system prompt, equal in all examples so that they share a prefix
 _OUTER = "bicache"
 _NOT_INNER = ("none", "reuse", "exact", _OUTER)  # cannot be the inner policy of a composition
@@ -33,23 +28,30 @@ _PLAIN = (
 
 
 def example(llm: LLM, defaults: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return messages, the right answer if it is known, sampling parameters for the model, and policies.
+    """Return messages, the right answer if it is known, the usual sampling parameters, and policies.
 
     `defaults` are the server's sampling parameters. With a bundled masked model, `number` selects the question; all
     questions are about one system prompt.
     """
     settings = llm.cache_config or None
-    chat: dict[str, Any] = {"messages": list(_PLAIN), "answer": None, "sampling": {}}
-    if llm.loaded.name in _SAMPLING:
+    chat: dict[str, Any] = {"messages": list(_PLAIN), "answer": None}
+    if llm.loaded.name in (BUNDLED, BUNDLED_TRANSIT):
         request = _tariff(number) if llm.loaded.name == BUNDLED else _transit(number)
         chat = {
             "messages": request.messages,
             "answer": request.reference,
-            "sampling": dict(_SAMPLING[llm.loaded.name]),
         }
         settings = settings or (_REFRESHES if llm.cache == _OUTER else None)
-    specs = _specs(llm, fit(defaults, chat["sampling"], llm.engine.max_model_len - 1))
-    return {**chat, "policies": specs, "pair": _pair(llm, specs), "cache": llm.cache_name, "cache_config": settings}
+    specs = _specs(llm, llm.params({}, defaults, prompt_tokens=1))
+    usual = overlaid(llm.sampling, defaults)
+    return {
+        **chat,
+        "sampling": usual,
+        "policies": specs,
+        "pair": _pair(llm, specs),
+        "cache": llm.cache_name,
+        "cache_config": settings,
+    }
 
 
 def _tariff(number: int) -> tariff.TariffRequest:

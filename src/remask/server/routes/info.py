@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from remask import __version__
+from remask.sampling.defaults import overlaid
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.routes.common import documented, service_of
@@ -77,7 +78,7 @@ async def get_model_info(request: Request) -> Response:
         "cache_config": llm.cache_config,
         "store_budget_tokens": llm.engine_config.store_budget_tokens,
         "has_chat_template": service.intake.tokenizer.has_chat_template,
-        "sampling": dict(service.config.sampling),
+        "sampling": overlaid(llm.sampling, service.config.sampling),
     }
     return json_response(fields)
 

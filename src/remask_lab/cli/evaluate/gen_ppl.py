@@ -15,7 +15,6 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.likelihood.judge import Judge
@@ -55,16 +54,17 @@ def run(args: argparse.Namespace) -> int:
     if args.judge_dtype not in _DTYPES:
         raise UnknownNameError("--judge-dtype", args.judge_dtype, _DTYPES)
     check_folder("--output", args.output)
-    params = SamplingParams.from_mapping(sampling_option(args))
-    if params.seed is not None:
+    sampling = sampling_option(args)
+    if (seed := sampling.get("seed")) is not None:
         raise ConfigError(
-            f"sampling: seed={params.seed} would be the same for every request; use --seed, from which the seeds count"
+            f"sampling: seed={seed} would be the same for every request; use --seed, from which the seeds count"
         )
     policies = compared_policies(args)
     if args.quiet:
         bars: Any = transformers_logging  # it has no types
         bars.disable_progress_bar()
     llm = open_llm(args, engine=engine_config(args))
+    params = llm.params(sampling, prompt_tokens=args.prompt_tokens)
     prompts = cut_prompts(llm, read_texts(args.prompts), args.prompt_tokens, args.requests)
     judge = Judge(args.judge, args.judge_dtype, llm.model.device)
     rows = measure(llm, judge, prompts, policies, params, args.seed, progress=llm.progress)

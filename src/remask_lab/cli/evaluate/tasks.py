@@ -18,7 +18,6 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
-from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -78,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
     sampling = sampling_option(args)
-    SamplingParams.from_mapping(sampling)
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
     local = args.data is not None
     begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)

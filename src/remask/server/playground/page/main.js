@@ -46,7 +46,10 @@ function fill(example, everything) {
   setText(find("expected"), example.answer ? `The right answer: ${example.answer}` : "");
   find("another").hidden = !example.answer;
   if (!everything) return;
-  for (const name of NUMBERS) find(name).value = example.sampling[name] ?? "";
+  for (const name of NUMBERS) {
+    find(name).value = "";
+    find(name).placeholder = example.sampling[name] ?? "";
+  }
   for (const [select, chosen] of [["cache-a", example.pair[0]], ["cache-b", example.pair[1]]]) {
     find(select).replaceChildren(...example.policies.map((name) => make("option", { value: name, text: name })));
     find(select).value = chosen;

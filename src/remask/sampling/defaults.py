@@ -1,25 +1,23 @@
-"""Merges the sampling parameters of a request with the server's defaults."""
+"""The sampling parameters of a request that leaves some of them out: a server's defaults, then the model's own."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from remask.core.checks import POSITIONS
 from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
 from remask.sampling.blocks import even_blocks
 
 
 def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> SamplingParams:
-    """Return a request's `own` parameters, with the server's `defaults` for the rest, which are made to fit them.
+    """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
 
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
     `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Defaults of one group of declared
     fields are dropped where the request sets another field of the group. Raises `ConfigError`.
     """
-    groups = {name: field.group for name, field in declared(SamplingParams).items() if field.group is not None}
-    replaced = {groups[name] for name in own if name in groups}
-    kept = {name: value for name, value in defaults.items() if groups.get(name) not in replaced}
-    merged = {**kept, **own}
+    merged, kept = _layered(defaults, own), _kept(defaults, own)
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
     length = merged["max_tokens"]
@@ -30,6 +28,23 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
             block = merged.get("block_length", length)
             merged["steps"] = _steps(SamplingParams.from_mapping(defaults), length, block)
     return SamplingParams.from_mapping(merged)
+
+
+def overlaid(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them. Raises `ConfigError`."""
+    params = fit(defaults, own, POSITIONS)
+    return {name: getattr(params, name) for name in _layered(defaults, own)}
+
+
+def _layered(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_kept(defaults, own), **own}
+
+
+def _kept(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults whose group of declared fields `own` does not choose for itself."""
+    groups = {name: field.group for name, field in declared(SamplingParams).items() if field.group is not None}
+    replaced = {groups[name] for name in own if name in groups}
+    return {name: value for name, value in defaults.items() if groups.get(name) not in replaced}
 
 
 def _length(merged: Mapping[str, Any], block: int, room: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.server.sampling import fit
+from remask.sampling.defaults import fit
 
 DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, "temperature": 0.5}
 
