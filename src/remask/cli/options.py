@@ -10,6 +10,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.models.source import BUNDLED_MODELS
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
