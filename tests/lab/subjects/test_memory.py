@@ -85,4 +85,4 @@ def test_a_prefix_costs_its_memory_once() -> None:
     config, policy = preset("llada-8b"), parse("bicache", {"depth": 20}, lambda: DepthLookup({}))
     one, ten = (formula(config, 2, policy, Crowd(count, 1200, 1000), 16) for count in (1, 10))
     assert (one.store, one.boundary) == (ten.store, ten.boundary) == (2 * 2 * 4096 * 1000 * 32, 2 * 4096 * 1000 * 31)
-    assert ten.kv == 10 * one.kv == 10 * 2 * 2 * 4096 * (1200 * 32 - 1000 * 20)
+    assert ten.kv == 10 * one.kv == 10 * 2 * 2 * 4096 * (1200 * 32 - 1000 * 21)
