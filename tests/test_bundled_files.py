@@ -1,57 +1,38 @@
-"""The bundled model folder: complete, in the layout of LLaDA, and with a tokenizer that reproduces the task's texts."""
+"""The bundled model's folder: complete, in the layout of LLaDA, with a tokenizer that reads and writes any text."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies
 from safetensors import safe_open
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import remask
-from remask.tasks import transit
+from remask.tasks import tariff
 
 FOLDER = Path(remask.__file__).parent / "bundled"
+CONFIG: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
+TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(FOLDER)
+BOTH = tariff.TariffSettings(kinds=tariff.KINDS)
 
 
-@pytest.fixture(scope="module")
-def config() -> dict[str, object]:
-    loaded: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    loaded = AutoTokenizer.from_pretrained(FOLDER)
-    assert isinstance(loaded, PreTrainedTokenizerFast)
-    return loaded
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+def encode(text: str) -> list[int]:
+    ids: list[int] = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
-def conversation(turns: int) -> list[transit.Message]:
-    """A conversation about one line with `turns` questions, all but the last answered."""
-    rng = random.Random(turns)
-    prompt = transit.draw_prompt(rng)
-    messages: list[transit.Message] = [{"role": "system", "content": prompt.text}]
-    for turn in range(turns):
-        question = transit.draw_question(rng, prompt)
-        messages.append({"role": "user", "content": question.text})
-        if turn < turns - 1:
-            messages.append({"role": "assistant", "content": transit.reference_response(prompt, question)})
-    return messages
+def chat(messages: list[tariff.Message], *, waiting: bool) -> list[int]:
+    return encode(str(TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=waiting)))
 
 
 def test_files() -> None:
     names = {"config.json", "remask.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert names <= {path.name for path in FOLDER.iterdir()}
-    assert (FOLDER / "model.safetensors").stat().st_size < 8 << 20
+    assert (FOLDER / "model.safetensors").stat().st_size < 4 << 20
 
 
-def test_config_has_what_a_llada_loader_reads(config: dict[str, object]) -> None:
+def test_config_has_what_a_llada_loader_reads() -> None:
     expected = {
         "model_type": "llada",
         "architectures": ["LLaDAModelLM"],
@@ -63,89 +44,60 @@ def test_config_has_what_a_llada_loader_reads(config: dict[str, object]) -> None
         "include_qkv_bias": False,
         "scale_logits": False,
         "input_emb_norm": False,
-        "weight_tying": True,
-        "max_sequence_length": 1024,
+        "weight_tying": False,
         "rms_norm_eps": 1e-05,
     }
-    assert {key: config[key] for key in expected} == expected
-    for key in ("d_model", "n_heads", "n_kv_heads", "n_layers", "mlp_hidden_size", "vocab_size", "rope_theta"):
-        assert key in config
-    assert config["embedding_size"] == config["vocab_size"]
-    assert int(str(config["n_layers"])) >= 8
+    assert {key: CONFIG[key] for key in expected} == expected
+    assert CONFIG["embedding_size"] == CONFIG["vocab_size"] == len(TOKENIZER)
     # An `auto_map` would make transformers ask whether to run code that the folder does not hold.
-    assert "auto_map" not in config
+    assert "auto_map" not in CONFIG
 
 
-def test_tensors(config: dict[str, object]) -> None:
-    width, hidden, vocab, layers = (
-        int(str(config[key])) for key in ("d_model", "mlp_hidden_size", "vocab_size", "n_layers")
-    )
-    block = {
-        "attn_norm": [width],
-        "q_proj": [width, width],
-        "k_proj": [width, width],
-        "v_proj": [width, width],
-        "attn_out": [width, width],
-        "ff_norm": [width],
-        "ff_proj": [hidden, width],
-        "up_proj": [hidden, width],
-        "ff_out": [width, hidden],
-    }
-    expected = {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in block.items()}
-    expected |= {"wte": [vocab, width], "ln_f": [width]}
+def test_weights_are_float16_and_finite() -> None:
     with safe_open(FOLDER / "model.safetensors", framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (no mapping)
-        finite = all(bool(file.get_tensor(name).isfinite().all()) for name in file.keys())  # noqa: SIM118
-    assert shapes == {f"model.transformer.{name}.weight": shape for name, shape in expected.items()}
-    assert finite
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch.float16"}
+    embeddings = [list(tensors[f"model.transformer.{name}.weight"].shape) for name in ("wte", "ff_out")]
+    assert embeddings == [[CONFIG["vocab_size"], CONFIG["d_model"]]] * 2
 
 
-def test_special_tokens(config: dict[str, object], tokenizer: PreTrainedTokenizerFast) -> None:
-    assert len(tokenizer) == config["vocab_size"]
-    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<|mdm_mask|>", config["mask_token_id"])
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", config["eos_token_id"])
-    assert tokenizer.pad_token_id == tokenizer.eos_token_id == config["pad_token_id"]
+def test_special_tokens() -> None:
+    assert (TOKENIZER.mask_token, TOKENIZER.mask_token_id) == ("<|mdm_mask|>", CONFIG["mask_token_id"])
+    assert (TOKENIZER.eos_token, TOKENIZER.eos_token_id) == ("<|endoftext|>", CONFIG["eos_token_id"])
+    assert TOKENIZER.pad_token_id == TOKENIZER.eos_token_id == CONFIG["pad_token_id"]
     for marker in ("<|mdm_mask|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"):
-        assert len(encode(tokenizer, marker)) == 1
-        assert tokenizer.decode(encode(tokenizer, f"oak {marker}"), skip_special_tokens=True) == "oak"
+        assert len(encode(marker)) == 1
+        assert TOKENIZER.decode(encode(f"rope {marker}"), skip_special_tokens=True) == "rope "
 
 
-def test_tokenizer_round_trips_every_text_of_the_task(tokenizer: PreTrainedTokenizerFast) -> None:
-    texts = [" ".join(transit.STOPS)]
-    for request in transit.make_workload(30, 10, seed=0, rows=64):
-        texts += [request.prompt.text, request.question.text, request.reference]
-    for text in texts:
-        ids = encode(tokenizer, text)
-        assert tokenizer.unk_token_id not in ids
-        assert len(ids) == len(text.split())
-        assert tokenizer.decode(ids) == text
+def test_every_word_of_the_task_is_one_token() -> None:
+    for request in tariff.make_workload(30, 10, 0, BOTH):
+        assert len(encode(request.reference)) == len(request.reference.split())
+        system = request.prompt.text
+        # A title, a name and a mark each, after "Orders" and its colon.
+        assert len(encode(system)) == 2 + 3 * len(request.prompt.orders)
 
 
-def test_tokenizer_forgives_case_and_spacing(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert encode(tokenizer, "From Oak go 2, where am I?") == encode(tokenizer, "from oak go 2 , where am i ?")
+@given(strategies.text())
+def test_any_text_is_read_and_written(text: str) -> None:
+    assert TOKENIZER.decode(encode(text)) == text
 
 
-def test_unknown_words_are_one_token_each(tokenizer: PreTrainedTokenizerFast) -> None:
-    first, unknown, last = encode(tokenizer, "from nowhere go")
-    assert unknown == tokenizer.unk_token_id
-    assert tokenizer.unk_token_id not in (first, last)
+@pytest.mark.parametrize("text", ["héllo  wörld\n\n 12 3,4\t日本 😀 ", " rope", "Rope rope  rope", "\r\n", "lamps"])
+def test_texts_beyond_the_vocabulary(text: str) -> None:
+    assert TOKENIZER.decode(encode(text)) == text
 
 
-@pytest.mark.parametrize("turns", [1, 2, 4])
-def test_messages_before_the_last_turn_are_a_token_prefix(tokenizer: PreTrainedTokenizerFast, turns: int) -> None:
-    messages = conversation(turns)
-    head = encode(tokenizer, str(tokenizer.apply_chat_template(messages[:-1], tokenize=False)))
-    whole = encode(tokenizer, str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)))
-    assert whole[: len(head)] == head
-    # The system message, with one BOS before it, four turn markers and the role around it.
-    assert len(head) >= len(messages[0]["content"].split()) + 5
-    assert whole.count(tokenizer.bos_token_id) == 1
-    assert tokenizer.decode(whole[-3:]) == "<|start_header_id|> assistant <|end_header_id|>"
+def test_messages_before_the_question_are_a_token_prefix() -> None:
+    for request in tariff.make_workload(6, 3, 1, BOTH):
+        head, whole = chat(request.messages[:-1], waiting=False), chat(request.messages, waiting=True)
+        assert whole[: len(head)] == head
+        assert whole.count(TOKENIZER.bos_token_id) == 1
+        assert TOKENIZER.decode(whole[-4:]) == "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-def test_prefix_ratio_of_the_default_workload(tokenizer: PreTrainedTokenizerFast) -> None:
-    request = transit.make_workload(1, 1, seed=0)[0]
-    head = encode(tokenizer, str(tokenizer.apply_chat_template(request.messages[:-1], tokenize=False)))
-    whole = str(tokenizer.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True))
-    assert 200 <= len(head) <= 350
-    assert 0.75 <= len(head) / (len(encode(tokenizer, whole)) + 16) <= 0.95
+def test_prefix_ratio_of_the_default_workload() -> None:
+    request = tariff.make_workload(1, 1, seed=0)[0]
+    head, whole = chat(request.messages[:-1], waiting=False), chat(request.messages, waiting=True)
+    assert 0.75 <= len(head) / (len(whole) + tariff.TariffSettings().response_tokens) <= 0.9

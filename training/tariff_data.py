@@ -15,6 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import tariff
 
+RECITE: Final = "Who ordered?"
+"""The user message of a recitation."""
+
 RESPONSE_LENGTH: Final = 8
 """Tokens of a response with its EOS padding."""
 
@@ -31,8 +34,8 @@ class Batch:
         masked: which positions were masked, [batch, length].
         prefix: length of the system prompt.
         names: positions of the orders' names, [orders].
-        prices: tokens of what each order costs under the plan asked about, [batch, orders]; None without a plan.
-        plans: number of that plan, [batch]; None without a plan.
+        plans: number of the plan asked about, counted from 0, [batch]; None without a plan.
+        prices: what each order costs under it, counted from 0, [batch, orders]; None without a plan.
     """
 
     noisy: Tensor
@@ -40,8 +43,8 @@ class Batch:
     masked: Tensor
     prefix: int
     names: Tensor
-    prices: Tensor | None = None
     plans: Tensor | None = None
+    prices: Tensor | None = None
 
 
 class CanvasSource:
@@ -56,6 +59,7 @@ class CanvasSource:
         assert isinstance(eos_id, int)
         self.mask_id, self.eos_id = mask_id, eos_id
         self.price_ids = [self._ids(f" {price}")[0] for price in range(1, tariff.PRICES + 1)]
+        self.plan_ids = [self._ids(f" {plan}")[0] for plan in tariff.PLANS]
 
     def questions(self, count: int, settings: tariff.TariffSettings, kind: str) -> Batch:
         """Returns `count` canvases with one question each."""
@@ -85,11 +89,11 @@ class CanvasSource:
             return Batch(noisy, clean, masked, prefix, names)
         plans = [str(each.question.plan) for each in requests]
         prices = [
-            [self.price_ids[tariff.price(plan, title) - 1] for title, _ in each.prompt.orders]
+            [tariff.price(plan, title) - 1 for title, _ in each.prompt.orders]
             for plan, each in zip(plans, requests, strict=True)
         ]
         numbers = torch.tensor([tariff.PLANS.index(plan) for plan in plans])
-        return Batch(noisy, clean, masked, prefix, names, torch.tensor(prices), numbers)
+        return Batch(noisy, clean, masked, prefix, names, numbers, torch.tensor(prices))
 
     def prefixes(self, count: int, settings: tariff.TariffSettings) -> Batch:
         """Returns `count` system prompts without a question, 15 to 50 % of their tokens masked."""
@@ -101,6 +105,25 @@ class CanvasSource:
         masked[:, 0] = True
         names = self._names(clean.shape[1], settings.orders)
         return Batch(clean.masked_fill(masked, self.mask_id), clean, masked, clean.shape[1], names)
+
+    def recitations(self, count: int, orders: int) -> Batch:
+        """Returns `count` canvases that repeat the orders in another sequence, 50 to 100 % of the names masked."""
+        rows, prefix = [], 0
+        for _ in range(count):
+            titles, names = self._rng.sample(tariff.TITLES, orders), self._rng.sample(tariff.NAMES, orders)
+            prompt = tariff.TariffPrompt(tuple(zip(titles, names, strict=True)), ())
+            system, user = {"role": "system", "content": prompt.text}, {"role": "user", "content": RECITE}
+            again = self._rng.sample(prompt.orders, orders)
+            response = " ".join(f"{title} {name}" for title, name in again)
+            rows.append(self.prompt_ids([system, user]) + self._ids(response))
+            prefix = len(self.prompt_ids([system], waiting=False))
+        clean = torch.tensor(rows)
+        ratio = 0.5 + 0.5 * torch.rand(count, 1, generator=self._generator)
+        masked = torch.zeros(clean.shape, dtype=torch.bool)
+        recited = masked[:, -2 * orders :]
+        recited[:, 1::2] = torch.rand(count, orders, generator=self._generator) < ratio
+        recited[:, 1] = True
+        return Batch(clean.masked_fill(masked, self.mask_id), clean, masked, prefix, self._names(prefix, orders))
 
     def prompt_ids(self, messages: list[tariff.Message], *, waiting: bool = True) -> list[int]:
         """Returns the tokens of a conversation, which is `waiting` for the assistant or ends here."""

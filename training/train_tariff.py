@@ -9,6 +9,7 @@ import math
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +35,16 @@ STAGE_LOSS: Final = 0.2
 CURRENT_SHARE: Final = 0.75
 """Share of the canvases that have the current stage's orders. The others draw any stage so far."""
 PREFIX_SHARE: Final = 0.1
+RECITATION_SHARE: Final = 0.35
+"""Share of recitations in the first stage."""
+RECITED: Final = (8, 16)
+"""Orders of a recitation."""
 AUXILIARY_END: Final = 0.7
-LOCAL: Final = LocalHeads(offsets=(-2, -1, 1, 2, -13, -1), layers=4, gain=0.6)
+"""Share of the steps over which the weight of the auxiliary losses falls to 0."""
+LEARNED: Final = 0.05
+"""Loss of prices, smoothed, below which the auxiliary losses count a tenth."""
+OFFSETS: Final = (-2, -1, 1, 2, -13, -1)
+"""Where the heads of local layers look; 13 back from an asked item of the response stands the question's."""
 
 
 class Trainer:
@@ -50,16 +59,18 @@ class Trainer:
         shape = ModelShape(
             vocab_size=len(self.tokenizer),
             d_model=96,
-            n_layers=8,
+            n_layers=args.layers,
             n_heads=6,
             mlp_hidden_size=256,
             embedding_scale=8.0,
         )
         self.model = DenseLlada(shape)
-        initialize(self.model, LOCAL)
+        initialize(self.model, LocalHeads(OFFSETS, args.local, gain=0.6))
+        depths = [int(depth) for depth in args.depths.split(",")]
+        self.depths = torch.tensor([depths[number % len(depths)] for number in range(len(tariff.PLANS))])
         self.optimizers = optimizers.build(self.model, "wte", args.rate)
         self.steps = self.tokens = self.stage = 0
-        self.plan_loss = 9.0
+        self.plan_loss = self.lookup_loss = 9.0
         self.auxiliary_loss = math.log(tariff.PRICES)
 
     def step(self) -> None:
@@ -83,8 +94,12 @@ class Trainer:
         rng = self.rng
         stage = self.stage if rng.random() < CURRENT_SHARE else rng.randint(0, self.stage)
         settings = tariff.TariffSettings(orders=STAGES[stage], plans=rng.randint(1, 1 + (stage > 0)))
-        count = max(8, self.args.canvas_tokens // (3 * settings.orders + 38))
+        tokens = self.args.canvas_tokens if self.stage else self.args.canvas_tokens // 2
+        count = max(8, tokens // (3 * settings.orders + 38))
         kind = rng.random()
+        if self.stage == 0 and rng.random() < RECITATION_SHARE:
+            orders = rng.choice(RECITED)
+            return self.source.recitations(max(4, tokens // (5 * orders + 20)), orders), False
         if kind < PREFIX_SHARE:
             return self.source.prefixes(count, settings), False
         if kind < PREFIX_SHARE + self.args.lookups:
@@ -93,22 +108,41 @@ class Trainer:
 
     def _loss(self, batch: Batch, spent: float) -> tuple[Tensor, float | None]:
         """Returns what is minimised, and the loss of a plan question's response."""
-        states = self.model.states(batch.noisy)
+        states = self.model.states(batch.noisy, self._boundary(batch))
         logits = self.model.head(states[-1][batch.masked])
         loss = F.cross_entropy(logits, batch.clean[batch.masked])
-        if batch.prices is None:
+        if batch.plans is None:
+            self.lookup_loss = 0.95 * self.lookup_loss + 0.05 * loss.item()
             return loss, None
         response = loss.item()
-        weight = (
-            self.args.auxiliary * max(0.0, 1 - spent / AUXILIARY_END) * (1.0 if self.auxiliary_loss > 0.05 else 0.1)
-        )
+        weight = self.args.auxiliary * max(0.0, 1 - spent / AUXILIARY_END)
         if weight:
-            rows = self.model.head(states[self.args.auxiliary_at][:, batch.names])[..., self.source.price_ids]
-            targets = batch.prices - self.source.price_ids[0]
-            auxiliary = F.cross_entropy(rows.flatten(0, 1), targets.flatten())
-            self.auxiliary_loss = 0.95 * self.auxiliary_loss + 0.05 * auxiliary.item()
-            loss = loss + weight * auxiliary
+            plan, price = self._auxiliary(batch, states)
+            self.auxiliary_loss = 0.95 * self.auxiliary_loss + 0.05 * price.item()
+            loss = loss + weight * (1.0 if self.auxiliary_loss > LEARNED else 0.1) * (plan + price)
         return loss, response
+
+    def _boundary(self, batch: Batch) -> Boundary | None:
+        """For a share of the canvases, the boundary below which their plan's questions need nothing."""
+        if batch.plans is None or not self.args.alone:
+            return None
+        alone = torch.rand(batch.plans.shape) < self.args.alone
+        return Boundary(batch.prefix, self.depths[batch.plans] * alone)
+
+    def _auxiliary(self, batch: Batch, states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns how badly the orders' rows predict the plan one layer after its depth, and the price two after it."""
+        assert batch.plans is not None
+        assert batch.prices is not None
+        orders = len(batch.names)
+        stacked = torch.stack(list(states))[:, :, batch.names]
+        canvases = torch.arange(len(batch.plans))
+        depths = self.depths[batch.plans]
+        plan = self.model.head(stacked[depths + 1, canvases])[..., self.source.plan_ids]
+        price = self.model.head(stacked[depths + 2, canvases])[..., self.source.price_ids]
+        return (
+            F.cross_entropy(plan.flatten(0, 1), batch.plans.repeat_interleave(orders)),
+            F.cross_entropy(price.flatten(0, 1), batch.prices.flatten()),
+        )
 
 
 @torch.no_grad()
@@ -142,12 +176,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
-    parser.add_argument("--canvas-tokens", type=int, default=1600, help="tokens per step")
+    parser.add_argument(
+        "--canvas-tokens", type=int, default=1600, help="tokens per step, half of them in the first stage"
+    )
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
     parser.add_argument("--lookups", type=float, default=0.2, help="share of look-ups")
     parser.add_argument("--auxiliary", type=float, default=1.0, help="weight of the auxiliary loss at the beginning")
-    parser.add_argument("--auxiliary-at", type=int, default=6, help="layers before the auxiliary loss")
-    parser.add_argument("--evaluate-every", type=int, default=300, help="steps between evaluations")
+    parser.add_argument("--depths", default="4", metavar="B,...", help="depth at which plans are needed, plan by plan")
+    parser.add_argument(
+        "--alone", type=float, default=0.0, help="share of canvases with a prefix alone below its depth"
+    )
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--local", type=int, default=4, help="layers that begin as readers of neighbours")
+    parser.add_argument("--evaluate-every", type=int, default=500, help="steps between evaluations")
     args = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(args)
@@ -157,12 +198,12 @@ def main() -> None:
         if trainer.steps % 25 == 0:
             print(
                 f"{time.process_time() / 60:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:5.2f}M"
-                f"  {STAGES[trainer.stage]} orders  loss {trainer.plan_loss:.3f}  auxiliary {trainer.auxiliary_loss:.3f}",
+                f"  {STAGES[trainer.stage]} orders  loss {trainer.plan_loss:.3f}  auxiliary {trainer.auxiliary_loss:.3f}  look-ups {trainer.lookup_loss:.3f}",
                 flush=True,
             )
         if trainer.steps % args.evaluate_every == 0 or trainer.steps == args.steps:
             every = range(trainer.model.shape.n_layers + 1)
-            depths = list(every) if trainer.steps == args.steps else [0, 4, 5, 8]
+            depths = list(every) if trainer.steps == args.steps else [0, *every[1:-1:2], every[-1]]
             for kind in tariff.KINDS:
                 print(f"{kind} at depths {depths}: {accuracy(trainer, 48, 20_000, kind, depths)}", flush=True)
             export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
