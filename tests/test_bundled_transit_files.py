@@ -1,4 +1,4 @@
-"""The bundled transit model's folder: complete, in the layout of LLaDA, and with a tokenizer that reproduces the task's texts."""
+"""The bundled transit model's folder: complete, in LLaDA's layout, with a tokenizer that reproduces its task."""
 
 import json
 import random

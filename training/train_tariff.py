@@ -70,7 +70,7 @@ class Trainer:
         self.depths = torch.tensor([depths[number % len(depths)] for number in range(len(tariff.PLANS))])
         self.optimizers = optimizers.build(self.model, "wte", args.rate)
         self.steps = self.tokens = self.stage = 0
-        self.plan_loss = self.lookup_loss = 9.0
+        self.plan_loss = 9.0
         self.auxiliary_loss = math.log(tariff.PRICES)
 
     def step(self) -> None:
@@ -112,7 +112,6 @@ class Trainer:
         logits = self.model.head(states[-1][batch.masked])
         loss = F.cross_entropy(logits, batch.clean[batch.masked])
         if batch.plans is None:
-            self.lookup_loss = 0.95 * self.lookup_loss + 0.05 * loss.item()
             return loss, None
         response = loss.item()
         weight = self.args.auxiliary * max(0.0, 1 - spent / AUXILIARY_END)
@@ -197,8 +196,8 @@ def main() -> None:
         trainer.step()
         if trainer.steps % 25 == 0:
             print(
-                f"{time.process_time() / 60:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:5.2f}M"
-                f"  {STAGES[trainer.stage]} orders  loss {trainer.plan_loss:.3f}  auxiliary {trainer.auxiliary_loss:.3f}  look-ups {trainer.lookup_loss:.3f}",
+                f"{time.process_time() / 60:6.2f} CPU min  step {trainer.steps:5d}  {trainer.tokens / 1e6:.2f}M"
+                f"  {STAGES[trainer.stage]} orders  loss {trainer.plan_loss:.3f}  prices {trainer.auxiliary_loss:.3f}",
                 flush=True,
             )
         if trainer.steps % args.evaluate_every == 0 or trainer.steps == args.steps:
