@@ -55,6 +55,19 @@ def test_turns_add_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert seen == [["system", "user"], ["system", "user", "assistant", "user"]]
 
 
+def test_help_is_the_chats_own_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is sent: there is no server."""
+    lines = ["/help", "/hepl", "/exit", "never read"]
+    status, told, error = chat(monkeypatch, capsys, lines, "--base-url", "http://127.0.0.1:9/v1")
+    assert status == 0
+    assert told == [
+        "/new starts a new conversation, /exit or /quit ends it, /help says this. All else is for the model."
+    ]
+    assert error.splitlines() == [
+        "error: Unknown command '/hepl'. Did you mean '/help'? Available: /exit, /help, /new, /quit."
+    ]
+
+
 def test_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     status, answers, error = chat(monkeypatch, capsys, [USER], "--base-url", "http://127.0.0.1:9/v1")
     assert (status, answers) == (0, [])

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,15 +16,20 @@ from remask.cli.options import (
     sampling_option,
 )
 from remask.cli.serve import KEY_VARIABLE, check_extra
-from remask.errors import ConfigError, RemaskError
+from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED
 from remask.server.answer import Answer
 
+_COMMAND = re.compile(r"/[a-z]+")
 Turns = list[dict[str, str]]
 Answerer = Callable[[Turns], Iterator[str]]
 
-LEAVE, ANEW = ("/exit", "/quit"), "/new"
+LEAVE, ANEW, HELP = ("/exit", "/quit"), "/new", "/help"
+COMMANDS = (HELP, ANEW, *LEAVE)
+_HELP = (
+    f"{ANEW} starts a new conversation, {LEAVE[0]} or {LEAVE[1]} ends it, {HELP} says this. All else is for the model."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,16 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read turns until the end of input or `/exit`; `/new` starts a new conversation."""
+    """Read turns until the end of input or `/exit`; `/new` starts a new conversation, and `/help` lists such words."""
     answer = _remote(args) if args.base_url else _local(args)
     opening: Turns = [] if args.system is None else [{"role": "system", "content": args.system}]
     turns = list(opening)
     shown = sys.stdin.isatty()
     if shown:
-        print(f"{ANEW} starts a new conversation, {LEAVE[0]} ends it.")
+        print(_HELP)
     while (line := _read(shown)) is not None:
         if line == ANEW:
             turns = list(opening)
+        elif line == HELP:
+            print(_HELP)
+        elif _COMMAND.fullmatch(line):
+            print(f"error: {UnknownNameError('command', line, COMMANDS)}", file=sys.stderr)
         elif line:
             turns.append({"role": "user", "content": line})
             said = _say(answer, turns)

@@ -19,6 +19,7 @@ class Command:
     Attributes:
         module: has `add_arguments(parser)` and `run(args) -> int`, the exit status.
         summary: its line in `remask --help`.
+        examples: whole command lines, with which its own help ends.
         extra: the extra that installs the further packages that the module needs.
         opening: what is said on stderr before the module is imported, which may take seconds; without it nothing is.
     """
@@ -26,6 +27,7 @@ class Command:
     module: str
     summary: str
     extra: str | None = None
+    examples: tuple[str, ...] = ()
     opening: str | None = None
 
     def load(self) -> ModuleType:
@@ -36,13 +38,60 @@ class Command:
             raise missing(error, self.extra) from error
 
 
+STORE_EXAMPLES = (
+    "remask inspect store --model bundled --input requests.jsonl --cache bicache",
+    "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
+)
 OWN: Mapping[str, Command] = {
-    "generate": Command("remask.cli.generate", "answer a prompt, or a JSONL file of them"),
-    "serve": Command("remask.cli.serve", "serve a model over HTTP, as OpenAI's API does", "server"),
-    "deploy": Command("remask.cli.deploy", "serve a model on many machines, with Ray Serve", "ray"),
-    "chat": Command("remask.cli.chat", "talk to a model in the terminal", "server"),
-    "profile": Command("remask.cli.profile", "measure the depth table that BiCache reads", "lab"),
-    "inspect": Command("remask.cli.inspect", "look into the engine's memory"),
+    "generate": Command(
+        "remask.cli.generate",
+        "answer a prompt, or a JSONL file of them",
+        examples=(
+            "remask generate --model GSAI-ML/LLaDA-8B-Instruct --prompt 'What is a diffusion language model?'",
+            "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
+        ),
+    ),
+    "serve": Command(
+        "remask.cli.serve",
+        "serve a model over HTTP, as OpenAI's API does",
+        "server",
+        (
+            "remask serve bundled",
+            "remask serve GSAI-ML/LLaDA-8B-Instruct --port 8080 --max-num-seqs 16 --api-key KEY",
+        ),
+    ),
+    "deploy": Command(
+        "remask.cli.deploy",
+        "serve a model on many machines, with Ray Serve",
+        "ray",
+        (
+            "remask deploy bundled --min-replicas 2",
+            "remask deploy GSAI-ML/LLaDA-8B-Instruct --num-gpus 1 --max-replicas 4 --ray-address auto",
+        ),
+    ),
+    "chat": Command(
+        "remask.cli.chat",
+        "talk to a model in the terminal",
+        "server",
+        (
+            "remask chat --base-url http://127.0.0.1:8000/v1",
+            "remask chat --model GSAI-ML/LLaDA-8B-Instruct --system 'You answer in one sentence.'",
+        ),
+    ),
+    "profile": Command(
+        "remask.cli.profile",
+        "measure the depth table that BiCache reads",
+        "lab",
+        (
+            "remask profile --model bundled --output depth.json --plot depth.png",
+            "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
+        ),
+    ),
+    "inspect": Command(
+        "remask.cli.inspect",
+        "look into the engine's memory",
+        examples=STORE_EXAMPLES,
+    ),
 }
 
 

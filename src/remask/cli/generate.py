@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text
-from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
+from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
 from remask.core.checks import json_object
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     defaults = defaults_of(args)
     if args.system is not None and args.prompt is None:
         raise ConfigError("--system goes with --prompt; the lines of --input have messages of their own")
+    check_folder("--output", args.output)
     llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
     if args.prompt is not None:
         return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from remask.cli.commands import STORE_EXAMPLES
 from remask.cli.lines import add_default_options, defaults_of, read_requests
 from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
+from remask.cli.parser import examples
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport
 from remask.engine.request import Request
@@ -17,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
+    store.epilog = examples(*STORE_EXAMPLES)
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
     add_default_options(store)
     store.add_argument("--json", action="store_true", help="print JSON")

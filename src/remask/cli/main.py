@@ -1,41 +1,39 @@
 """Entry point: parses the command line, runs one command, turns errors into exit codes."""
 
 import argparse
+import difflib
 import errno
 import logging
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 from remask import __version__
 from remask.cli import config_file
 from remask.cli.commands import Command, all_commands, missing
+from remask.cli.parser import Parser, examples
 from remask.cpu import wait_passively
-from remask.errors import RemaskError
+from remask.errors import RemaskError, UnknownNameError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a write comes to where no more fits
 
 _SILENT = frozenset({"--quiet", "-h", "--help"})
+_EXAMPLES = ("remask demo", "remask generate --model bundled --input requests.jsonl --cache bicache")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `remask`. Returns the exit status: 0 for success, 1 if some requests failed, 2 if nothing could be run."""
     wait_passively()
+    program = "remask"
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+        try:
+            args = parse(sys.argv[1:] if argv is None else argv)
+            program = f"remask {args.command}"
+            return _run(args)
+        finally:
+            sys.stdout.flush()  # Python would do so at exit, where nothing can be said of an error
     except RemaskError as error:
-        print(f"remask: error: {error}", file=sys.stderr)
-        return 2
-    logging.basicConfig(
-        level=logging.WARNING if args.quiet else logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr
-    )
-    # These libraries log every request that they send.
-    for name in ("httpx", "httpx2"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        status: int = _run(args)
-    except RemaskError as error:
-        print(f"remask {args.command}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of the output has closed the pipe.
@@ -46,12 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None or error.errno not in FULL:
             raise
         _drop_output()
-        print(f"remask {args.command}: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"{program}: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"remask {args.command}: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    return status
 
 
 def _drop_output() -> None:
@@ -60,9 +57,14 @@ def _drop_output() -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    logging.basicConfig(
+        level=logging.WARNING if args.quiet else logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    # These libraries log every request that they send.
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         status: int = args.run(args)
-        sys.stdout.flush()
     except ModuleNotFoundError as error:
         raise missing(error, args.extra) from error
     return status
@@ -71,13 +73,16 @@ def _run(args: argparse.Namespace) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse `argv`. The attribute `run` of the result runs the command.
 
-    Only the command that `argv` names is imported. If `argv` is invalid, prints the usage and ends the process.
+    Only the command that `argv` names is imported. If `argv` is invalid, prints the usage and ends the process. Raises
+    `ConfigError` where a package that the command needs is missing.
     """
     known = all_commands()
     words = _joined(list(argv), known)
     place = _place(words)
     chosen = words[place] if place < len(words) else None
-    parser = argparse.ArgumentParser(prog="remask", description="Inference engine for diffusion language models.")
+    parser = Parser(
+        prog="remask", description="Inference engine for diffusion language models.", epilog=examples(*_EXAMPLES)
+    )
     parser.add_argument("--version", action="version", version=f"remask {__version__}")
     parser.add_argument("--quiet", action="store_true", help="warnings and errors only, no progress bars")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -95,6 +100,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     module = command.load()
     parser.set_defaults(run=getattr(module, "run", None), extra=command.extra)
+    if command.examples:
+        parser.epilog = examples(*command.examples)
     module.add_arguments(parser)
 
 
@@ -103,11 +110,19 @@ def _place(words: list[str]) -> int:
     return next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
 
 
-def _joined(words: list[str], known: Container[str]) -> list[str]:
-    """Return `words` with a command of two words, such as `bench serve`, joined to one."""
+def _joined(words: list[str], known: Collection[str]) -> list[str]:
+    """Return `words` with a command of two words, such as `bench serve`, joined to one.
+
+    Raises `UnknownNameError` where the second of them is misspelled.
+    """
     place = _place(words)
     name = " ".join(words[place : place + 2])
-    return [*words[:place], name, *words[place + 2 :]] if name in known else words
+    if name in known:
+        return [*words[:place], name, *words[place + 2 :]]
+    pairs = [each for each in known if words[place : place + 1] == each.split()[:1] and " " in each]
+    if " " in name and difflib.get_close_matches(name, pairs, n=1, cutoff=0.8):
+        raise UnknownNameError("command", name, known)
+    return words
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

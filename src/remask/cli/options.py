@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from remask.core.checks import json_object
+from remask.core.depth import DepthLookup
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.source import BUNDLED_MODELS
+from remask.policies import parse
 from remask.store.eviction import EVICTIONS
 from remask.store.prefix_index import PREFIX_MATCHES
 
 _DEFAULTS = EngineConfig()
+# Options of any command that name files to be read, and cache policies, which these words stand for too.
+_READ, _POLICIES, _ANY = ("input", "prompts", "depth_table"), ("cache", "caches"), ("all", "auto")
 
 
 def add_model_options(parser: argparse.ArgumentParser, model: str | None = None) -> None:
@@ -124,7 +128,14 @@ def open_llm(
     engine: EngineConfig | None = None,
     spare_cores: int = 0,
 ) -> LLM:
-    """Load the model that the options name. Raises what `LLM` raises."""
+    """Load the model that the options name. Raises what `LLM` raises.
+
+    Files and cache policies that the options name are looked for first, as reading weights may take minutes.
+    """
+    for option in _READ:
+        check_file(f"--{option.replace('_', '-')}", getattr(args, option, None))
+    for option in _POLICIES:
+        check_policies(getattr(args, option, None))
     return LLM(
         args.model,
         cache=cache,
@@ -134,6 +145,19 @@ def open_llm(
         spare_cores=spare_cores,
         **model_settings(args),
     )
+
+
+def check_file(option: str, path: str | None) -> None:
+    """Raise `ConfigError` if there is no file `path` to be read; "-" is standard input."""
+    if path is not None and path != "-" and not Path(path).is_file():
+        raise ConfigError(f"{option}: there is no file {path!r}; check the name and the folder")
+
+
+def check_policies(specs: str | None) -> None:
+    """Raise `ConfigError` if one of the `specs`, separated by commas, names no cache policy or no composition."""
+    for spec in [] if specs is None else specs.split(","):
+        if spec.strip() not in _ANY:
+            parse(spec.strip(), None, lambda: DepthLookup({}))
 
 
 def check_folder(option: str, path: str | None) -> None:

@@ -3,6 +3,7 @@
 A subject is one module of `remask_lab.subjects`. It has
 
 - `SUMMARY`, a line of `remask analyze --help`,
+- `EXAMPLES`, two commands with which its own help ends,
 - `add_arguments(parser)`, which adds its options, those of `remask_lab.arguments.results` among them,
 - `measure(args) -> Outcome`.
 
@@ -13,6 +14,7 @@ import argparse
 import importlib
 import pkgutil
 
+from remask.cli.parser import examples
 from remask_lab import subjects
 from remask_lab.arguments.results import check_result_options, keep
 
@@ -22,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     found = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     for name in subject_names():
         subject = importlib.import_module(f"{subjects.__name__}.{name}")
-        own = found.add_parser(name.replace("_", "-"), help=subject.SUMMARY)
+        own = found.add_parser(name.replace("_", "-"), help=subject.SUMMARY, epilog=examples(*subject.EXAMPLES))
         subject.add_arguments(own)
         own.set_defaults(measure=subject.measure)
 

@@ -33,6 +33,10 @@ from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
 
 SUMMARY = "responses to the same prompts side by side, differences marked"
+EXAMPLES = (
+    """remask analyze compare --model bundled --prompt 'from abbey go 2' --variants '["none", "reuse"]'""",
+    """remask analyze compare --model bundled --input requests.jsonl --variants '["none", "bicache"]' --page x.html""",
+)
 
 TEMPLATE = Path(__file__).with_name("compare.html")
 PROMPT_CHARACTERS = 600  # of a prompt's end that the page shows before one asks for all of it

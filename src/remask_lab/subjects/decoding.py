@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "how K and V move around the step that decodes a token, by layer"
+EXAMPLES = (
+    "remask analyze decoding --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze decoding --model bundled --input requests.jsonl --plots pictures",
+)
 
 SIDES = ("k", "v")
 MEASURES = ("cosine", "euclidean")

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "depth of reuse by task and ratio, its convergence, and its stability under other system prompts"
+EXAMPLES = (
+    "remask analyze depth --model bundled --samples 8 --plots pictures",
+    "remask analyze depth --model bundled --tau 0.95 --ratios 50 75 90 --output depth.json",
+)
 
 SAMPLES = 16  # requests per ratio and task, where no number is given
 SHOWN = 6  # ratios at which rules are compared in the text, or a few more

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "K/V drift, attention mass, entropy and token changes by region and pass"
+EXAMPLES = (
+    "remask analyze drift --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
+)
 
 COLORS = ("#7f7f7f", "#8c564b", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e", "#2ca02c", "#17becf")  # of `REGIONS`
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "similarity of K, V, attention and FFN outputs between passes, and how V foretells the others"
+EXAMPLES = (
+    "remask analyze features --model bundled --prompt 'from abbey go 2 , where am i ?'",
+    "remask analyze features --model bundled --input requests.jsonl --plots pictures",
+)
 
 FEATURES = ("k", "v", "attention", "ffn")
 WORDS = {"k": "K", "v": "V", "attention": "attention output", "ffn": "FFN output"}

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "accuracy, speed, work and memory of policies over grids of their settings"
+EXAMPLES = (
+    """remask analyze grid --model bundled --cache bicache --grid '{"depth": [0, 4, 8]}' --requests 16""",
+    """remask analyze grid --model bundled --cache reuse --sampling-grid '{"steps": [8, 16]}' --output grid.json""",
+)
 
 Rows: TypeAlias = Sequence[GridRow]
 Points: TypeAlias = Sequence[Mapping[str, Any]]  # the axes of rows

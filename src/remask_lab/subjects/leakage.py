@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "attention from a shared prefix to the rest over the ratio, and the depth that it guarantees"
+EXAMPLES = (
+    "remask analyze leakage --model bundled --samples 4 --plots pictures",
+    "remask analyze leakage --model bundled --ratios 50 90 --output leakage.json",
+)
 
 RATIOS = (10, 30, 50, 70, 80, 90, 95)
 SAMPLES = 4  # requests per ratio, where no number is given

@@ -30,6 +30,10 @@ from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
 SUMMARY = "bytes that cache policies keep between passes, and their formulas"
+EXAMPLES = (
+    "remask analyze memory --model bundled --caches none,reuse,bicache",
+    "remask analyze memory --model bundled --requests 8 --prefix-tokens 256 --plots pictures",
+)
 
 TRACKED = 4  # bytes of a tracked probability, float32
 STORES = ("prefixes", "pages")  # how a memory report names what the store holds

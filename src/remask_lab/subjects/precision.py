@@ -30,6 +30,10 @@ from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record, about
 
 SUMMARY = "tokens that change where only rounding does: dtype, batch, kernel"
+EXAMPLES = (
+    "remask analyze precision --model bundled --requests 8",
+    "remask analyze precision --model bundled --dtypes float32,bfloat16 --batch 4 --output precision.json",
+)
 
 DTYPES = "float32,bfloat16"
 USUAL, OTHER = "the model's attention", "softmax step by step"  # the latter in place of PyTorch's fused one

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "K/V of a shared prefix in its canvas against the prefix alone, by layer and step"
+EXAMPLES = (
+    "remask analyze prefix-similarity --model bundled --requests 8 --plots pictures",
+    "remask analyze prefix-similarity --model bundled --tau 0.95 --official",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

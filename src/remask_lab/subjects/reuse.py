@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "K/V reuse in deep layers in three settings; throughput and collapse of plain reuse"
+EXAMPLES = (
+    "remask analyze reuse --model bundled --requests 16 --plots pictures",
+    "remask analyze reuse --model bundled --depth 4 --refresh-interval 4 --output reuse.json",
+)
 
 Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one policy
 

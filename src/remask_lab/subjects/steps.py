@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "entropy, largest probability, token changes, drift, row-layers and milliseconds by pass"
+EXAMPLES = (
+    "remask analyze steps --model bundled --prompt 'from abbey go 2 , where am i ?' --caches bicache",
+    "remask analyze steps --model bundled --input requests.jsonl --plots pictures",
+)
 
 PANELS = 4  # policies whose positions are drawn one by one
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "throughput and accuracy over the threshold tau and the refresh interval R"
+EXAMPLES = (
+    "remask analyze sweep --model bundled --taus 0.9 0.97 --requests 16",
+    "remask analyze sweep --model bundled --refresh-intervals 1 4 8 --output sweep.json --plots pictures",
+)
 
 Parameter: TypeAlias = Literal["tau", "refresh_interval"]
 Point: TypeAlias = Mapping[str, Any]

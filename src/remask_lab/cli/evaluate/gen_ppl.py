@@ -15,6 +15,7 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
+from remask.cli.parser import examples
 from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.likelihood.judge import Judge
@@ -26,7 +27,14 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 def add_parser(subjects: Any) -> None:
     """Add the subject and its options."""
-    perplexity = subjects.add_parser("gen-ppl", help="generative perplexity under an external judge")
+    perplexity = subjects.add_parser(
+        "gen-ppl",
+        help="generative perplexity under an external judge",
+        epilog=examples(
+            "remask eval gen-ppl --model GSAI-ML/LLaDA-8B-Base --judge gpt2-large --prompts texts.txt",
+            "remask eval gen-ppl --model bundled --judge JUDGE --prompts texts.txt --caches none,bicache",
+        ),
+    )
     perplexity.add_argument("--judge", required=True, metavar="MODEL", help="causal language model: folder or hub id")
     perplexity.add_argument(
         "--judge-dtype", default="auto", metavar="|".join(_DTYPES), help="dtype of the judge (default auto)"

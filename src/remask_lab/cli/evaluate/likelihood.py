@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
+from remask.cli.parser import examples
 from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
 from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
@@ -19,7 +20,14 @@ FIELDS = ("prompt", "response", "choices", "answer")
 
 def add_parser(subjects: Any) -> None:
     """Add the subject and its options."""
-    parser = subjects.add_parser("likelihood", help="log-likelihoods of responses, and multiple choice by them")
+    parser = subjects.add_parser(
+        "likelihood",
+        help="log-likelihoods of responses, and multiple choice by them",
+        epilog=examples(
+            "remask eval likelihood --model GSAI-ML/LLaDA-8B-Base --prompts pairs.jsonl --output likelihood.json",
+            "remask eval likelihood --model GSAI-ML/LLaDA-8B-Instruct --prompts questions.jsonl --chat --mc-samples 32",
+        ),
+    )
     parser.add_argument(
         "--prompts",
         required=True,

@@ -18,6 +18,7 @@ from remask.cli.options import (
     open_llm,
     sampling_option,
 )
+from remask.cli.parser import examples
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -43,6 +44,10 @@ def add_parser(subjects: Any) -> None:
         description="The names of our own tasks begin with 'remask_'. Their questions share a system prompt, and their "
         "answers are matched strictly. Any other name is a task of lm-eval. Without --data, data sets come from the "
         "hub, through lm-eval.",
+        epilog=examples(
+            "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks remask_gsm8k --caches none,bicache --limit 9",
+            "remask eval tasks --model GSAI-ML/LLaDA-8B-Instruct --tasks arc_challenge --output arc.json",
+        ),
     )
     parser.add_argument("--tasks", required=True, metavar="NAME,...", help="tasks to evaluate; --list names our own")
     parser.add_argument("--list", action=_List, nargs=0, help="name our own tasks and the folder of their configs")

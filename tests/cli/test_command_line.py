@@ -1,0 +1,149 @@
+"""The command line itself: misspelled words, usage, examples, checks before weights are read, and closed pipes."""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from remask.cli import main
+from remask.cli.commands import all_commands
+from remask.cli.main import parse
+from remask.cli.parser import Parser, examples_in
+from remask.models import loaded
+
+START = "import sys; from remask.cli import main; sys.exit(main())"
+MISSPELLED = {
+    "generat --model x": ("remask COMMAND ...", "Unknown command 'generat'. Did you mean 'generate'?"),
+    "generate --modle bundled --prompt x": ("remask generate (--prompt", "no option --modle; did you mean --model?"),
+    "generate --modle=bundled --prompt x": ("remask generate (--prompt", "no option --modle; did you mean --model?"),
+    "serve bundled --treads 2": ("remask serve [MODEL] [options]", "no option --treads; did you mean --threads?"),
+    "serve one two": ("remask serve [MODEL] [options]", "'two' cannot be used here"),
+    "analyze drfit --model x": ("remask analyze SUBJECT ...", "Unknown subject 'drfit'. Did you mean 'drift'?"),
+    "analyze drift --modl x": ("remask analyze drift (--prompt", "no option --modl; did you mean --model?"),
+    "generate --load-format dumy --model x --prompt x": ("remask generate", "Did you mean 'dummy'?"),
+    "generate --model x --prompt x --quiet": ("remask generate", "--quiet stands before the command"),
+    "generate --zzz": ("remask generate", "there is no option --zzz\n"),
+    "--quite generate": ("remask COMMAND ...", "no option --quite; did you mean --quiet?"),
+    "generate --model bundled": ("remask generate (--prompt TEXT | --input FILE) --model MODEL", "is required"),
+}
+
+
+@pytest.mark.parametrize("line", MISSPELLED)
+def test_a_misspelled_word_is_named_with_the_nearest(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    usage, error = MISSPELLED[line]
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"usage: {usage}"), "the usage of the command that failed"
+    assert error in told.err
+    assert len(told.err.splitlines()) <= 4, "the usage fits on a screen"
+
+
+def test_the_second_word_of_a_command_counts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serv", "--base-url", "x"]) == 2
+    assert "Unknown command 'bench serv'. Did you mean 'bench serve'?" in capsys.readouterr().err
+
+
+def test_abbreviations_and_values_are_no_misspellings() -> None:
+    args = parse(["generate", "--mod", "bundled", "--prompt", "--not an option"])
+    assert (args.model, args.prompt) == ("bundled", "--not an option")
+    assert parse(["analyze", "sweep", "--model", "x", "--seed", "-1"]).seed == -1
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for own in action.choices.values():
+                yield from parsers(own)
+
+
+def filled(name: str) -> list[argparse.ArgumentParser]:
+    """The parsers of a command and of its subcommands."""
+    command = all_commands()[name]
+    parser = Parser(prog=f"remask {name}")
+    command.load().add_arguments(parser)
+    return [own for own in parsers(parser) if own is not parser]
+
+
+@pytest.mark.parametrize("name", all_commands())
+def test_every_help_ends_with_two_examples_that_the_parser_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = [all_commands()[name].examples, *(tuple(examples_in(own.epilog)) for own in filled(name))]
+    for examples in shown:
+        assert len(examples) == 2
+        for example in examples:
+            words = shlex.split(example)
+            assert " ".join(words[1:]).startswith(name)
+            assert parse(words[1:]).run is not None
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    help_text = capsys.readouterr().out
+    assert help_text.endswith("examples:\n" + "".join(f"  {example}\n" for example in shown[0]))
+
+
+def test_the_whole_help_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    examples = capsys.readouterr().out.rpartition("examples:\n")[2].splitlines()
+    assert len(examples) == 2
+    for example in examples:
+        parse(shlex.split(example)[1:])
+
+
+EARLY = {
+    "generate --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
+    "generate --prompt x --cache bicahe": "Did you mean 'bicache'",
+    "generate --prompt x --depth-table nowhere.json": "--depth-table: there is no file 'nowhere.json'",
+    "generate --prompt x --output nowhere/out.jsonl": "--output: there is no folder 'nowhere'",
+    'generate --prompt x --sampling {"top_p":2}': "top_p must be",
+    "chat --cache bicahe": "Did you mean 'bicache'",
+    "inspect store --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
+    "profile --prompts nowhere.jsonl": "--prompts: there is no file 'nowhere.jsonl'",
+    "profile --output nowhere/depth.json": "--output: there is no folder 'nowhere'",
+    "bench --caches none,bicahe": "Did you mean 'bicache'",
+    "bench --json nowhere/bench.json": "--json: there is no folder 'nowhere'",
+    "analyze drift --input nowhere.jsonl": "--input: there is no file 'nowhere.jsonl'",
+    "analyze steps --prompt x --caches bicahe": "Did you mean 'bicache'",
+    "eval tasks --tasks remask_gsm8q --data nowhere.jsonl": "remask_gsm8k",
+    "eval gen-ppl --judge x --prompts nowhere.txt": "--prompts: there is no file 'nowhere.txt'",
+}
+
+
+@pytest.mark.parametrize("line", EARLY)
+def test_what_can_be_checked_is_before_weights_are_read(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(loaded, "load_weights", read)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--quiet", *line.split(), "--model", "bundled"]) == 2
+    assert EARLY[line] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
+@pytest.mark.parametrize("words", ["--help", "generate --help-fields", "--quiet generate --model MODEL --input FILE"])
+def test_a_reader_that_leaves_ends_it_quietly(words: str, tmp_path: Path) -> None:
+    """As other tools are: 141 is what a shell says of a process that SIGPIPE has ended."""
+    golden = Path(__file__).parents[1] / "goldens" / "llada"
+    lines = tmp_path / "in.jsonl"
+    one = {"prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
+    lines.write_text("".join(json.dumps(one) + "\n" for _ in range(3)), encoding="utf-8")
+    command = [word.replace("MODEL", str(golden)).replace("FILE", str(lines)) for word in words.split()]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([sys.executable, "-c", START, *command], stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
