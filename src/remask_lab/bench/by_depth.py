@@ -98,13 +98,13 @@ def _share(row: Row) -> str:
 def draw_by_depth(record: Record, table: DepthTable) -> Figure:
     """Draw similarities by layer, and accuracy by depth.
 
-    Left, the similarities of the table at the ratio nearest to the workload's. Right, accuracy over depth, beside that
-    of `none` and `reuse`.
+    Left, what the table's rule compares with tau, at the ratio nearest to the workload's. Right, accuracy over depth,
+    beside that of `none` and `reuse`.
     """
     figure = new_figure(
         "how many layers may reuse a shared prefix",
         width=9.5,
-        how="left: its K/V change with the question in deep layers; right: reusing those loses the answers",
+        how="left: above tau a depth is allowed, below it K/V depend on the question; right: what each depth costs",
     )
     left, right = figure.subplots(1, 2)
     _similarities(left, table, 100 * record.about["settings"]["prefix_ratio"])
@@ -113,13 +113,18 @@ def draw_by_depth(record: Record, table: DepthTable) -> Figure:
 
 
 def _similarities(axes: Axes, table: DepthTable, ratio: float) -> None:
-    if table.curves:
-        nearest = min(table.curves, key=lambda known: abs(known - ratio))
-        curve = table.curves[nearest]
-        axes.plot(range(1, len(curve) + 1), curve, "o-", color=K_COLOR, markersize=4)
+    if table.limits:
+        nearest = min(table.limits, key=lambda known: abs(known - ratio))
+        limits = table.limits[nearest]
+        axes.plot(range(1, len(limits) + 1), limits, "o-", color=K_COLOR, markersize=4)
         axes.axhline(table.tau, color=V_COLOR, linestyle="--", linewidth=1.2)
         axes.annotate(f"tau = {table.tau:g}", (1, table.tau), (2, -12), textcoords="offset points", color=V_COLOR)
-        label(axes, f"prefix K/V, alone against with a question (r = {nearest} %)", "layer", "mean cosine similarity")
+        label(
+            axes,
+            f"similarity of what depth b reuses (r = {nearest} %)",
+            "depth b",
+            "cosine similarity by the table's rule",
+        )
         whole_ticks(axes.xaxis, 10)
     else:
         label(axes, "this depth table has no similarities")
