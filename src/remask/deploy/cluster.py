@@ -1,6 +1,7 @@
 """Starting a fleet on Ray. Whatever Ray raises becomes one sentence that says what to do."""
 
 import logging
+import os
 import re
 import socket
 import time
@@ -18,6 +19,7 @@ from remask.errors import DeployError
 
 log = logging.getLogger(__name__)
 
+CONNECT_S: Final = 5.0
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
 """Seconds between two lines that say that Ray is still waited for."""
@@ -31,18 +33,21 @@ def join(address: str | None, host: str, port: int) -> None:
 
     Raises `DeployError` where there is no cluster at `address`, or Ray does not start, or the port is in use.
     """
+    # What Ray's processes log, also of a stop that went well, stands in its own files.
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if address is not None:
         with _explained(
             f"there is no Ray cluster at {address!r}", "Start one with 'ray start --head', or leave --ray-address out"
         ):
-            ray.init(address=address)
+            _check_reachable(address)
+            ray.init(address=address, log_to_driver=False)
         return
     _check_free(host, port)
+    log.info("starting Ray on this machine")
     with _explained("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
         # A cluster of this machine alone stays on its loopback address.
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
 
 
 def start(application: Any, name: str, host: str, port: int) -> None:
@@ -52,9 +57,20 @@ def start(application: Any, name: str, host: str, port: int) -> None:
     """
     with _explained("Ray Serve did not start", f"Is port {port} free on every machine? {_LOGS}"), _patience():
         serve.start(http_options={"host": host, "port": port})
+    log.info("starting the replicas")
     with _explained("the replicas did not start", f"Mend that and deploy again; {_LOGS}"), _patience():
-        serve.run(application, name=name, route_prefix="/")
+        try:
+            serve.run(application, name=name, route_prefix="/")
+        except RuntimeError as error:
+            raise RuntimeError(_replica_error(name) or str(error)) from error
     _await_proxy()
+
+
+def _replica_error(name: str) -> str:
+    """What the replicas of an application raised, which Ray keeps apart from the failure of the application."""
+    application = serve.status().applications.get(name)
+    deployments = {} if application is None else application.deployments
+    return next((each.message for each in deployments.values() if "Error" in each.message), "")
 
 
 def _await_proxy() -> None:
@@ -97,6 +113,13 @@ def _reason(error: BaseException) -> str:
     return _LABEL.sub("", lines[-1]).rstrip(".") if lines else type(error).__name__
 
 
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` where nobody listens at `address`: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+
+
 def _check_free(host: str, port: int) -> None:
     """Raise `DeployError` where another process listens on the port."""
     try:
@@ -104,5 +127,6 @@ def _check_free(host: str, port: int) -> None:
             pass
     except OSError as error:
         raise DeployError(
-            f"port {port} of {host} cannot be listened on: {error.strerror}. Choose another one with --port."
+            f"port {port} of {host} cannot be listened on: {os.strerror(error.errno or 0)}. Give another --port or "
+            "--host."
         ) from error
