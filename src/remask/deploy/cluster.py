@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +12,19 @@ from typing import Any, Final
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ProxyStatus
 
 from remask.errors import DeployError
 
 log = logging.getLogger(__name__)
 
+STARTS: Final = 4
 CONNECT_S: Final = 5.0
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
 """Seconds between two lines that say that Ray is still waited for."""
 
-_LOGS: Final = "Ray's logs are in /tmp/ray/session_latest/logs"
+_LOGS: Final = f"Ray's logs are in {tempfile.gettempdir()}/ray/session_latest/logs"
 _LABEL: Final = re.compile(r"\x1b\[[0-9;]*m|^(?:[a-z_]+\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
 
 
@@ -46,8 +46,7 @@ def join(address: str | None, host: str, port: int) -> None:
     _check_free(host, port)
     log.info("starting Ray on this machine")
     with _explained("Ray did not start", f"{_LOGS}; Ray needs some 2 GB of free memory and of /dev/shm"):
-        # A cluster of this machine alone stays on its loopback address.
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+        _init_here()
 
 
 def start(application: Any, name: str, host: str, port: int) -> None:
@@ -71,6 +70,21 @@ def _replica_error(name: str) -> str:
     application = serve.status().applications.get(name)
     deployments = {} if application is None else application.deployments
     return next((each.message for each in deployments.values() if "Error" in each.message), "")
+
+
+def _init_here() -> None:
+    """Start Ray on this machine. Ray gives its processes a fixed time, so a slow machine gets `STARTS` of them."""
+    for left in reversed(range(STARTS)):
+        try:
+            # A cluster of this machine alone stays on its loopback address.
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+        except Exception as error:  # Ray raises no other class here
+            ray.shutdown()
+            if not left or "timed out" not in str(error):
+                raise
+            log.info("Ray did not start in time; trying %d times more", left)
+        else:
+            return
 
 
 def _await_proxy() -> None:
@@ -101,8 +115,8 @@ def _explained(what: str, way_out: str) -> Iterator[None]:
     """Raise what Ray raises as a `DeployError` of one sentence, in front of `way_out`."""
     try:
         yield
-    # Ray raises plain RuntimeError, ValueError and OSError beside errors of its own.
-    except (RayError, RayServeException, RuntimeError, ValueError, OSError) as error:
+    # Beside errors of its own Ray raises plain Exception, RuntimeError, ValueError and OSError.
+    except Exception as error:
         log.debug("%s", what, exc_info=error)
         raise DeployError(f"{what}: {_reason(error)}. {way_out}.") from error
 
