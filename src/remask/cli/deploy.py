@@ -117,6 +117,5 @@ def _serve(settings: "FleetSettings", args: argparse.Namespace) -> None:
         log.info("stopping: accepted requests have %g s to end", settings.server_config.drain_timeout)
         serve.delete(NAME)
     finally:
-        if args.ray_address is None:
-            serve.shutdown()
+        # A cluster that was started here ends with it, Ray Serve included.
         ray.shutdown()

@@ -44,10 +44,10 @@ class Format:
 
 
 def _gsm8k(line: Line) -> Doc:
-    worked = line.text("answer")
+    question, worked = line.exchange() if line.has("messages") else (line.text("question"), line.text("answer"))
     if "####" not in worked:
         raise line.error(f"field 'answer' has no '####' before its final number: {worked[-60:]!r}")
-    return Doc(line.text("question"), final_number(worked))
+    return Doc(question, final_number(worked))
 
 
 def _math500(line: Line) -> Doc:
@@ -96,6 +96,11 @@ def _bbh(line: Line) -> Doc:
 
 
 def _humaneval(line: Line) -> Doc:
+    if line.has("messages"):
+        raise line.error(
+            "is a conversation without tests, so nothing can be judged: give the problems in the shape of the "
+            "published data set, with the fields 'prompt', 'entry_point' and 'test'"
+        )
     prompt = line.text("prompt")
     tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
     asked = f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```"

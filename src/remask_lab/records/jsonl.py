@@ -50,6 +50,21 @@ class Line:
             raise self.error(f"field {self.names.get(field, field)!r} must be a list of texts, got {value!r}")
         return value
 
+    def exchange(self) -> tuple[str, str]:
+        """The texts of a user's and an assistant's message, the two of `messages`, as packaged tasks hold them.
+
+        Raises as `get`.
+        """
+        messages = self.get("messages")
+        try:
+            asked, answered = messages
+            found = [(str(each["role"]), str(each["content"])) for each in (asked, answered)]
+        except (TypeError, ValueError, KeyError):
+            found = []
+        if [role for role, _ in found] != ["user", "assistant"]:
+            raise self.error(f"field 'messages' must be a user's and an assistant's message, got {messages!r}")
+        return found[0][1], found[1][1]
+
     def error(self, what: str) -> ConfigError:
         """Returns an error about this line."""
         return ConfigError(f"{self.where} {what}")

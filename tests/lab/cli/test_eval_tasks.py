@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask.tasks import transit
 from remask.tasks.gsm8k import final_number
 from remask.tasks.transit import make_workload
 from remask_lab.harness import local
@@ -18,6 +19,7 @@ from tests.lab.harness.records import CODE, RECORDS
 from tests.lab.harness.scripted import scripted
 
 GSM8K = Path(__file__).parents[2] / "data" / "gsm8k" / "test.jsonl"
+PACKAGED = Path(transit.__file__).parent / "data"
 QUICK = ["--sampling", '{"max_tokens": 4, "steps": 2}']
 
 
@@ -48,6 +50,30 @@ def test_gsm8k_on_local_data_under_two_caches(tmp_path: Path, capsys: pytest.Cap
     assert "| remask_gsm8k | none    | 0.0 % (0.0 to 56.2)" in told
     assert "| 100.0 %   |" in told, "a cache agrees with itself"
     assert f"saved as {output}" in told
+
+
+def test_the_packaged_questions_are_data_as_they_are(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    data = ["--data", str(PACKAGED / "gsm8k.jsonl"), "--limit", "2", "--output", str(output)]
+    assert tasks("--tasks", "remask_gsm8k", *data, *QUICK) == 0
+    assert [sample["right"] for sample in result(output)["samples"]] == ["72", "10"]
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "message"),
+    [
+        ("humaneval", {"messages": []}, "line 1: is a conversation without tests, so nothing can be judged"),
+        ("gsm8k", {"messages": [{"role": "user", "content": "?"}]}, "line 1: field 'messages' must be a user's and an"),
+        ("gsm8k", {"messages": "x"}, "line 1: field 'messages' must be a user's and an assistant's message, got 'x'"),
+        ("gsm8k", {"messages": [{"role": "user"}, {"role": "assistant"}]}, "line 1: field 'messages' must be"),
+    ],
+)
+def test_conversations_that_are_no_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: dict[str, Any], message: str
+) -> None:
+    data = ["--data", str(write_lines(tmp_path / "x.jsonl", [line])), "--allow-code-execution"]
+    assert tasks("--tasks", f"remask_{task}", *data) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_perfect_answers_are_scored_right_on_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
