@@ -2,27 +2,28 @@
 
     python examples/shared_prefix.py
 
-The bundled model reads a timetable in the system prompt and answers where a ride ends.
+Who ordered what stands in the system prompt. What a title costs under each plan is in the bundled model's weights.
 """
 
-from remask import LLM, SamplingParams
+from remask import LLM
 
 SYSTEM = {
     "role": "system",
-    "content": "you guide riders on one loop line . each stop has one next stop . table : "
-    "abbey > mill ; mill > pond ; pond > forge ; forge > reef ; reef > abbey ;",
+    "content": "Orders: saw Luis; mat Ben; guitar Nina; flute Amir; ladder Ruth; fan Rita; pillow Max; fork Hans.",
 }
+QUESTIONS = (
+    "Plan family: who pays 5, 7, 1, 3?",
+    "Plan family: who pays 3, 1, 5, 7?",
+    "Who ordered guitar, fork, mat, saw?",
+)
 
 
 def main() -> None:
-    """Ask three questions about one line."""
-    llm = LLM("bundled", cache="bicache", cache_config={"depth": 6, "refresh_interval": 4}, dtype="float32")
-    chats = [
-        [SYSTEM, {"role": "user", "content": f"from {stop} go 2 , where am i ?"}] for stop in ("abbey", "pond", "reef")
-    ]
-    params = SamplingParams(max_tokens=16, steps=8, block_length=2)
-    for chat, output in zip(chats, llm.generate(chats, params), strict=True):
-        print(f"{chat[-1]['content']}  ->  {output.text}   [{output.usage.cached_tokens} tokens from the store]")
+    """Ask three questions about the same orders."""
+    llm = LLM("bundled", cache="bicache", dtype="float32")
+    chats = [[SYSTEM, {"role": "user", "content": question}] for question in QUESTIONS]
+    for question, output in zip(QUESTIONS, llm.generate(chats), strict=True):
+        print(f"{question}  ->  {output.text}   [{output.usage.cached_tokens} tokens from the store]")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def conversation(turns: int) -> list[transit.Message]:
 
 
 def test_files() -> None:
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    names = {"config.json", "remask.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert names <= {path.name for path in FOLDER.iterdir()}
     assert (FOLDER / "model.safetensors").stat().st_size < 8 << 20
 

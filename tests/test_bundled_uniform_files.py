@@ -29,7 +29,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_files() -> None:
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    names = {"config.json", "remask.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
     assert {path.name for path in FOLDER.iterdir()} == names
     assert (FOLDER / "model.safetensors").stat().st_size < 8 << 20
 

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parents[1]
 def test_shared_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "shared_prefix.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("## ")[1].split()[0] for line in lines] == ["pond", "reef", "mill"]
+    assert [line.split("->  ")[1].split("   [")[0] for line in lines] == [
+        "5 Nina 7 Ruth 1 Rita 3 Hans",
+        "3 Hans 1 Rita 5 Nina 7 Ruth",
+        "guitar Nina fork Hans mat Ben saw Luis",
+    ]
     assert [int(number) > 0 for number in re.findall(r"\[(\d+) tokens", "\n".join(lines))] == [False, True, True]
 
 
