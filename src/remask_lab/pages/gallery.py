@@ -22,7 +22,7 @@ from remask.outputs import write_whole
 from remask_lab.speed.command import REMASK
 
 ROOT = Path(__file__).parents[3]
-GROUPS = ("BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
+GROUPS = ("The caches beside each other", "BiCache", "dKV-Cache", "dLLM-Cache", "Uniform models", "The engine")
 LARGEST = 100_000  # bytes of a picture
 COLORS = (192, 64, 32)  # sizes of palettes; the first that makes a picture small enough is taken
 HEAD = """# Gallery
