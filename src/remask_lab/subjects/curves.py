@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "accuracy against work, with every knob of every policy swept"
+EXAMPLES = (
+    "remask analyze curves --model bundled --dtype float32 --output curves.json --plots pictures",
+    "remask analyze curves --model bundled --knobs '{\"bicache\": {\"depth\": [2, 4]}}' --sampling-knobs '{}'",
+)
 
 OPTIONS = ("--knobs", "--sampling-knobs")
 Values: TypeAlias = Mapping[str, Sequence[Any]]
