@@ -28,10 +28,12 @@ from training.model import Boundary, DenseLlada, LocalHeads, ModelShape, initial
 from training.tariff_data import RESPONSE_LENGTH, Batch, CanvasSource  # noqa: E402
 from training.tariff_tokenizer import build_tokenizer, save_tokenizer  # noqa: E402
 
-STAGES: Final = (8, 16, 24, 40)
+STAGES: Final = (8, 20, 40)
 """Orders of a system prompt, one stage after the other."""
 STAGE_LOSS: Final = 0.2
 """Loss of plan questions, smoothed, below which the next stage begins."""
+NEW_STAGE_LOSS: Final = 2.0
+"""What the smoothed loss begins with in a new stage."""
 CURRENT_SHARE: Final = 0.75
 """Share of the canvases that have the current stage's orders. The others draw any stage so far."""
 PREFIX_SHARE: Final = 0.1
@@ -87,7 +89,7 @@ class Trainer:
             self.plan_loss = 0.95 * self.plan_loss + 0.05 * plan_loss
             if self.plan_loss < STAGE_LOSS and self.stage + 1 < len(STAGES):
                 self.stage += 1
-                self.plan_loss = 9.0
+                self.plan_loss = NEW_STAGE_LOSS
 
     def _draw(self) -> tuple[Batch, bool]:
         """Draws a batch of about `canvas_tokens` tokens, and whether it is of the current stage."""
@@ -172,7 +174,7 @@ def accuracy(trainer: Trainer, count: int, seed: int, kind: str, depths: list[in
 def main() -> None:
     """Parses the command line, trains, exports."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument(
@@ -181,13 +183,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
     parser.add_argument("--lookups", type=float, default=0.2, help="share of look-ups")
     parser.add_argument("--auxiliary", type=float, default=1.0, help="weight of the auxiliary loss at the beginning")
-    parser.add_argument("--depths", default="4", metavar="B,...", help="depth at which plans are needed, plan by plan")
     parser.add_argument(
-        "--alone", type=float, default=0.0, help="share of canvases with a prefix alone below its depth"
+        "--depths", default="2,3,4", metavar="B,...", help="depth at which plans are needed, plan by plan"
+    )
+    parser.add_argument(
+        "--alone", type=float, default=0.5, help="share of canvases with a prefix alone below its depth"
     )
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--local", type=int, default=4, help="layers that begin as readers of neighbours")
-    parser.add_argument("--evaluate-every", type=int, default=500, help="steps between evaluations")
+    parser.add_argument("--local", type=int, default=2, help="layers that begin as readers of neighbours")
+    parser.add_argument("--evaluate-every", type=int, default=900, help="steps between evaluations")
     args = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(args)
@@ -204,7 +208,7 @@ def main() -> None:
             every = range(trainer.model.shape.n_layers + 1)
             depths = list(every) if trainer.steps == args.steps else [0, *every[1:-1:2], every[-1]]
             for kind in tariff.KINDS:
-                print(f"{kind} at depths {depths}: {accuracy(trainer, 48, 20_000, kind, depths)}", flush=True)
+                print(f"{kind} at depths {depths}: {accuracy(trainer, 24, 20_000, kind, depths)}", flush=True)
             export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
             save_tokenizer(args.out)
 

@@ -56,6 +56,7 @@ _SHARES = {
     "accuracy": "accuracy",
     "rules": "the share that follows the rules",
     "format": "the share in the asked format",
+    "names": "the share of right names",
 }
 _SUFFER = {"rules": "the rules suffer", "format": "the format suffers"}
 _STYLES: Mapping[str, tuple[str, str]] = {ANOTHER: ("black", ".-"), ONCE: (K_COLOR, ".-"), PERIODIC: (V_COLOR, ".--")}
@@ -160,7 +161,7 @@ def _sentence(none: Row, row: Row) -> str:
     if after["accuracy"] >= _LOSS * before["accuracy"]:
         loss = 100 * (before["accuracy"] - after["accuracy"])
         return f"{said}a loss of {loss:.1f} points, beyond the 95 % interval."
-    if not row["parts"]:
+    if not _SUFFER.keys() <= row["parts"].keys():
         return f"{said}accuracy collapses."
     worse = min(_SUFFER, key=lambda name: after[name] - before[name])
     return f"{said}accuracy collapses, and of the two parts of the system prompt {_SUFFER[worse]} most."
@@ -245,8 +246,7 @@ def measure_collapse(
 ) -> list[Row]:
     """`none`, `reuse` and `bicache` with these settings, side by side, as `run_bench` reports them.
 
-    Where the workload has answers, `parts` says how many responses follow each part of the system prompt: its rules,
-    and the format that it asks for. Raises `ConfigError` where a policy cannot run.
+    Where the workload has answers, `parts` holds the shares of its parts (`Task.parts`). Raises `ConfigError` where a policy cannot run.
     """
     settings = {"none": {}, "reuse": {}, "bicache": bicache}
     rows = [contender(llm, name, own, workload) for name, own in settings.items()]
@@ -319,7 +319,7 @@ def _collapse(rows: Sequence[Row]) -> Figure:
         right.bar_label(bars, fmt="%.0f", fontsize="x-small")
     right.set_xticks(places, kinds)
     right.set_ylim(0, 112)
-    label(right, "quality, and by part of the system prompt" if len(kinds) > 1 else "quality", y="share (%)")
+    label(right, "quality, and by part of the answer" if len(kinds) > 1 else "quality", y="share (%)")
     for axes in (left, right):
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
