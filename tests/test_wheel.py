@@ -47,8 +47,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     programs = folder / ("Scripts" if os.name == "nt" else "bin")
-    install = ["-m", "pip", "--python", programs / "python", "install", "--quiet", "--no-deps", "--no-index", wheel]
-    run([sys.executable, *install], folder)
+    install: list[str | Path] = ["install", "--quiet", "--no-deps", "--no-index", wheel]
+    run([sys.executable, "-m", "pip", "--python", programs / "python", *install], folder)
     (packages,) = folder.rglob("site-packages")
     # A path in a .pth file comes after the environment's own packages, and .pth files found there are not followed: so
     # an editable installation beside the dependencies stays unseen.

@@ -7,7 +7,7 @@ import pytest
 from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.sampling.defaults import fit
+from remask.sampling.defaults import fit, overlaid
 
 DEFAULTS = {"max_tokens": 32, "block_length": 8, "steps": 16, "threshold": 0.9, "temperature": 0.5}
 
@@ -38,6 +38,17 @@ def test_what_a_request_sets_stands(own: dict[str, Any], expected: dict[str, Any
 
 def test_a_default_length_gives_way_to_the_room() -> None:
     assert fitted({}, {"max_tokens": 32, "block_length": 8}, room=20) == {"max_tokens": 16, "block_length": 8}
+
+
+def test_null_leaves_a_field_out() -> None:
+    assert fitted({"max_tokens": None, "threshold": None}) == DEFAULTS
+    assert overlaid({"max_tokens": 8, "steps": None}, {"max_tokens": None, "steps": 4}) == {"max_tokens": 8, "steps": 4}
+
+
+@pytest.mark.parametrize("bad", [{"max_tokens": "8"}, {"max_tokens": [1]}, {"block_length": 2.5}, {"max_tokns": 8}])
+def test_values_of_another_kind_are_refused_by_name(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        fit(DEFAULTS, bad, 1000)
 
 
 def test_a_requests_own_contradictions_are_refused() -> None:

@@ -15,8 +15,9 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
     `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Defaults of one group of declared
-    fields are dropped where the request sets another field of the group. Raises `ConfigError`.
+    fields are dropped where the request sets another field of the group. None leaves a field out. Raises `ConfigError`.
     """
+    defaults, own = _given(defaults), _given(own)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
     if "max_tokens" not in own:
         merged["max_tokens"] = _length(merged, merged.get("block_length", 1), room)
@@ -33,7 +34,16 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
 def overlaid(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that are `own` and, for the rest, `defaults` as far as they fit them. Raises `ConfigError`."""
     params = fit(defaults, own, POSITIONS)
-    return {name: getattr(params, name) for name in _layered(defaults, own)}
+    return {name: getattr(params, name) for name in _layered(_given(defaults), _given(own))}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set, after a check of each by itself. Unknown ones are refused with the whole."""
+    found = {name: value for name, value in values.items() if value is not None}
+    known = declared(SamplingParams)
+    for name in found.keys() & known.keys():
+        known[name].check(name, found[name])
+    return found
 
 
 def _layered(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_seeds_count_from_the_first_request() -> None:
 
 def test_a_request_that_cannot_run_stops_all_before_they_begin() -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
-    params = sampling_of({"max_tokens": 8}, 256)
+    params = sampling_of(llm, {"max_tokens": 8}, 256)
     with pytest.raises(ConfigError, match="token ids"):
         generate(llm, [Request("", [5], params), Request("", [10**6], params)], llm.policy("none"), seed=0)
     assert not llm.engine.busy
