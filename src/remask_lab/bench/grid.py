@@ -45,14 +45,12 @@ class GridRow:
     """A measured point.
 
     `speed`, `work` and `flops` are the gains over `none` in time, row-layers and FLOPs, `agreement` the share of tokens
-    that equal those of `none`; `..._none` are its own figures. `accuracy` and its 95 % `interval` are None where the
-    workload has no answers.
-    Memory is in bytes, at the peak. `row_layers` include prefix-only passes.
+    that equal those of `none`; `..._none` are its own figures. `accuracy` is None where the workload has no answers.
+    Memory is in bytes, at the peak.
     """
 
     axes: Mapping[str, Any]
     accuracy: float | None
-    interval: tuple[float, float] | None
     accuracy_none: float | None
     agreement: float
     speed: float
@@ -63,8 +61,6 @@ class GridRow:
     memory: int
     memory_none: int
     cache_ratio: float
-    row_layers: int
-    row_layers_none: int
 
     @property
     def quality(self) -> float:
@@ -139,31 +135,28 @@ MakeWorkload = Callable[[Mapping[str, Any], int | None], Workload]
 """Returns the requests under some sampling parameters, with random prompts of a length where one is given."""
 
 
-def run_grids(
-    llm: LLM, grids: Sequence[Grid], make_workload: MakeWorkload, rounds: int, sweep: Sweep, progress: bool
-) -> list[list[GridRow]]:
-    """Returns the rows of all points, for each of `grids`. What `sweep` holds is not measured again.
+def run_grid(
+    llm: LLM, grid: Grid, make_workload: MakeWorkload, rounds: int, sweep: Sweep, progress: bool
+) -> list[GridRow]:
+    """The rows of all points of `grid`; those that `sweep` holds are not measured again.
 
     Each point is a bench of its own: the policy and `none` take turns over the same requests, `rounds` times, after a
     turn that measures what is cached. Raises `ConfigError`, before anything is measured, where a point cannot run.
     """
     jobs = []
-    planned = [(number, own, point) for number, own in enumerate(grids) for point in own.points(llm)]
-    for number, own, point in planned:
+    for point in grid.points(llm):
         try:
             workload = make_workload(point.sampling, point.prompt_tokens)
             contenders = [Contender("none", llm.policy("none"))]
             if point.cache != "none":
-                contenders.append(Contender(point.cache, own.policy(llm, point)))
+                contenders.append(Contender(point.cache, grid.policy(llm, point)))
             for contender in contenders:
                 llm.engine.check(workload.tasks[0].request.with_policy(contender.policy))
         except ConfigError as error:
             raise ConfigError(f"at {described(point.axes)}: {error}") from error
-        jobs.append((number, point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))
-    found: list[list[GridRow]] = [[] for _ in grids]
-    for number, point, measure in tqdm(jobs, desc="grid", unit="point", disable=not progress):
-        found[number].append(_row(point.axes, sweep.row(asdict(point), measure)))
-    return found
+        jobs.append((point, partial(_measure, llm, contenders, workload, point.concurrency, rounds)))
+    bar = tqdm(jobs, desc="grid", unit="point", disable=not progress)
+    return [_row(point.axes, sweep.row(asdict(point), measure)) for point, measure in bar]
 
 
 def rows_of(record: Record) -> list[GridRow]:
@@ -190,7 +183,6 @@ def _row(axes: Mapping[str, Any], result: Mapping[str, Any]) -> GridRow:
     return GridRow(
         axes=axes,
         accuracy=policy["accuracy"],
-        interval=policy["accuracy_interval"] and tuple(policy["accuracy_interval"]),
         accuracy_none=none["accuracy"],
         agreement=policy["agreement_with_none"],
         speed=policy["ratio_to_none"],
@@ -201,6 +193,4 @@ def _row(axes: Mapping[str, Any], result: Mapping[str, Any]) -> GridRow:
         memory=policy["peak_memory_bytes"],
         memory_none=none["peak_memory_bytes"],
         cache_ratio=policy["cache_ratio"],
-        row_layers=policy["row_layers"],
-        row_layers_none=none["row_layers"],
     )

@@ -1,7 +1,7 @@
 """`remask analyze curves`: accuracy against work, with every knob of every policy swept.
 
 One knob moves at a time; the others keep their defaults. Knobs of the sampler, such as the number of steps, are swept
-for `none` too: a cache has to beat fewer steps. Each point runs beside `none`, on the same requests.
+for `none` too: a cache has to beat fewer steps. All points and `none` take turns in one run, on the same requests.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.arguments.common import check_least
 from remask_lab.arguments.results import add_result_options
-from remask_lab.arguments.workload import add_workload_options, asked_workload, described, heading
-from remask_lab.bench.contenders import LeftOut, every_contender
-from remask_lab.bench.grid import Grid, GridRow, run_grids
+from remask_lab.arguments.workload import add_workload_options, asked_workload, heading
+from remask_lab.bench.bench import run_bench, steps_of
+from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.workload import Workload
 from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, save_figures
 from remask_lab.records.interval import percent_text
 from remask_lab.records.outcome import Outcome
-from remask_lab.records.record import about
-from remask_lab.records.sweep import Sweep
+from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +42,7 @@ EXAMPLES = (
 )
 
 OPTIONS = ("--knobs", "--sampling-knobs")
+Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one point
 Values: TypeAlias = Mapping[str, Sequence[Any]]
 
 ALL_DEPTHS = "all"
@@ -77,8 +77,7 @@ _LARGE_STEP = 20.0  # percent
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subject's options."""
     parser.description = (
-        "Every policy that can run the requests, at its defaults and with one knob moved at a time. With --output, "
-        "points are written as they are measured, and the same command goes on from there."
+        "Every policy that can run the requests, at its defaults and with one knob moved at a time, in one run."
     )
     parser.add_argument(
         "--knobs", metavar="JSON", help='values of knobs, instead of the usual ones: {"bicache": {"depth": [0, 2]}}'
@@ -94,19 +93,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Outcome:
-    """Measure the points that `--output` does not hold yet."""
+    """Run every point in turn, beside `none`."""
     check_least(args, concurrency=1, rounds=1)
     given, sampling = (_given(name, getattr(args, name[2:].replace("-", "_"))) for name in OPTIONS)
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=args.concurrency))
     workload = asked_workload(llm, args).seeded
-    asked, left_out = asked_knobs(llm, workload, given, sampling)
-    settings = described(workload) | {"concurrency": args.concurrency, "rounds": args.rounds}
-    sweep = Sweep(args.output, "analyze curves", about(llm, seed=args.seed, settings=settings))
-    curves = measure_curves(llm, workload, asked, args.concurrency, args.rounds, sweep, llm.progress)
+    knobs, left_out = asked_knobs(llm, workload, given, sampling)
+    record = measure_curves(llm, workload, knobs, args.rounds)
+    curves = curves_of(knobs, record)
     parts = [heading(llm, workload), text(curves), *(f"Left out: {each.name}: {each.reason}" for each in left_out)]
-    return Outcome(
-        "\n\n".join(parts), sweep.record, partial(plot_curves, curves, model=llm.loaded.name), reading(curves)
-    )
+    return Outcome("\n\n".join(parts), record, partial(plot_curves, curves, model=llm.loaded.name), reading(curves))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +111,49 @@ class Knob:
 
     cache: str
     setting: str | None = None
-    values: tuple[Any, ...] = ()
+    values: tuple[Any, ...] = (None,)
     of_sampler: bool = False
 
-    def grid(self, concurrency: int) -> Grid:
-        """The points of the knob."""
-        values = {} if self.setting is None else {self.setting: self.values}
-        if self.of_sampler:
-            return Grid(caches=(self.cache,), sampling=values, concurrency=(concurrency,))
-        return Grid(caches=(self.cache,), settings=values, concurrency=(concurrency,))
+    def name(self, value: Any) -> str:
+        """The name of a point."""
+        return self.cache if self.setting is None else f"{self.cache} {self.setting}={value}"
+
+    def contender(self, llm: LLM, workload: Workload, value: Any) -> Contender:
+        """A point. Raises `ConfigError` on values that cannot be."""
+        changed = {} if self.setting is None else {self.setting: value}
+        if not self.of_sampler:
+            return replace(contender(llm, self.cache, changed, workload), name=self.name(value))
+        other = workload.under(replace(workload.tasks[0].request.params, seed=None, **changed)).seeded
+        return replace(contender(llm, self.cache, None, other), name=self.name(value), workload=other)
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """A swept knob and its rows, in the order of its values."""
+class Curves:
+    """What was measured: `none`, and the rows of every knob, in the order of its values.
 
-    knob: Knob
-    rows: tuple[GridRow, ...]
+    Rows are those of `run_bench`, all compared with `none` under the workload's own sampler.
+    """
 
-    def value(self, row: GridRow) -> str:
-        """The value of the knob at a row."""
-        return "" if self.knob.setting is None else f"{row.axes[self.knob.setting]}"
+    none: Row
+    rows: Mapping[Knob, tuple[Row, ...]]
+
+    @property
+    def every(self) -> list[Row]:
+        """The rows of all knobs."""
+        return [row for own in self.rows.values() for row in own]
+
+    @property
+    def by_policy(self) -> dict[str, list[Knob]]:
+        """The knobs of each policy."""
+        found: dict[str, list[Knob]] = {}
+        for knob in self.rows:
+            found.setdefault(knob.cache, []).append(knob)
+        return found
+
+    def holds(self, row: Row) -> bool:
+        """Whether a point is as good as `none`, within the 95 % interval where there are answers."""
+        interval = row["accuracy_interval"]
+        return bool((quality(row) if interval is None else interval[1]) >= quality(self.none))
 
 
 def asked_knobs(
@@ -173,29 +191,34 @@ def _values(llm: LLM, workload: Workload, setting: str, values: Any) -> tuple[An
     if values == ALL_DEPTHS:
         return tuple(range(llm.loaded.config.layers + 1))
     if values == FEWER:
-        number = getattr(workload.tasks[0].request.params, setting)
-        return tuple(number // divisor for divisor in (8, 4, 2, 1) if number and number % divisor == 0)
+        params = workload.tasks[0].request.params
+        number = steps_of(params)
+        if setting == "steps_per_block":
+            number //= -(-params.max_tokens // (params.block_length or params.max_tokens))
+        return tuple(number // divisor for divisor in (8, 4, 2, 1) if number % divisor == 0)
     return tuple(values)
 
 
-def measure_curves(
-    llm: LLM, workload: Workload, knobs: Sequence[Knob], concurrency: int, rounds: int, sweep: Sweep, progress: bool
-) -> list[Curve]:
-    """Returns a curve for each of `knobs`. Points that `sweep` holds are not measured again.
+def measure_curves(llm: LLM, workload: Workload, knobs: Sequence[Knob], rounds: int) -> Record:
+    """Run `none` and all points in turn, `rounds` times. Returns the bench's record.
 
     Raises `ConfigError`, before anything is measured, where a point cannot run.
     """
-    grids = [knob.grid(concurrency) for knob in knobs]
+    points = [contender(llm, "none", None, workload)]
+    for knob in knobs:
+        for value in knob.values:
+            try:
+                points.append(knob.contender(llm, workload, value))
+            except ConfigError as error:
+                raise ConfigError(f"at {knob.name(value)}: {error}") from error
+    record = run_bench(llm, workload, points, rounds, llm.engine_config, llm.progress)
+    return replace(record, subject="analyze curves")
 
-    def under(sampling: Mapping[str, Any], _prompt_tokens: int | None) -> Workload:
-        tasks = [
-            replace(task, request=replace(task.request, params=replace(task.request.params, **sampling)))
-            for task in workload.tasks
-        ]
-        return replace(workload, tasks=tuple(tasks))
 
-    found = run_grids(llm, grids, under, rounds, sweep, progress)
-    return [Curve(knob, tuple(rows)) for knob, rows in zip(knobs, found, strict=True)]
+def curves_of(knobs: Sequence[Knob], record: Record) -> Curves:
+    """The rows of a record by the knobs that made them."""
+    rows = {row["cache"]: row for row in record.data["results"]}
+    return Curves(rows["none"], {knob: tuple(rows[knob.name(at)] for at in knob.values) for knob in knobs})
 
 
 def _given(option: str, text: str | None) -> dict[str, Values]:
@@ -209,91 +232,61 @@ def _given(option: str, text: str | None) -> dict[str, Values]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """`none` as the workload is asked for: what all points are compared with."""
-
-    row_layers: int
-    quality: float
-
-    @classmethod
-    def of(cls, curves: Sequence[Curve]) -> Reference:
-        """That of these curves: `none` beside a point whose sampler is the workload's."""
-        row = next(row for curve in curves if not curve.knob.of_sampler for row in curve.rows)
-        return cls(row.row_layers_none, row.quality_none)
-
-    def work(self, row: GridRow) -> float:
-        """Row-layers that a point computes, as a share of those of `none`."""
-        return row.row_layers / self.row_layers
-
-    def holds(self, row: GridRow) -> bool:
-        """Whether a point is as good as `none`, within the 95 % interval where there are answers."""
-        high = row.quality if row.interval is None else row.interval[1]
-        return high >= self.quality
+def quality(row: Row) -> float:
+    """Accuracy, or agreement with `none` where there are no answers."""
+    accuracy = row["accuracy"]
+    return float(row["agreement_with_none"] if accuracy is None else accuracy)
 
 
-def text(curves: Sequence[Curve]) -> str:
+def work(row: Row) -> float:
+    """Row-layers that a point computes, as a share of those of `none`."""
+    return 1 / float(row["work_ratio_to_none"])
+
+
+def text(curves: Curves) -> str:
     """One line a point."""
-    none = Reference.of(curves)
-    lines = [
-        f"{'':<40}{'quality (95 % interval)':>28}{'work %':>9}{'speed':>8}",
-        f"{'none':<40}{100 * none.quality:>26.1f} %{100:>9.1f}{1:>7.2f}x",
+    lines = [f"{'':<40}{'quality (95 % interval)':>28}{'work %':>9}{'speed':>8}"]
+    lines += [
+        f"{row['cache']:<40}{_quality(row):>28}{100 * work(row):>9.1f}{row['ratio_to_none']:>7.2f}x"
+        for row in (curves.none, *curves.every)
     ]
-    for curve in curves:
-        for row in curve.rows:
-            name = curve.knob.cache
-            if curve.knob.setting is not None:
-                name += f" {curve.knob.setting}={curve.value(row)}"
-            lines.append(f"{name:<40}{_quality(row):>28}{100 * none.work(row):>9.1f}{row.speed:>7.2f}x")
-    lines += ["", "Speed is against none with the same sampler, in the same run."]
     return "\n".join(lines)
 
 
-def _quality(row: GridRow) -> str:
-    if row.accuracy is None or row.interval is None:
-        return f"{100 * row.agreement:.1f} % agree"
-    return percent_text(row.accuracy, row.interval)
+def _quality(row: Row) -> str:
+    if row["accuracy"] is None:
+        return f"{_percent(row['agreement_with_none'])} agree"
+    return percent_text(row["accuracy"], row["accuracy_interval"])
 
 
-def reading(curves: Sequence[Curve]) -> str:
+def reading(curves: Curves) -> str:
     """For each policy, the point of least work that holds `none`'s accuracy, and the point that falls furthest."""
-    none = Reference.of(curves)
-    parts = []
-    for name, own in by_policy(curves).items():
-        points = [(curve, row) for curve in own for row in curve.rows]
-        held = [(curve, row) for curve, row in points if none.holds(row)]
+    parts = [f"Without caching, quality is {_percent(quality(curves.none))}."]
+    for name, knobs in curves.by_policy.items():
+        points = [row for knob in knobs for row in curves.rows[knob]]
+        held = [row for row in points if curves.holds(row)]
         if not held:
-            curve, row = max(points, key=lambda point: point[1].quality)
-            parts.append(
-                f"{name} does not hold it anywhere; its best point{_at(curve, row)} has {_percent(row.quality)}."
-            )
+            best = max(points, key=quality)
+            parts.append(f"{name} does not hold it anywhere; its best point{_at(best)} has {_percent(quality(best))}.")
             continue
-        curve, row = min(held, key=lambda point: none.work(point[1]))
-        sentence = f"{name} holds it with {_percent(none.work(row))} of the work{_at(curve, row)}"
-        curve, low = min(points, key=lambda point: point[1].quality)
-        if not none.holds(low):
-            sentence += f", and falls to {_percent(low.quality)}{_at(curve, low)}"
+        cheapest, lowest = min(held, key=work), min(points, key=quality)
+        sentence = f"{name} holds it with {_percent(work(cheapest))} of the work{_at(cheapest)}"
+        if not curves.holds(lowest):
+            sentence += f", and falls to {_percent(quality(lowest))}{_at(lowest)}"
         parts.append(f"{sentence}.")
-    return " ".join([f"Without caching, quality is {_percent(none.quality)}.", *parts])
+    return " ".join(parts)
 
 
-def by_policy(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """The curves of each policy."""
-    found: dict[str, list[Curve]] = {}
-    for curve in curves:
-        found.setdefault(curve.knob.cache, []).append(curve)
-    return found
-
-
-def _at(curve: Curve, row: GridRow) -> str:
-    return "" if curve.knob.setting is None else f" at {curve.knob.setting} {curve.value(row)}"
+def _at(row: Row) -> str:
+    _, _, point = row["cache"].partition(" ")
+    return f" at {point}" if point else ""
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def plot_curves(curves: Sequence[Curve], folder: str | Path, model: str) -> list[Path]:
+def plot_curves(curves: Curves, folder: str | Path, model: str) -> list[Path]:
     """Draw `curves.png` into `folder`, which is made if it is not there. Returns its path.
 
     Raises `ConfigError` where the folder cannot be made.
@@ -301,11 +294,10 @@ def plot_curves(curves: Sequence[Curve], folder: str | Path, model: str) -> list
     return save_figures({"curves": _figure(curves)}, folder, model)
 
 
-def _figure(curves: Sequence[Curve]) -> Figure:
+def _figure(curves: Curves) -> Figure:
     """A panel for each policy with knobs, and one for those without. Grey points are those of the other panels."""
-    named, none = by_policy(curves), Reference.of(curves)
-    panels = {name: own for name, own in named.items() if own[0].knob.setting is not None}
-    fixed = [own[0] for own in named.values() if own[0].knob.setting is None]
+    panels = {name: own for name, own in curves.by_policy.items() if own[0].setting is not None}
+    fixed = [knob for knob in curves.rows if knob.setting is None]
     count = len(panels) + bool(fixed)
     lines = -(-count // _COLUMNS)
     figure = new_figure(
@@ -317,46 +309,46 @@ def _figure(curves: Sequence[Curve]) -> Figure:
     axes = list(figure.subplots(lines, min(count, _COLUMNS), sharex=True, sharey=True, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_visible(False)
-    rows = [row for curve in curves for row in curve.rows]
     for each in axes[:count]:
-        _background(each, rows, none)
-    for each, (name, own) in zip(axes, panels.items(), strict=False):
+        _background(each, curves)
+    for each, (name, knobs) in zip(axes, panels.items(), strict=False):
         label(each, name)
-        for index, curve in enumerate(own):
-            _curve(each, curve, none, _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)])
+        for index, knob in enumerate(knobs):
+            _curve(each, knob, curves.rows[knob], _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)])
         each.legend(loc="lower right", fontsize="small", framealpha=0.9)
     if fixed:
         label(axes[count - 1], "policies without a knob")
-        for index, curve in enumerate(fixed):
-            _named_point(axes[count - 1], curve, none, index)
-    quality = "tokens as without caching (%)" if rows[0].accuracy is None else "right answers (%, bars: 95 %)"
+        for index, knob in enumerate(fixed):
+            _named_point(axes[count - 1], curves.rows[knob][0], index)
+    answered = curves.none["accuracy"] is not None
     figure.supxlabel("row-layers computed (% of no caching)", fontsize="medium")
-    figure.supylabel(quality, fontsize="medium")
+    figure.supylabel("right answers (%, bars: 95 %)" if answered else "tokens as in none (%)", fontsize="medium")
     return figure
 
 
-def _background(axes: Axes, rows: Sequence[GridRow], none: Reference) -> None:
-    places = [100 * none.work(row) for row in rows], [100 * row.quality for row in rows]
+def _background(axes: Axes, curves: Curves) -> None:
+    places = [100 * work(row) for row in curves.every], [100 * quality(row) for row in curves.every]
+    none = 100 * quality(curves.none)
     axes.scatter(*places, s=10, color="#d9d9d9", zorder=1)
-    axes.plot(100, 100 * none.quality, "*", color="black", markersize=11, zorder=4)
-    axes.annotate("none", (100, 100 * none.quality), (-4, -13), textcoords="offset points", ha="right")
+    axes.plot(100, none, "*", color="black", markersize=11, zorder=4)
+    axes.annotate("none", (100, none), (-4, -13), textcoords="offset points", ha="right")
     axes.set(xlim=(0, max(108, *(place + 8 for place in places[0]))), ylim=(-4, 106))
     axes.grid(alpha=0.3)
 
 
-def _curve(axes: Axes, curve: Curve, none: Reference, color: str, marker: str) -> None:
-    points = [(curve.value(row), 100 * none.work(row), 100 * row.quality) for row in curve.rows]
+def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str) -> None:
+    points = [(f"{at}", 100 * work(row), 100 * quality(row)) for at, row in zip(knob.values, rows, strict=True)]
     axes.errorbar(
         [x for _, x, _ in points],
         [y for _, _, y in points],
-        yerr=_bars(curve.rows),
+        yerr=_bars(rows),
         fmt=f"{marker}-",
         color=color,
         markersize=4,
         linewidth=1.1,
         elinewidth=0.7,
         zorder=3,
-        label=curve.knob.setting,
+        label=knob.setting,
     )
     seen: list[tuple[float, float]] = []
     steps = [0.0, *(abs(y - before) for (_, _, before), (_, _, y) in pairwise(points)), 0.0]
@@ -368,16 +360,15 @@ def _curve(axes: Axes, curve: Curve, none: Reference, color: str, marker: str) -
             axes.annotate(name, (x, y), (4, 5), textcoords="offset points", fontsize="small", color=color, zorder=5)
 
 
-def _named_point(axes: Axes, curve: Curve, none: Reference, index: int) -> None:
-    (row,) = curve.rows
-    x, y = 100 * none.work(row), 100 * row.quality
+def _named_point(axes: Axes, row: Row, index: int) -> None:
+    x, y = 100 * work(row), 100 * quality(row)
     axes.errorbar(x, y, yerr=_bars([row]), fmt=_MARKERS[index % len(_MARKERS)], color=K_COLOR, markersize=4, zorder=3)
-    below = row.quality > 0.5
-    place = (4, -8 - 9 * (index % 4)) if below else (4, 6 + 9 * (index % 4))
-    axes.annotate(curve.knob.cache, (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
+    place = (4, -8 - 9 * (index % 4)) if y > 50 else (4, 6 + 9 * (index % 4))
+    axes.annotate(row["cache"], (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
 
 
-def _bars(rows: Sequence[GridRow]) -> list[list[float]] | None:
+def _bars(rows: Sequence[Row]) -> list[list[float]] | None:
     """The rows' intervals as bars; None where there are no answers."""
-    intervals = [row.interval for row in rows if row.interval is not None]
-    return percent_bars((row.quality for row in rows), intervals) if intervals else None
+    if rows[0]["accuracy"] is None:
+        return None
+    return percent_bars((row["accuracy"] for row in rows), (row["accuracy_interval"] for row in rows))

@@ -21,7 +21,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_task_options, asked_task
-from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grids
+from remask_lab.bench.grid import Grid, GridRow, rows_of, run_grid
 from remask_lab.bench.workload import PREFIXES, Workload, usual_workload
 from remask_lab.drawing import distinct_line, legend_below, new_figure, save_figures, whole_ticks
 from remask_lab.records.outcome import Outcome
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     if task is not None:
         settings["task"] = asdict(task)
     sweep = Sweep(args.output, SUBJECT, about(llm, seed=args.seed, settings=settings))
-    (rows,) = run_grids(llm, [grid], make_workload, args.rounds, sweep, progress=llm.progress)
+    rows = run_grid(llm, grid, make_workload, args.rounds, sweep, progress=llm.progress)
     if beside:
         rows = [*named(rows, llm.loaded.name), *beside]
     parts = [text(rows)]

@@ -7,10 +7,9 @@ import pytest
 
 from remask import LLM
 from remask.cli import main
-from remask_lab.bench.grid import GridRow
 from remask_lab.bench.workload import usual_workload
 from remask_lab.records.record import read_record
-from remask_lab.subjects.curves import KNOBS, Curve, Knob, asked_knobs, reading, text
+from remask_lab.subjects.curves import KNOBS, Curves, Knob, asked_knobs, reading, text
 
 TINY = ["--model", "llada-tiny", "--load-format", "dummy", "--requests", "2", "--concurrency", "2"]
 SHORT = ["--max-tokens", "8", "--prefix-tokens", "12", "--prompt-tokens", "3", "--dtype", "float32", "--device", "cpu"]
@@ -21,32 +20,29 @@ def curves(*options: str) -> int:
     return main(["--quiet", "analyze", "curves", *TINY, *SHORT, *options])
 
 
-def row(setting: dict[str, Any], accuracy: float, interval: tuple[float, float], work: float) -> GridRow:
-    return GridRow(
-        setting, accuracy, interval, 0.9, 1.0, 2.0, work, work, 1.0, 1.0, 10, 10, 0.5, round(1000 / work), 1000
-    )
+def row(name: str, accuracy: float, interval: tuple[float, float], work: float) -> dict[str, Any]:
+    own = {"accuracy": accuracy, "accuracy_interval": interval, "agreement_with_none": 1.0}
+    return {"cache": name, **own, "work_ratio_to_none": work, "ratio_to_none": 1.0}
 
 
-def test_points_are_kept_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "curves.json", tmp_path / "plots"
     assert curves("--knobs", FEW, "--output", str(output), "--plots", str(plots)) == 0
     record = read_record(output, "analyze curves")
-    points = [(row["point"]["cache"], row["point"]["settings"]) for row in record.data["rows"]]
-    assert ("bicache", {"depth": 2}) in points
-    assert ("bicache", {"depth": 1}) not in points
-    assert ("block-dual", {}) in points, "a policy without knobs runs at its defaults"
-    assert ("dllm-cache", {"ratio": 0.5}) in points, "policies that --knobs leaves out keep the usual ones"
+    rows = {row["cache"]: row for row in record.data["results"]}
+    assert "bicache depth=2" in rows
+    assert "bicache depth=1" not in rows
+    assert "block-dual" in rows, "a policy without knobs runs at its defaults"
+    assert "dllm-cache ratio=0.5" in rows, "policies that --knobs leaves out keep the usual ones"
     assert (plots / "curves.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert "bicache depth=2" in out
     assert record.data["reading"] in out
-    by_point = {str(row["point"]["settings"]): row["result"] for row in record.data["rows"]}
-    assert by_point["{'depth': 2}"]["policy"]["row_layers"] < by_point["{'depth': 0}"]["none"]["row_layers"]
-    fewer = [row for row in record.data["rows"] if row["point"]["sampling"]]
-    assert [row["point"]["cache"] for row in fewer] == ["none"] * len(fewer)
-    kept = output.read_bytes()
-    assert curves("--knobs", FEW, "--output", str(output)) == 0
-    assert output.read_bytes() == kept, "nothing is measured again"
+    none = rows["none"]["row_layers"]
+    assert rows["bicache depth=2"]["row_layers"] < none
+    assert [rows[f"none steps={steps}"]["row_layers"] for steps in (1, 2, 4, 8)] == [
+        none // share for share in (8, 4, 2, 1)
+    ]
 
 
 def test_every_knob_is_one_of_its_policy() -> None:
@@ -59,7 +55,8 @@ def test_every_knob_is_one_of_its_policy() -> None:
     (steps,) = [knob for knob in knobs if knob.of_sampler]
     assert (steps.cache, steps.values) == ("none", (1, 2, 4, 8))
     for knob in knobs:
-        assert knob.grid(1).points(llm)
+        for value in knob.values:
+            assert knob.contender(llm, workload, value).name.startswith(knob.cache)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +65,8 @@ def test_every_knob_is_one_of_its_policy() -> None:
         ('{"bicahe": {"depth": [1]}}', "--knobs names 'bicahe', which does not run here; known: "),
         ('{"bicache": 3}', "--knobs: 'bicache' must be an object of settings and their values, got 3"),
         ('{"bicache": {"depth": 3}}', "--knobs: bicache: depth"),
-        ('{"bicache": {"dept": [3]}}', "--grid varies 'dept'"),
-        ('{"bicache": {"depth": [99]}}', "at cache=bicache, depth=99"),
+        ('{"bicache": {"dept": [3]}}', "Unknown setting"),
+        ('{"bicache": {"depth": [99]}}', "at bicache depth=99: "),
     ],
 )
 def test_what_cannot_be_swept(knobs: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,16 +75,15 @@ def test_what_cannot_be_swept(knobs: str, message: str, capsys: pytest.CaptureFi
 
 
 def test_the_reading_names_the_cheapest_point_that_holds() -> None:
-    depth = Curve(
-        Knob("bicache", "depth", (2, 4, 6)),
-        (
-            row({"depth": 2}, 0.9, (0.8, 0.95), 2.0),
-            row({"depth": 4}, 0.88, (0.8, 0.95), 4.0),
-            row({"depth": 6}, 0.1, (0.05, 0.2), 5.0),
-        ),
+    depth = Knob("bicache", "depth", (2, 4, 6))
+    points = (
+        row("bicache depth=2", 0.9, (0.8, 0.95), 2.0),
+        row("bicache depth=4", 0.88, (0.8, 0.95), 4.0),
+        row("bicache depth=6", 0.1, (0.05, 0.2), 5.0),
     )
-    reuse = Curve(Knob("reuse"), (row({}, 0.0, (0.0, 0.1), 8.0),))
-    words = reading([depth, reuse])
-    assert "bicache holds it with 25.0 % of the work at depth 4, and falls to 10.0 % at depth 6." in words
+    none = row("none", 0.9, (0.85, 0.95), 1.0)
+    found = Curves(none, {depth: points, Knob("reuse"): (row("reuse", 0.0, (0.0, 0.1), 8.0),)})
+    words = reading(found)
+    assert "bicache holds it with 25.0 % of the work at depth=4, and falls to 10.0 % at depth=6." in words
     assert "reuse does not hold it anywhere; its best point has 0.0 %." in words
-    assert "bicache depth=6" in text([depth, reuse])
+    assert "bicache depth=6" in text(found)

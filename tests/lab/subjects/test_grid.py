@@ -8,8 +8,7 @@ from remask_lab.subjects.grid import points_of, quality_name, reading, values_of
 
 def row(accuracy: float | None, speed: float, agreement: float = 1.0, **axes: Any) -> GridRow:
     none = None if accuracy is None else 0.9
-    own = {"cache": "c", **axes}
-    return GridRow(own, accuracy, None, none, agreement, speed, 9.0, 2 * speed, 1.0, 1.0, 10, 10, 0.5, 100, 900)
+    return GridRow({"cache": "c", **axes}, accuracy, none, agreement, speed, 9.0, 2 * speed, 1.0, 1.0, 10, 10, 0.5)
 
 
 def test_axes_that_vary_and_their_values() -> None:
