@@ -2,7 +2,7 @@
 
     python examples/shared_prefix.py
 
-The bundled model reads a timetable in the system prompt and answers where a ride ends.
+The bundled transit model reads a table of stops in the system prompt and answers where a ride ends.
 """
 
 from remask import LLM, SamplingParams
@@ -16,7 +16,7 @@ SYSTEM = {
 
 def main() -> None:
     """Ask three questions about one line."""
-    llm = LLM("bundled", cache="bicache", cache_config={"depth": 6, "refresh_interval": 4}, dtype="float32")
+    llm = LLM("bundled-transit", cache="bicache", cache_config={"depth": 6, "refresh_interval": 4}, dtype="float32")
     chats = [
         [SYSTEM, {"role": "user", "content": f"from {stop} go 2 , where am i ?"}] for stop in ("abbey", "pond", "reef")
     ]

@@ -242,7 +242,8 @@ def measure_collapse(
 ) -> list[Row]:
     """`none`, `reuse` and `bicache` with these settings, side by side, as `run_bench` reports them.
 
-    Where the workload has answers, `parts` holds the shares of its parts (`Task.parts`). Raises `ConfigError` where a policy cannot run.
+    Where the workload has answers, `parts` holds the shares of its parts (`Task.parts`). Raises `ConfigError` where a
+    policy cannot run.
     """
     settings = {"none": {}, "reuse": {}, "bicache": bicache}
     rows = [contender(llm, name, own, workload) for name, own in settings.items()]
