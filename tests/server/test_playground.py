@@ -309,6 +309,13 @@ def test_the_focus_survives_a_redrawn_page_table(tab: Tab) -> None:
         tab.focused(then)
 
 
+def brightness(tab: Tab, age: str) -> float:
+    """The mean of red, green and blue, each from 0 to 1, behind a settled token of the legend."""
+    colour = str(tab.page.evaluate(f"getComputedStyle(document.querySelector('.token.settled{age}')).backgroundColor"))
+    assert colour.startswith("color(srgb ")
+    return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
+
+
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> None:
     settings: dict[str, Any] = {
         "viewport": {"width": 360, "height": 740},
@@ -327,8 +334,10 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> N
         assert tab.text("#run-a .scrub-text").startswith("Step 1 "), "who wants no motion gets no replay"
         ground = "getComputedStyle(document.documentElement).backgroundColor"
         dark = tab.page.evaluate(ground)
+        assert brightness(tab, ".late") < brightness(tab, ".early") - 0.1, "later is darker"
         tab.page.emulate_media(color_scheme="light")
         assert dark == "rgb(16, 21, 20)" != tab.page.evaluate(ground)
+        assert brightness(tab, ".late") < brightness(tab, ".early") - 0.1
         assert tab.said == []
 
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from huggingface_hub import constants
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from remask.errors import ConfigError
 from remask_lab.harness.benchmark import FOLDER, is_own
+from remask_lab.harness.hub import go_offline_without_network
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.score import shares
 from remask_lab.records.interval import wilson
@@ -42,13 +44,14 @@ class Harness:
         self._manager = TaskManager(include_path=[str(FOLDER), *folders], include_defaults=not own_only)
 
     def check(self, tasks: Sequence[str]) -> None:
-        """Raise `ConfigError` on a task that lm-eval does not know, and on a tag."""
+        """Raise `ConfigError` on a task that lm-eval does not know, and on a tag. Then look for the network."""
         known = self._manager.all_tasks
         for task in tasks:
             if task not in known:
                 raise ConfigError(f"Unknown task {task!r}: neither one of ours nor of lm-eval's ('lm_eval ls tasks')")
             if task in self._manager.all_tags:
                 raise ConfigError(f"{task!r} is a tag of several tasks, which have no common score; name them instead")
+        go_offline_without_network()
 
     def run(self, lm: RemaskLM, task: str | Mapping[str, Any], options: EvalOptions) -> dict[str, Any]:
         """Return one row: metrics, samples, and the costs of generation. `task` is a name, or a config that has one.
@@ -74,7 +77,8 @@ class Harness:
         except (OSError, ValueError, ImportError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}") from error
+            way_out = ". The hub cannot be reached: give local data by --data" if constants.HF_HUB_OFFLINE else ""
+            raise ConfigError(f"lm-eval cannot run {task!r}: {type(error).__name__}: {error}{way_out}") from error
         assert found is not None
         name = task if isinstance(task, str) else task["task"]
         row: dict[str, Any] = {} if lm.generation is None else lm.generation.costs()

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 if importlib.util.find_spec("lm_eval") is None:
     pytest.skip("needs lm-eval: make test EXTRAS=dev,eval", allow_module_level=True)
 
+import datasets.config
+from huggingface_hub import constants
 from lm_eval.api.instance import Instance
 
 from remask.cli import main
@@ -20,8 +24,8 @@ from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.tasks.transit import STOPS, make_workload
+from remask_lab.harness import hub, local
 from remask_lab.harness import lm as lm_module
-from remask_lab.harness import local
 from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, task_names, usual_role
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.local import run_local
@@ -52,7 +56,8 @@ def harness() -> Harness:
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    for name in ("datasets.config.HF_HUB_OFFLINE", "huggingface_hub.constants.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, True)
 
 
 def model(llm: LLM, policy: str = "none", sampling: Mapping[str, Any] = QUICK, **draws: Any) -> RemaskLM:
@@ -224,7 +229,35 @@ def test_what_cannot_be_asked(llm: LLM, harness: Harness, tmp_path: Path) -> Non
 def test_the_command_and_data_that_are_not_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
     assert main([*given, "--tasks", "remask_gsm8k"]) == 2
-    assert "lm-eval cannot run 'remask_gsm8k'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "lm-eval cannot run 'remask_gsm8k'" in told
+    assert "The hub cannot be reached: give local data by --data" in told
+
+
+def test_without_a_network_data_sets_come_from_the_cache(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    offline = ("datasets.config.HF_HUB_OFFLINE", "datasets.config.HF_DATASETS_OFFLINE")
+    for name in (*offline, "huggingface_hub.constants.HF_HUB_OFFLINE"):
+        monkeypatch.setattr(name, False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", there)
+        hub.go_offline_without_network()
+        assert not constants.HF_HUB_OFFLINE
+    hub.go_offline_without_network()
+    assert constants.HF_HUB_OFFLINE
+    assert datasets.config.HF_DATASETS_OFFLINE
+    assert f"{there} cannot be reached" in caplog.text
+
+
+def test_a_name_that_nobody_looks_up_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "SECONDS", 0.1)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: time.sleep(30))
+    began = time.monotonic()
+    assert not hub.reachable("https://nowhere")
+    assert time.monotonic() - began < 5
 
 
 def test_the_command_measures_likelihoods_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
