@@ -13,7 +13,8 @@ from remask.tasks import tariff
 
 FOLDER = Path(remask.__file__).parent / "bundled"
 CONFIG: dict[str, object] = json.loads((FOLDER / "config.json").read_text())
-TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(FOLDER)
+TOKENIZER = AutoTokenizer.from_pretrained(FOLDER)
+assert isinstance(TOKENIZER, PreTrainedTokenizerFast)
 BOTH = tariff.TariffSettings(kinds=tariff.KINDS)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from remask.core.depth import percent
-from remask.depth.conversations import ChatPrompts, RandomPrompts, TokenPrompts, TransitPrompts
+from remask.depth.conversations import ChatPrompts, RandomPrompts, TariffPrompts, TokenPrompts, TransitPrompts
 from remask.depth.profile import ProfileSettings, profile
-from remask.depth.prompts import default_prompts, read_prompts
+from remask.depth.prompts import default_prompts, read_prompts, task_prompts
 from remask.errors import ConfigError
 from remask.models.loaded import LoadedModel
+from remask.tasks import tariff
 from remask.tasks.transit import RULES, make_workload
 from tests import goldens
 from tests.depth.models import loaded, open_model, with_ascii_tokenizer, with_transit_tokenizer, write_lines
@@ -168,3 +169,16 @@ def test_bad_files(ascii_model: LoadedModel, bare_model: LoadedModel, tmp_path: 
         read_prompts(path, ascii_model)
     with pytest.raises(ConfigError, match="line 1: 'prompt' needs a tokenizer"):
         read_prompts(path, bare_model)
+
+
+def test_the_bundled_model_is_profiled_on_whole_requests() -> None:
+    model = loaded("bundled")
+    prompts = default_prompts(model)
+    assert isinstance(prompts, TariffPrompts)
+    assert list(task_prompts(model)) == [*tariff.KINDS, "random tokens"]
+    drawn = prompts.draw(random.Random(0), prompts.canvas)
+    conversation = text(model, drawn.tokens)
+    assert conversation.count("who pays") == 1
+    # The tail of a canvas at ratio 0.85 holds the question.
+    tail = text(model, drawn.tokens[-(round(0.15 * prompts.canvas) - prompts.response) :])
+    assert "Plan" in tail

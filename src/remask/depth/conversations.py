@@ -75,21 +75,21 @@ class ChatPrompts:
 
 @dataclass(frozen=True, slots=True)
 class TariffPrompts:
-    """The task tariff: a system prompt with orders, then questions with their right answers.
+    """The task tariff: a system prompt with orders that nearly fills a canvas, then questions with their right answers.
 
-    `kind` is the kind of every question.
+    `kind` is the kind of every question. A canvas of the usual length has one, which is whole up to ratio 0.85.
     """
 
     tokenizer: Tokenizer
     source: str = "the tariff task (remask.tasks.tariff), questions answered about the same orders"
     canvas: int = 200  # the system prompt, one question and one response
     response: int = 8
-    orders: tuple[int, int] = (8, 40)  # of a system prompt, so that system prompts end at many ratios
+    orders: int = 64  # of a system prompt
     kind: str = "plan"
 
     def draw(self, rng: random.Random, length: int) -> Conversation:
-        """Return new orders, their number within `orders`, and as many questions as give `length` tokens."""
-        settings = tariff.TariffSettings(orders=rng.randint(*self.orders))
+        """Return new orders, and as many questions as give `length` tokens."""
+        settings = tariff.TariffSettings(orders=self.orders)
         prompt, seed = tariff.draw_prompt(rng, settings), rng.getrandbits(32)
 
         def compose(turns: int) -> list[Message]:
