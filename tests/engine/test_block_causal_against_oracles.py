@@ -18,8 +18,10 @@ from remask.engine.request import Request
 from remask.policies import parse
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
-from tests.oracles import block_causal, sdar
+from tests.oracles import block_causal
 from tests.oracles.block_causal import BlockDecode, Rule
+from tests.oracles.decode import load
+from tests.oracles.sdar import SdarModel
 
 Line: TypeAlias = dict[str, Any]
 NARROW = 1e-5
@@ -61,7 +63,9 @@ def oracle(model: str, line: Line) -> BlockDecode | None:
         patch.object(block_causal, "uncertainty", watch.uncertainty),
         patch.object(block_causal, "rule_of", watch.rule_of),
     ):
-        decoded = block_causal.decode(sdar.load(kinds.checkpoint(model).folder), line)
+        loaded = load(kinds.checkpoint(model).folder)
+        assert isinstance(loaded, SdarModel)
+        decoded = block_causal.decode(loaded, line)
     return None if watch.narrowest < NARROW else decoded
 
 

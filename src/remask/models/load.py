@@ -16,11 +16,15 @@ from remask.models.config import ModelConfig
 from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
+from remask.models.ranges import in_ranges
 from remask.models.weights import Weights, empty_weights
 
 # Bytes per element of the types that convert to any floating type without a scale.
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LISTED = 20
+# Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
+# each expert.
+_FEW = 4
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig]:
@@ -117,10 +121,13 @@ def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.
 def _check_layers(
     folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
 ) -> None:
-    """Raise where the files have fewer tensors than the configuration has layers, before any layer is listed."""
-    if config.layers > len(stored):
+    """Raise where the files have far fewer tensors than the configuration names, before any of them is listed."""
+    mixtures = filter(None, map(config.mixture_of, range(config.layers)))
+    experts = sum(mixture.experts for mixture in mixtures)
+    if config.layers > len(stored) or experts > _FEW * len(stored):
+        described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
-            f"The config.json of the {family.name} model in {folder} describes {config.layers} layers, and its files "
+            f"The config.json of the {family.name} model in {folder} describes {described}, and its files "
             f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
             "Use the config.json that belongs to these weights."
         )
@@ -150,7 +157,10 @@ def _check(
     stored: Mapping[str, TensorLocation],
     dtype: torch.dtype,
 ) -> None:
-    """Raise one error that lists every difference between the checkpoint and the configuration."""
+    """Raise one error that lists every difference between the checkpoint and the configuration.
+
+    Tensors of many experts in many layers are listed by ranges of their numbers.
+    """
     wanted = {slot.name: slot for slot in slots}
     # Some programs store a tied embedding twice.
     ignored = {family.head} if config.tied else set()
@@ -178,6 +188,7 @@ def _check(
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(every: Sequence[str]) -> str:
+    names = in_ranges(every)
     rest = len(names) - _LISTED
     return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
