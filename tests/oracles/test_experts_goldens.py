@@ -81,3 +81,7 @@ def test_runs_of_block_causal_models(name: str) -> None:
         done = block_causal.decode(model, run.request_line())
         assert done.output_ids == run.expected_ids(), run.id
         assert [transfer[1:] for transfer in done.transfers] == run.expected_transfers(), run.id
+        if done.edits:
+            assert done.edits == run.expected_edits(), run.id
+        if not run.recorded["params"].get("eos_early_stop"):
+            assert done.kinds == run.recorded["kinds"], run.id

@@ -281,13 +281,14 @@ class RunningRequest:
         return written, self._predicted[written]
 
     def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> Transfer | None:
-        final = self.decoder.final(positions)
+        edits, final = self.decoder.edited(positions), self.decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
             branch.canvas.settle(final, self.decoder.step)
         if not len(positions):
             return None
-        self.trace.append(Transfer(self.decoder.step, tuple(positions.tolist()), tuple(tokens.tolist())))
+        written, edited = tuple(positions.tolist()), tuple(edits.tolist())
+        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited))
         return self.trace[-1]
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
