@@ -182,3 +182,26 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
         flops["head"] += 2 * D * V * int(plan.predict.sum())
     assert {name: meter.total.operations[name].flops for name in OPERATIONS} == flops
     assert meter.passes == len(walk.moved)
+
+
+EXPERTS = FeedForward(up=6, intermediate=3, experts=16, active=2, expert_up=8, expert_intermediate=4)
+
+
+def test_a_row_pays_for_its_own_experts_and_the_pass_reads_what_its_rows_may_choose() -> None:
+    widths = replace(WIDTHS, feeds=(FEED, EXPERTS))
+    some = plan_of(Span(range(2), rows(1, 2, 5)))
+    cost = pass_cost(widths, [ExecutedPlan(some)]).operations["mlp"]
+    per_row = 16 + 6 + 3 + 2 * (8 + 4)
+    assert cost.flops == 2 * 3 * D * (UP + F + per_row)
+    assert cost.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 3 * 2 * (8 + 4)), "three rows choose six experts at most"
+    # The router reads a row and leaves 16 scores; the shared expert and two others read one and leave one.
+    assert cost.activations == ITEM * 3 * (2 * D + UP + F + D + 3 * 2 * D + per_row)
+    both = pass_cost(widths, [ExecutedPlan(some), ExecutedPlan(plan_of(Span(range(2), ALL)))]).operations["mlp"]
+    assert both.flops == 3 * cost.flops
+    assert both.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 16 * (8 + 4)), "nine rows may choose all of them"
+
+
+def test_layers_without_rows_read_no_experts() -> None:
+    widths = replace(WIDTHS, feeds=(EXPERTS, EXPERTS))
+    cost = pass_cost(widths, [ExecutedPlan(plan_of(Span(range(1), rows(0)), Span(range(1, 2), rows())))])
+    assert cost.operations["mlp"].weights == ITEM * D * (16 + 6 + 3 + 2 * (8 + 4))

@@ -195,7 +195,7 @@ class _Decoder:
     def fill(self, block: int, counts: Sequence[int], rule: Rule, early: Set[int] = frozenset()) -> list[int]:
         """Denoises and commits a block: its generated tokens.
 
-        It is left as soon as all up to its first token of `early` is filled.
+        It is left after a pass that wrote a token of `early`, if all up to the first of them is filled by then.
         """
         start, stop = block * self.length, (block + 1) * self.length
         given = max(0, self.prompt_length - start)
@@ -214,7 +214,7 @@ class _Decoder:
             masked = [offset for offset in masked if offset not in chosen]
             step += 1
             lead = self.tokens[start + given : start + (masked[0] if masked else self.length)].tolist()
-            if masked and set(lead) & early:
+            if masked and set(lead) & early and set(self.transfers[-1][2]) & early:
                 return lead
         self.passed("c", self.length)
         return self.tokens[start + given : stop].tolist()

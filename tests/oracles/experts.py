@@ -48,13 +48,14 @@ def sigmoid_weights(logits: Tensor, bias: Tensor, config: Mapping[str, Any]) -> 
     scores, groups = logits.sigmoid(), config["n_group"]
     ranked = scores + bias
     size = ranked.shape[1] // groups
-    best = torch.stack([part.sort(-1).values[:, -2:].sum(-1) for part in ranked.split(size, 1)], 1)
+    best = torch.stack([part.sort(-1).values[:, -2:].sum(-1) for part in torch.split(ranked, size, 1)], 1)
     allowed = largest(best, config["topk_group"]).repeat_interleave(size, 1)
     active = config["num_experts_per_tok"]
     weights = scores * largest(ranked.masked_fill(~allowed, -torch.inf), active)
     if active > 1:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * config["routed_scaling_factor"]
+    scale: float = config["routed_scaling_factor"]
+    return weights * scale
 
 
 def mixed(weights: Mapping[str, Tensor], routed: Tensor, layer: int, x: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class Llada2Model(SdarMoeModel):
         for name, tensor in weights.items():
             if "query_key_value" in name:
                 heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
-                parts = tensor.split([count * config["head_dim"] for count in (heads, kv, kv)])
+                parts = torch.split(tensor, [count * config["head_dim"] for count in (heads, kv, kv)])
                 for part, letter in zip(parts, "qkv", strict=True):
                     out[name.replace("attention.query_key_value", f"self_attn.{letter}_proj")] = part
                 continue
@@ -191,5 +192,6 @@ class Llada2Model(SdarMoeModel):
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> LladaMoeModel | SdarMoeModel:
     """The model of a checkpoint folder; the same object for the same arguments."""
     (architecture,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    classes = {"LLaDAMoEModelLM": LladaMoeModel, "LLaDA2MoeModelLM": Llada2Model, "SDARMoeForCausalLM": SdarMoeModel}
-    return classes[architecture](folder, dtype)
+    if architecture == "LLaDAMoEModelLM":
+        return LladaMoeModel(folder, dtype)
+    return {"LLaDA2MoeModelLM": Llada2Model, "SDARMoeForCausalLM": SdarMoeModel}[architecture](folder, dtype)

@@ -48,7 +48,7 @@ def test_blocks_stand_on_an_absolute_grid() -> None:
     walk.advance()
     assert (walk.block, walk.finished) == (range(8, 12), True)
     assert not one.ordered
-    assert one.whole_blocks
+    assert not one.ends_within(stop_written=True)
 
 
 @pytest.mark.parametrize(("prompt", "first"), [(1, range(4)), (3, range(4)), (4, range(4, 8)), (8, range(8, 12))])
@@ -187,8 +187,9 @@ def test_the_work_of_edits_is_counted_beforehand() -> None:
 
 
 def test_a_block_may_be_left_early() -> None:
-    assert not decoding(early_stop=True).whole_blocks
-    assert decoding().whole_blocks
+    early = decoding(early_stop=True)
+    assert early.ends_within(stop_written=True)
+    assert not early.ends_within(stop_written=False), "the authors look for the end after steps that wrote one"
 
 
 @pytest.mark.parametrize(

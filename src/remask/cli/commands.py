@@ -40,7 +40,7 @@ OWN: Mapping[str, Command] = {
     "deploy": Command("remask.cli.deploy", "serve a model on many machines, with Ray Serve", "ray"),
     "chat": Command("remask.cli.chat", "talk to a model in the terminal", "server"),
     "profile": Command("remask.cli.profile", "measure the depth table that BiCache reads", "lab"),
-    "inspect": Command("remask.cli.inspect", "look into the engine's memory"),
+    "inspect": Command("remask.cli.inspect", "look into a model, or into the engine's memory"),
 }
 
 

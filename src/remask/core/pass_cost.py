@@ -34,7 +34,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
     keys = [_keys(each.plan) for each in canvases]
     active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
-    fed = np.sum([_fed(each.plan) for each in canvases], axis=0, dtype=np.int64).tolist() if canvases else []
+    fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
     watching = max((each.plan.layers - 1 for each in canvases if each.plan.watch is not None), default=0)
@@ -43,7 +43,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     weights: dict[Operation, int] = {
         "projections": w_read * active * 2 * (w.queries + w.keys),
         "attention": w.item * active * 2 * w.keys * w.sink,
-        "mlp": w_read * sum(feed.read(rows) for feed, rows in zip(w.feeds, fed, strict=False) if rows),
+        "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
         "head": w_read * predicts * w.vocab,
         "selection": w_read * choosing * w.keys,
         "watch": w_read * watching * w.queries,
@@ -117,10 +117,10 @@ def _attended(plan: Plan, span: Span) -> tuple[int, int]:
     return rows, int(plan.sees[computed].sum()) + chosen * len(computed)
 
 
-def _fed(plan: Plan) -> NDArray[np.int64]:
-    """Rows that are computed in each layer, [layers]."""
+def _fed(plan: Plan) -> list[int]:
+    """Rows that are computed in each layer."""
     rows = [int(span.computed.sum()) + (0 if span.pick is None else span.pick.count) for span in plan.spans]
-    return np.repeat(np.array(rows, dtype=np.int64), [len(span.layers) for span in plan.spans])
+    return [count for count, span in zip(rows, plan.spans, strict=True) for _ in span.layers]
 
 
 def _keys(plan: Plan) -> NDArray[np.int64]:

@@ -154,7 +154,8 @@ class SamplingParams:
     early_stop: bool = declare(
         False,
         Flag(),
-        "End the response within a block once all before its first end token is final; the tokens stay the same.",
+        "After a step that writes an end token, end the response within the block if all before the first one is "
+        "final; the tokens stay the same.",
         kinds=_BLOCK_CAUSAL,
     )
     sampler: str | None = declare(

@@ -76,6 +76,7 @@ class RunningRequest:
     _first_settled: float | None = None  # when the first response token became final
     _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
     _residual: _Residual | None = None
+    _stop_written: bool = False  # whether the last step wrote a stop token
     _pass_index: int = 0  # passes since the step began
     _last_pass: LastPass = field(default_factory=LastPass)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
@@ -214,6 +215,8 @@ class RunningRequest:
         positions = np.flatnonzero(plan.predict)
         self._last_pass = LastPass(positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
+        written = () if transfer is None else transfer.token_ids
+        self._stop_written = not self.pending.stops.token_ids.isdisjoint(written)
         if self._first_settled is None and self.branches[0].canvas.settled_lead:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
@@ -225,8 +228,9 @@ class RunningRequest:
     def check_end(self) -> None:
         """Set `reason` where the response is complete. Settled tokens never change, so a settled stop can end it."""
         finished = self.decoder.finished
-        inside = self.pending.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
-        if not inside and self._stop_at() is not None:
+        inside = self.decoder.block_step > 0 and not finished
+        may_stop = not inside or self.pending.decoding.ends_within(stop_written=self._stop_written)
+        if may_stop and self._stop_at() is not None:
             self.reason = "stop"
         elif finished:
             self.reason = "length"

@@ -68,10 +68,7 @@ def load_weights(
             lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable, or a tensor
             holds NaN or infinities, or numbers that are too large for `dtype`.
     """
-    stored = tensor_locations(folder)
-    _check_layers(folder, family, config, stored, dtype)
-    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
-    _check(folder, family, config, slots, stored, dtype)
+    slots, stored = check_tensors(folder, family, config, dtype)
     weights = empty_weights(config, dtype, device)
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
@@ -81,6 +78,21 @@ def load_weights(
             _read(slot, place, weights, check)
             bar.update(_BYTES[place.dtype] * prod(slot.shape))
     return weights
+
+
+def check_tensors(
+    folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype
+) -> tuple[list[Slot], dict[str, TensorLocation]]:
+    """Where each tensor of the checkpoint in `folder` goes, and where it is. Headers are read, and no weight.
+
+    Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
+    memory that the message names.
+    """
+    stored = tensor_locations(folder)
+    _check_layers(folder, family, config, stored, dtype)
+    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
+    _check(folder, family, config, slots, stored, dtype)
+    return slots, stored
 
 
 def _read(slot: Slot, place: TensorLocation, weights: Weights, check: bool) -> None:

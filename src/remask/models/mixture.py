@@ -62,7 +62,7 @@ def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic) -
 
 def _within_groups(ranked: Tensor, router: Router) -> Tensor:
     """`ranked` [N, E], with -inf for the experts of groups that are not kept."""
-    groups = ranked.unflatten(1, (router.groups, -1))
+    groups = torch.unflatten(ranked, 1, (router.groups, -1))
     best = groups.topk(2, dim=-1).values
     kept = (best[..., 0] + best[..., 1]).topk(router.kept_groups, dim=-1).indices
     dropped = torch.ones_like(best[..., 0], dtype=torch.bool).scatter_(1, kept, False)

@@ -46,8 +46,9 @@ class LayerWeights:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of the layer."""
-        own = [self] if self.mixture is None else [self, self.mixture]
-        values = [getattr(part, field.name) for part in own for field in fields(part)]
+        values = [getattr(self, field.name) for field in fields(self)]
+        if self.mixture is not None:
+            values += [getattr(self.mixture, field.name) for field in fields(self.mixture)]
         return [value for value in values if isinstance(value, Tensor)]
 
 

@@ -98,10 +98,12 @@ class BlockCausalDecoding:
         """False: positions are chosen after the pass."""
         return False
 
-    @property
-    def whole_blocks(self) -> bool:
-        """As in the original code, a block that has begun is completed before the response may end."""
-        return not self.params.early_stop
+    def ends_within(self, *, stop_written: bool) -> bool:
+        """Return False, as in SDAR's code, unless the request asks for it.
+
+        LLaDA2's code then looks for the end after steps that wrote a stop token, and after no others.
+        """
+        return self.params.early_stop and stop_written
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with masks to the end of the last block."""

@@ -127,9 +127,8 @@ class Decoding(Protocol):
         """Whether the positions of a step are known before its pass."""
         ...
 
-    @property
-    def whole_blocks(self) -> bool:
-        """Whether a stop token ends the response only when its block is complete."""
+    def ends_within(self, *, stop_written: bool) -> bool:
+        """Return whether a stop token may end the response within a block, after a step that wrote one or did not."""
         ...
 
     def canvas(self) -> Canvas:

@@ -112,10 +112,9 @@ class UniformDecoding:
         """False: positions are chosen after the pass."""
         return False
 
-    @property
-    def whole_blocks(self) -> bool:
-        """True, as in the original code: a block that has begun is completed before the response may end."""
-        return True
+    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """False: tokens may change until their block is done."""
+        return False
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with noise to its end."""
