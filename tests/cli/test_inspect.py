@@ -79,8 +79,11 @@ def test_a_preset_is_told_without_weights(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("raw", "feed_forward"),
     [
-        (checkpoints.LLADA_MOE, "2 of 6 experts of 6, a shared one of 10, softmax router; dense in 1 layers, 24 wide"),
-        (checkpoints.LLADA2, "a shared one of 12, sigmoid router over 2 of 3 groups; dense in 1 layers, 24 wide"),
+        (
+            checkpoints.LLADA_MOE,
+            "2 of 6 experts of 6, a shared one of 10, softmax router; 1 of 2 layers dense, 24 wide",
+        ),
+        (checkpoints.LLADA2, "a shared one of 12, sigmoid router over 2 of 3 groups; 1 of 2 layers dense, 24 wide"),
         (checkpoints.LLADA, "24 wide"),
     ],
 )

@@ -80,7 +80,7 @@ class ModelReport:
             return f"{self.intermediate} wide"
         shared = f", a shared one of {mixture.shared}" if mixture.shared else ""
         dense = mixture.dense_layers
-        apart = f"; dense in {len(dense)} layers, {self.intermediate} wide" if dense else ""
+        apart = f"; {len(dense)} of {self.layers} layers dense, {self.intermediate} wide" if dense else ""
         router = f"{mixture.router.score} router"
         if mixture.router.kept_groups < mixture.router.groups:
             router += f" over {mixture.router.kept_groups} of {mixture.router.groups} groups"
