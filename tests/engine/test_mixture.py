@@ -114,7 +114,7 @@ def test_the_grouped_kernel_is_asked_for_the_same_product(dtype: torch.dtype) ->
     torch.testing.assert_close(F.grouped_mm(x, weights.transpose(1, 2), offs=ends), expected, rtol=1e-2, atol=1e-2)
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The largest tensor that any operation makes."""
 
     numbers = 0
@@ -129,7 +129,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_has_rows_and_experts_and_channels() -> None:
     router, x = Router(), rows_of(500)
     w = weights_of(router)
-    with Largest() as seen:
+    with Largest() as seen:  # type: ignore[no-untyped-call]
         feed(x, route(x, router, 3, w, Arithmetic()), w, Arithmetic())
     assert 500 * 3 * WIDE <= seen.numbers < 500 * EXPERTS * INNER
 

@@ -37,12 +37,16 @@ def test_dense_logits_and_routing(name: str, dtype: torch.dtype) -> None:
     model, recorded = load(moe.model_dir(name), dtype), moe.logits(name)
     seen: list[Tensor] = []
     route = model.routing
+
+    def watched(layer: int, x: Tensor) -> Tensor:
+        seen.append(route(layer, x))
+        return seen[-1]
+
+    vars(model)["routing"] = watched
     for case in cases(name):
         seen.clear()
-        vars(model)["routing"] = lambda layer, x: (seen.append(route(layer, x)), seen[-1])[1]
         tokens = recorded[f"{case}.input_ids"].flatten()
         out = model.forward(tokens) if isinstance(model, LladaMoeModel) else model.forward(tokens, BLOCK)
-        del vars(model)["routing"]
         close(out.logits, recorded[f"{case}.logits"].view(len(tokens), -1))
         experts, weights = recorded[f"{case}.router_experts"], recorded[f"{case}.router_weights"]
         for layer, dense in enumerate(seen):
@@ -50,6 +54,7 @@ def test_dense_logits_and_routing(name: str, dtype: torch.dtype) -> None:
             assert torch.equal(chosen, experts[layer])
             torch.testing.assert_close(its_weights.float(), weights[layer], rtol=0, atol=1e-4)
         assert len(seen) == len(experts)
+    del vars(model)["routing"]
 
 
 @pytest.mark.parametrize("name", moe.MODELS)

@@ -206,7 +206,7 @@ def test_what_editing_has_no_use_for_is_refused_by_name(field: dict[str, Any]) -
 @pytest.mark.parametrize("name", ["edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"])
 def test_fields_of_edits_need_a_rule_that_edits(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}=1 is for remasking 'joint_threshold': set both, or neither"):
-        SamplingParams(**{name: 1})
+        SamplingParams.from_mapping({name: 1})
 
 
 def test_an_early_stop_is_refused_where_tokens_may_still_change() -> None:
