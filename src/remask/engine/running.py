@@ -232,7 +232,7 @@ class RunningRequest:
         may_stop = not inside or self.pending.decoding.ends_within(stop_written=self._stop_written)
         if may_stop and self._stop_at() is not None:
             self.reason = "stop"
-        elif finished:
+        elif finished or (inside and may_stop and self._stop_behind()):
             self.reason = "length"
 
     def close(self) -> bool:
@@ -333,6 +333,15 @@ class RunningRequest:
             decoding=StepFacts(decoder.order, decoder.touched),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
         )
+
+    def _stop_behind(self) -> bool:
+        """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
+        canvas = self.branches[0].canvas
+        if canvas.noisy[: canvas.end].any():
+            return False
+        rest = canvas.noisy[canvas.end :]
+        lead = int(rest.argmax()) if rest.any() else len(rest)
+        return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _stop_at(self) -> int | None:
         """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
