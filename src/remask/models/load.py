@@ -1,6 +1,6 @@
 """Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from remask.models.weights import Weights, empty_weights
 # Bytes per element of the types that convert to any floating type without a scale.
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LISTED = 20
+_MAPPED = 2**24  # bytes of a file that stay mapped while it is read
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
 # each expert.
 _FEW = 4
@@ -73,10 +74,9 @@ def load_weights(
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
-        for slot in slots:
-            place = stored[slot.name]
-            _read(slot, place, weights, check)
-            bar.update(_BYTES[place.dtype] * prod(slot.shape))
+        for file, few in _together(slots, stored):
+            _read(file, few, stored, weights, check)
+            bar.update(sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in few))
     return weights
 
 
@@ -95,18 +95,40 @@ def check_tensors(
     return slots, stored
 
 
-def _read(slot: Slot, place: TensorLocation, weights: Weights, check: bool) -> None:
-    """Copy one tensor into its place."""
+def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
+    """`slots` in their order, those side by side in one file together as long as they are small.
+
+    An open file keeps every page read so far mapped, and a mapping of the whole checkpoint would be a second copy.
+    To open one takes milliseconds where it lists thousands of experts.
+    """
+    few, mapped = list[Slot](), 0
+    for slot in slots:
+        place = stored[slot.name]
+        size = _BYTES[place.dtype] * prod(slot.shape)
+        if few and (stored[few[-1].name].file != place.file or mapped + size > _MAPPED):
+            yield stored[few[-1].name].file, few
+            few, mapped = [], 0
+        few.append(slot)
+        mapped += size
+    yield stored[few[-1].name].file, few
+
+
+def _read(
+    path: Path, slots: Sequence[Slot], stored: Mapping[str, TensorLocation], weights: Weights, check: bool
+) -> None:
+    """Copy tensors of one file into their places, one after the other."""
     try:
-        # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the whole
-        # checkpoint would count as a second copy.
-        with safe_open(place.file, framework="pt") as file:
-            stored = file.get_tensor(slot.name)
-            slot.fill(weights, stored)
-            if check and not _finite(slot.target(weights)):
-                raise _not_finite(slot, place, stored, weights.embed.dtype)
+        with safe_open(path, framework="pt") as file:
+            for slot in slots:
+                _fill(slot, file.get_tensor(slot.name), stored[slot.name], weights, check)
     except (SafetensorError, OSError) as error:
-        raise unreadable(place.file, error) from error
+        raise unreadable(path, error) from error
+
+
+def _fill(slot: Slot, tensor: Tensor, place: TensorLocation, weights: Weights, check: bool) -> None:
+    slot.fill(weights, tensor)
+    if check and not _finite(slot.target(weights)):
+        raise _not_finite(slot, place, tensor, weights.embed.dtype)
 
 
 def _finite(tensor: Tensor) -> bool:
