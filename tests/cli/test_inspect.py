@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from remask.cli import main
+from remask.models.families import family_of
+from remask.models.presets import preset
+from tests.models import checkpoints
 
 
 def inspect(tmp_path: Path, lines: list[dict[str, Any]], *options: str) -> int:
@@ -54,3 +57,52 @@ def test_people_get_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(tmp_path, [*lines(1), {"prompt_token_ids": []}]) == 2
     assert "line 2: the prompt is empty" in capsys.readouterr().err
+
+
+def test_a_preset_is_told_without_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "model", "llada2-mini", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    config = preset("llada2-mini")
+    assert (told["family"], told["kind"], told["block_length"]) == ("llada2", "block_causal", 32)
+    assert (told["parameters"], told["active_parameters"]) == (config.parameters, config.active_parameters)
+    assert told["mixture"]["experts"] == 256
+    assert told["mixture"]["router"]["kept_groups"] == 4
+    # 19 routers and their biases stay float32.
+    routers = 19 * 256 * (config.hidden + 1)
+    assert told["weight_bytes"]["bfloat16"] == 2 * config.parameters + 2 * routers
+    assert told["weight_bytes"]["float32"] == 4 * config.parameters
+    assert told["kv_bytes"]["bfloat16"] == 2 * 20 * 2 * 4 * 128
+    assert told["stored"] == {}
+    assert told["policies"] == ["none", "exact"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "feed_forward"),
+    [
+        (
+            checkpoints.LLADA_MOE,
+            "2 of 6 experts of 6, a shared one of 10, softmax router; 1 of 2 layers dense, 24 wide",
+        ),
+        (checkpoints.LLADA2, "a shared one of 12, sigmoid router over 2 of 3 groups; 1 of 2 layers dense, 24 wide"),
+        (checkpoints.LLADA, "24 wide"),
+    ],
+)
+def test_a_folder_is_told_from_its_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], raw: dict[str, Any], feed_forward: str
+) -> None:
+    folder = checkpoints.write(tmp_path, raw, checkpoints.random_tensors(raw), shards=2)
+    assert main(["inspect", "model", str(folder)]) == 0
+    told = capsys.readouterr().out
+    parameters = family_of(raw).config(raw).parameters
+    assert f"{feed_forward}\n  {parameters:,} parameters, of which " in told
+    assert f"in the files: {parameters:,} F32" in told
+    assert "cache policies: none, " in told
+
+
+def test_a_folder_whose_tensors_do_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = checkpoints.random_tensors(checkpoints.SDAR_MOE)
+    held = {name: tensor for name, tensor in held.items() if "experts.4.up" not in name}
+    folder = checkpoints.write(tmp_path, checkpoints.SDAR_MOE, held)
+    assert main(["inspect", "model", str(folder)]) == 2
+    assert "1 missing: model.layers.1.mlp.experts.4.up_proj.weight [6, 16]" in capsys.readouterr().err
+    assert main(["inspect", "model", str(tmp_path / "nowhere")]) == 2

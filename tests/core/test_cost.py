@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.cost import NOTHING, OPERATIONS, OperationCost, Widths
+from remask.core.cost import NOTHING, OPERATIONS, FeedForward, OperationCost, Widths
 from remask.core.pass_cost import CostMeter, ExecutedPlan, pass_cost
 from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
@@ -16,7 +16,8 @@ from remask.policies.dllm import DllmCache
 from tests.policies.views import Walk
 
 D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
-WIDTHS = Widths(layers=2, hidden=D, queries=Q, keys=K, up=UP, intermediate=F, vocab=V, sink=False, item=ITEM)
+FEED = FeedForward(UP, F)
+WIDTHS = Widths(hidden=D, queries=Q, keys=K, feeds=(FEED,) * 2, vocab=V, sink=False, item=ITEM)
 T = 6
 ALL = np.ones(T, dtype=np.bool_)
 
@@ -92,7 +93,7 @@ def test_a_sink_is_a_key_whose_value_is_added() -> None:
 def test_looked_at_rows_project_one_side_and_chosen_ones_the_rest() -> None:
     live = rows(2, 3, 4, 5)
     span = Span(range(1), live, pick=TopRho(rows(3, 4, 5), 1), held=rows(2))
-    cost = pass_cost(replace(WIDTHS, layers=1), [ExecutedPlan(plan_of(span), outputs=True)])
+    cost = pass_cost(replace(WIDTHS, feeds=(FEED,) * 1), [ExecutedPlan(plan_of(span), outputs=True)])
     projections, selection = cost.operations["projections"], cost.operations["selection"]
     assert selection == OperationCost(
         flops=2 * D * 3 * K,
@@ -135,7 +136,7 @@ def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
 def test_watching_projects_queries_and_scores_again() -> None:
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
     plan = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9))
-    widths = replace(WIDTHS, layers=3)
+    widths = replace(WIDTHS, feeds=(FEED,) * 3)
     first, later = (
         pass_cost(widths, [ExecutedPlan(plan, tracked=tracked)]).operations["watch"] for tracked in (False, True)
     )
@@ -159,7 +160,7 @@ POLICIES: list[CachePolicy] = [
 @given(st.sampled_from(POLICIES), st.integers(1, 3), st.integers(0, 9))
 def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, seed: int) -> None:
     walk = Walk(layers=layers, prompt=3, block_length=4, seed=seed)
-    widths, meter = replace(WIDTHS, layers=layers), CostMeter(replace(WIDTHS, layers=layers))
+    widths, meter = replace(WIDTHS, feeds=(FEED,) * layers), CostMeter(replace(WIDTHS, feeds=(FEED,) * layers))
     flops = dict.fromkeys(OPERATIONS, 0)
     for view in walk.views():
         plan = policy.plan(view)
@@ -181,3 +182,26 @@ def test_a_count_row_by_row_comes_to_the_same(policy: CachePolicy, layers: int, 
         flops["head"] += 2 * D * V * int(plan.predict.sum())
     assert {name: meter.total.operations[name].flops for name in OPERATIONS} == flops
     assert meter.passes == len(walk.moved)
+
+
+EXPERTS = FeedForward(up=6, intermediate=3, experts=16, active=2, expert_up=8, expert_intermediate=4)
+
+
+def test_a_row_pays_for_its_own_experts_and_the_pass_reads_what_its_rows_may_choose() -> None:
+    widths = replace(WIDTHS, feeds=(FEED, EXPERTS))
+    some = plan_of(Span(range(2), rows(1, 2, 5)))
+    cost = pass_cost(widths, [ExecutedPlan(some)]).operations["mlp"]
+    per_row = 16 + 6 + 3 + 2 * (8 + 4)
+    assert cost.flops == 2 * 3 * D * (UP + F + per_row)
+    assert cost.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 3 * 2 * (8 + 4)), "three rows choose six experts at most"
+    # The router reads a row and leaves 16 scores; the shared expert and two others read one and leave one.
+    assert cost.activations == ITEM * 3 * (2 * D + UP + F + D + 3 * 2 * D + per_row)
+    both = pass_cost(widths, [ExecutedPlan(some), ExecutedPlan(plan_of(Span(range(2), ALL)))]).operations["mlp"]
+    assert both.flops == 3 * cost.flops
+    assert both.weights == ITEM * D * (UP + F + 16 + 6 + 3 + 16 * (8 + 4)), "nine rows may choose all of them"
+
+
+def test_layers_without_rows_read_no_experts() -> None:
+    widths = replace(WIDTHS, feeds=(EXPERTS, EXPERTS))
+    cost = pass_cost(widths, [ExecutedPlan(plan_of(Span(range(1), rows(0)), Span(range(1, 2), rows())))])
+    assert cost.operations["mlp"].weights == ITEM * D * (16 + 6 + 3 + 2 * (8 + 4))

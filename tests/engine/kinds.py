@@ -1,4 +1,4 @@
-"""Random tiny uniform (GIDD) and block-causal (SDAR) checkpoints, for the product and for the oracles alike."""
+"""Random tiny uniform (GIDD) and block-causal (SDAR, LLaDA2) checkpoints, for the product and for the oracles alike."""
 
 import random
 import tempfile
@@ -21,6 +21,8 @@ RAW: dict[str, dict[str, Any]] = {
     "sdar": SDAR,
     "sdar, blocks of 3": SDAR | {"block_size": 3, "num_attention_heads": 6, "num_key_value_heads": 1},
     "sdar, any block": SDAR | {"block_size": None, "num_key_value_heads": 4, "num_hidden_layers": 3},
+    "sdar-moe": checkpoints.SDAR_MOE | {"max_position_embeddings": 128, "num_hidden_layers": 3},
+    "llada2": checkpoints.LLADA2 | {"max_position_embeddings": 128, "num_hidden_layers": 3, "block_size": 4},
     "gidd": GIDD | {"weight_scaling": "fan_in"},
     "gidd, hybrid": GIDD
     | {
@@ -34,7 +36,7 @@ RAW: dict[str, dict[str, Any]] = {
     },
     "gidd, masks": GIDD | {"noise_type": -1000.0, "weight_scaling": 0.25},
 }
-BLOCK_CAUSAL = tuple(name for name in RAW if name.startswith("sdar"))
+BLOCK_CAUSAL = tuple(name for name in RAW if not name.startswith("gidd"))
 UNIFORM = tuple(name for name in RAW if name.startswith("gidd"))
 
 

@@ -40,6 +40,7 @@ def small_config(family: str) -> ModelConfig:
     """The tiny preset with four layers, narrower, so that a pass takes a millisecond."""
     base = preset(f"{family}-tiny")
     kv_heads = 2 if base.kv_heads < base.heads else 4
+    mixture = base.mixture and replace(base.mixture, intermediate=12, dense_layers=(0,))
     return replace(
         base,
         layers=LAYERS,
@@ -48,6 +49,7 @@ def small_config(family: str) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=8,
         intermediate=48,
+        mixture=mixture,
         vocab=VOCAB,
         mask_id=MASK_ID,
         max_length=128,
@@ -58,8 +60,8 @@ def small_config(family: str) -> ModelConfig:
 def lively_weights(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Weights:
     """Dummy weights, scaled so that attention and logits are far from uniform."""
     weights = dummy_weights(config, dtype, CPU, seed)
-    for tensor in {id(t): t for t in weights.tensors() if t.dim() == 2}.values():
-        tensor.mul_(50 * 1.4 / tensor.shape[1] ** 0.5)
+    for tensor in {id(t): t for t in weights.tensors() if t.dim() > 1 and t.numel()}.values():
+        tensor.mul_(50 * 1.4 / tensor.shape[-1] ** 0.5)
     weights.embed.mul_(4)
     return weights
 
@@ -101,9 +103,8 @@ class CheckedTransformer(Transformer):
         return super().queries(h, layer, positions)
 
 
-MODELS = {family: CheckedTransformer(config, lively_weights(config)) for family in ("llada", "dream") for config in [
-    small_config(family)
-]}  # fmt: skip
+FAMILIES = ("llada", "dream", "llada-moe")
+MODELS = {family: CheckedTransformer(small_config(family), lively_weights(small_config(family))) for family in FAMILIES}
 
 
 def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:

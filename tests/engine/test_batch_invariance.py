@@ -33,7 +33,7 @@ from remask.sampling.score import RowGroup
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
-MASKED = ("llada", "dream")
+MASKED = ("llada", "dream", "llada-moe")
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 

@@ -15,11 +15,22 @@ from remask.core.depth import DepthLookup
 from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
+from remask.errors import ConfigError
 from remask.policies import parse
 from tests.engine import kinds
-from tests.engine.support import Work, poisoned_engine, run
-from tests.oracles import block_causal, sdar
+from tests.engine.support import (
+    CheckedTransformer,
+    Work,
+    lively_weights,
+    poisoned_engine,
+    request,
+    run,
+    small_config,
+)
+from tests.oracles import block_causal
 from tests.oracles.block_causal import BlockDecode, Rule
+from tests.oracles.decode import load
+from tests.oracles.sdar import SdarModel
 
 Line: TypeAlias = dict[str, Any]
 NARROW = 1e-5
@@ -34,6 +45,11 @@ class Watch:
     def uncertainty(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         best = logits.topk(2, -1).values
         self.narrowest = min(self.narrowest, float((best[:, 0] - best[:, 1]).min()))
+        if self.sampling.get("remasking") == "joint_threshold":
+            probability = real_uncertainty(logits)[0].sort().values
+            limits = (probability - self.sampling[name] for name in ("threshold", "edit_threshold"))
+            edges = (probability.diff().abs(), *(each.abs() for each in limits))
+            self.narrowest = min(self.narrowest, *(float(each.min()) for each in edges if len(each)))
         return real_uncertainty(logits)
 
     def rule_of(self, sampling: Line) -> Rule:
@@ -61,7 +77,9 @@ def oracle(model: str, line: Line) -> BlockDecode | None:
         patch.object(block_causal, "uncertainty", watch.uncertainty),
         patch.object(block_causal, "rule_of", watch.rule_of),
     ):
-        decoded = block_causal.decode(sdar.load(kinds.checkpoint(model).folder), line)
+        loaded = load(kinds.checkpoint(model).folder)
+        assert isinstance(loaded, SdarModel)
+        decoded = block_causal.decode(loaded, line)
     return None if watch.narrowest < NARROW else decoded
 
 
@@ -193,3 +211,68 @@ def test_company_changes_nothing(model: str) -> None:
             alone.trace,
             alone.finish_reason,
         )
+
+
+def edited(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
+    """A line whose rule edits, and what it decodes to."""
+    for _ in range(40):
+        line = draw_line(rng, model)
+        kept = {"max_tokens", "block_length", "stop_token_ids"}
+        line["sampling"] = {name: value for name, value in line["sampling"].items() if name in kept} | {
+            "remasking": "joint_threshold",
+            "threshold": rng.choice([0.3, 0.6]),
+            "edit_threshold": rng.choice([0.0, 0.3, 0.6]),
+            "max_post_steps": rng.choice([0, 1, 3, 6]),
+            "min_transfer": rng.choice([1, 1, 2]),
+            "penalty_lambda": rng.choice([0.0, 0.0, 1.5]),
+        }
+        expected = oracle(model, line)
+        if expected is not None:
+            return line, expected
+    raise AssertionError("every decode turns on a rounding")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("model", ["sdar", "llada2"])
+def test_blocks_that_are_edited(model: str, seed: int) -> None:
+    """Committed K/V are those of the last tokens, which later blocks and shared pages read."""
+    rng = random.Random(f"{model} {seed} edited")
+    lines = {str(number): edited(rng, model) for number in range(10)}
+    assert any(each for _, expected in lines.values() for each in expected.edits)
+    work = [work_of(line, name, rng.randrange(12)) for name, (line, _) in lines.items()]
+    results = answers(model, work, limits(rng, model))
+    for name, (line, expected) in lines.items():
+        result = results[name]
+        assert result.error is None, line
+        assert list(result.token_ids) == expected.output_ids, line
+        assert trace(result) == [(positions, values) for _, positions, values in expected.transfers]
+        assert [list(transfer.edits) for transfer in result.trace] == expected.edits
+        assert result.usage.steps == expected.kinds.count("d")
+
+
+def test_early_stops_leave_a_block_after_a_step_that_wrote_one() -> None:
+    rng, left = random.Random("early"), 0
+    for _ in range(40):
+        line = draw_line(rng, "llada2")
+        line["sampling"] |= {"max_tokens": 12, "stop_token_ids": rng.sample(range(kinds.MASK), 12)}
+        line["sampling"] |= {"block_length": 6, "steps_per_block": 6}
+        late, early = (dict(line, sampling=line["sampling"] | {"early_stop": stop}) for stop in (False, True))
+        expected = oracle("llada2", early)
+        if expected is None:
+            continue
+        found = answers("llada2", [work_of(late, "late"), work_of(early, "early")], limits(rng, "llada2"))
+        whole, short = found["late"], found["early"]
+        assert short.token_ids == whole.token_ids == tuple(expected.output_ids)
+        assert trace(short) == [(positions, values) for _, positions, values in expected.transfers]
+        assert trace(short) == trace(whole)[: len(short.trace)]
+        left += len(short.trace) < len(whole.trace)
+    assert left
+
+
+def test_models_that_commit_a_first_token_are_not_edited() -> None:
+    model = CheckedTransformer(config := small_config("fast-dllm-v2"), lively_weights(config))
+    engine = poisoned_engine(model, page_size=8)
+    with pytest.raises(
+        ConfigError, match="'joint_threshold' edits tokens, which is not defined on fast-dllm-v2 models"
+    ):
+        engine.add(request("r", 12, 8, remasking="joint_threshold"))

@@ -1,4 +1,4 @@
-"""The one transformer on the recorded passes of GIDD and SDAR: logits, hidden states, K and V."""
+"""The one transformer on the recorded passes of GIDD, SDAR and mixtures: logits, hidden states, K, V and routing."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,12 +14,15 @@ from remask.core.ledger import Ledger
 from remask.core.plan import Plan, Reach, Span
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import pack
+from remask.models.invariant import batch_invariant
 from remask.models.loaded import load_model
+from remask.models.mixture import Routes
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
+from remask.models.weights import MixtureWeights
 from remask.store.pages import PageAllocator
 from tests.engine.support import CPU
-from tests.goldens import block_causal, uniform
+from tests.goldens import block_causal, moe, uniform
 
 TOLERANCE = 1e-4
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -151,6 +154,53 @@ def test_sdar(name: str, case: str, how: Callable[[Passes, Reach, int], Tensor],
     sees = np.minimum((np.arange(len(tokens)) // block + 1) * block, len(tokens))
     out = how(passes, sees, block)
     close(model.head(out), recorded[f"{case}.logits"])
+    if f"{case}.hidden_states" in recorded:
+        assert passes.branch.states is not None
+        close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])
+        close(out, recorded[f"{case}.hidden_states"][-1])
+    if f"{case}.k_cache" in recorded:
+        for actual, part in zip(passes.kv(), "kv", strict=True):
+            close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
+
+
+MIXTURES = [
+    (name, key.removesuffix(".input_ids"))
+    for name in moe.MODELS
+    for key in sorted(moe.logits(name))
+    if key.endswith(".input_ids")
+]
+
+
+class Routing(Transformer):
+    """Remembers how rows were routed, a layer with experts after the other."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__(model.config, model.weights, model.attention, model.arithmetic)
+        self.routes: list[Routes] = []
+
+    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
+        """As ever."""
+        self.routes.append(super().route(x, w))
+        return self.routes[-1]
+
+
+@DTYPES
+@pytest.mark.parametrize("tiled", [False, True], ids=["plain", "batch invariant"])
+@pytest.mark.parametrize(("name", "case"), MIXTURES, ids=str)
+def test_mixtures_of_experts(name: str, case: str, tiled: bool, dtype: torch.dtype) -> None:
+    plain, recorded = model_of(moe.model_dir(name), dtype), moe.logits(name)
+    model = Routing(batch_invariant(plain) if tiled else plain)
+    tokens = recorded[f"{case}.input_ids"].flatten()
+    causal = np.minimum((np.arange(len(tokens)) // 8 + 1) * 8, len(tokens))  # recorded in blocks of 8
+    passes = Passes(model, tokens)
+    out = passes.run(0, len(tokens), None if name == moe.MASKED else causal)
+    close(model.head(out), recorded[f"{case}.logits"].view(len(tokens), -1))
+    experts, weights = recorded[f"{case}.router_experts"], recorded[f"{case}.router_weights"]
+    assert len(model.routes) == len(experts)
+    for routes, chosen, expected in zip(model.routes, experts, weights, strict=True):
+        order = routes.experts.argsort(dim=-1)
+        assert torch.equal(routes.experts.gather(1, order), chosen)
+        close(routes.weights.gather(1, order), expected)
     if f"{case}.hidden_states" in recorded:
         assert passes.branch.states is not None
         close(passes.branch.states, recorded[f"{case}.hidden_states"][1:-1])

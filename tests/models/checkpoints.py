@@ -113,6 +113,83 @@ FAST_DLLM_V2 = DREAM | {
     "bd_size": 8,
 }
 
+LLADA_MOE: dict[str, Any] = {
+    "model_type": "llada",
+    "architectures": ["LLaDAMoEModelLM"],
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "num_hidden_layers": LAYERS,
+    "dense_intermediate_size": INNER,
+    "expert_intermediate_size": 6,
+    "shared_expert_intermediate_size": 10,
+    "moe_layer_freq": [0, 1],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_router_enable_expert_bias": False,
+    "qk_layernorm": True,
+    "clip_qkv": None,
+    "attention_bias": False,
+    "partial_rotary_factor": 0.5,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rope_theta": 50000,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "mask_token_id": 39,
+    "eos_token_id": 38,
+}
+
+LLADA2: dict[str, Any] = {
+    "model_type": "llada2_moe",
+    "architectures": ["LLaDA2MoeModelLM"],
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "head_dim": 8,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": INNER,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+    "router_dtype": "fp32",
+    "moe_router_enable_expert_bias": True,
+    "norm_topk_prob": True,
+    "norm_head": False,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "partial_rotary_factor": 0.5,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rope_theta": 600000,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-06,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "mask_token_id": 39,
+    "pad_token_id": 38,
+}
+
+SDAR_MOE = SDAR | {
+    "model_type": "sdar_moe",
+    "architectures": ["SDARMoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0],
+    "moe_intermediate_size": 6,
+    "norm_topk_prob": True,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
 _LLADA_LAYER = {
     "attn_norm.weight": (HIDDEN,),
     "q_proj.weight": (HIDDEN, HIDDEN),
@@ -157,7 +234,7 @@ def dream_tensors() -> dict[str, Tensor]:
 
 
 def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Random float32 tensors of a GIDD or SDAR checkpoint that make it lively: nothing is near uniform.
+    """Random float32 tensors of a checkpoint that make it lively: nothing is near uniform.
 
     Projections are scaled so that their outputs are as wide as their inputs, whatever the model multiplies them with.
     Where the head is apart from the embedding, MASK is never the most probable token.
@@ -170,7 +247,7 @@ def random_tensors(raw: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
         if slot.name == family.head:
             drawn *= 4 / config.hidden**0.5 / factors.head
             drawn[config.mask_id] = 0
-        elif slot.name.endswith("_proj.weight"):
+        elif slot.name.endswith(".weight") and len(slot.shape) == 2 and slot.field != "embed":
             drawn *= 1.5 / slot.shape[1] ** 0.5 / factors.of(slot.shape)
         elif len(slot.shape) == 1:
             drawn = drawn * 0.2 + (1 - factors.gain if "norm" in slot.name else 0)

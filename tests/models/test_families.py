@@ -16,7 +16,7 @@ from remask.models.families import SDAR as SDAR_FAMILY
 from remask.models.families.family import Factors
 from remask.models.presets import preset
 from remask.models.weights import empty_weights
-from tests.models.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, SDAR
+from tests.models.checkpoints import DREAM, FAST_DLLM_V2, GIDD, LLADA, LLADA2, LLADA_MOE, SDAR, SDAR_MOE
 
 LLADA_8B = LLADA | {
     "d_model": 4096,
@@ -45,7 +45,16 @@ DREAM_7B = DREAM | {
 }
 
 
-RAW = {"llada": LLADA, "dream": DREAM, "gidd": GIDD, "sdar": SDAR, "fast-dllm-v2": FAST_DLLM_V2}
+RAW = {
+    "llada": LLADA,
+    "dream": DREAM,
+    "gidd": GIDD,
+    "sdar": SDAR,
+    "fast-dllm-v2": FAST_DLLM_V2,
+    "llada-moe": LLADA_MOE,
+    "llada2": LLADA2,
+    "sdar-moe": SDAR_MOE,
+}
 
 GIDD_3B = GIDD | {
     "hidden_size": 3072,

@@ -4,7 +4,7 @@ The passes are those of a decoder with cached K/V: one over the prompt's complet
 passes and a commit pass over its final tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class BlockDecode(Decode):
     confidences: list[list[float]] = field(default_factory=list)  # per transfer
     entropies: list[list[float]] = field(default_factory=list)  # per transfer, in nats
     committed: list[int] = field(default_factory=list)  # prompt and all tokens of the decoded blocks
+    edits: list[list[int]] = field(default_factory=list)  # per transfer, positions that held another token before
 
 
 def transfer_counts(block_length: int, steps: int) -> list[int]:
@@ -114,7 +115,11 @@ def decode(model: SdarModel, line: Mapping[str, Any]) -> BlockDecode:
     if first:
         decoder.passed("p", first * length)
     for block in range(first, decoder.blocks):
-        generated = decoder.fill(block, counts, rule_of(sampling))
+        if sampling.get("remasking") == "joint_threshold":
+            generated = decoder.edit(block, sampling)
+        else:
+            early = set(stop_ids) if sampling.get("early_stop") else set[int]()
+            generated = decoder.fill(block, counts, rule_of(sampling), early)
         if set(generated) & set(stop_ids):
             break
     committed = decoder.tokens[: (block + 1) * length].tolist()
@@ -126,6 +131,7 @@ def decode(model: SdarModel, line: Mapping[str, Any]) -> BlockDecode:
         confidences=decoder.confidences,
         entropies=decoder.entropies,
         committed=committed,
+        edits=decoder.edits,
     )
 
 
@@ -138,14 +144,59 @@ class _Decoder:
         self.transfers: list[tuple[int, list[int], list[int]]] = []
         self.confidences: list[list[float]] = []
         self.entropies: list[list[float]] = []
+        self.edits: list[list[int]] = []
 
     def passed(self, kind: str, rows: int) -> None:
         """Notes a pass."""
         self.kinds += kind
         self.rows.append([rows] * self.model.layers)
 
-    def fill(self, block: int, counts: Sequence[int], rule: Rule) -> list[int]:
-        """Denoises and commits a block: its generated tokens."""
+    def edit(self, block: int, sampling: Mapping[str, Any]) -> list[int]:
+        """Denoises a block by LLaDA2.1's rule, whose tokens may change until a pass changes none: its tokens.
+
+        A block whose last pass saw the final tokens has no commit pass.
+        """
+        start, stop = block * self.length, (block + 1) * self.length
+        given = max(0, self.prompt_length - start)
+        masked, post = set(range(given, self.length)), 0
+        while True:
+            if not masked:
+                post += 1
+                if post > sampling.get("max_post_steps", 16):
+                    self.passed("c", self.length)
+                    break
+            logits = self.model.forward(self.tokens[:stop], self.length).logits[start:].clone()
+            self.passed("d", self.length)
+            for offset in range(1, self.length):
+                logits[offset, self.tokens[start + offset - 1]] -= sampling.get("penalty_lambda", 0.0)
+            confidence, entropy = uncertainty(logits)
+            best = logits.argmax(-1).tolist()
+            before = self.tokens[start:stop].tolist()
+            sure = [o for o in sorted(masked) if confidence[o] > sampling.get("threshold", 0.95)]
+            least = sampling.get("min_transfer", 1)
+            filled = sure if len(sure) >= least else by_confidence(least, sorted(masked), confidence, entropy)
+            limit = sampling.get("edit_threshold", 0.9)
+            replaced = [
+                o for o in range(given, self.length)
+                if o not in masked and confidence[o] > limit and best[o] != before[o]
+            ]  # fmt: skip
+            if not masked and not replaced:
+                break
+            chosen = sorted([*filled, *replaced])
+            positions = [start + offset for offset in chosen]
+            self.tokens[positions] = torch.tensor([best[offset] for offset in chosen])
+            self.transfers.append((len(self.kinds) - 1, positions, [best[offset] for offset in chosen]))
+            self.confidences.append(confidence[chosen].tolist())
+            self.entropies.append(entropy[chosen].tolist())
+            self.edits.append([start + offset for offset in replaced])
+            masked -= set(filled)
+        return self.tokens[start + given : stop].tolist()
+
+    def fill(self, block: int, counts: Sequence[int], rule: Rule, early: Set[int] = frozenset()) -> list[int]:
+        """Denoises and commits a block: its generated tokens.
+
+        It is left after a pass that wrote a token of `early`, if all up to the first of them is filled by then.
+        """
         start, stop = block * self.length, (block + 1) * self.length
         given = max(0, self.prompt_length - start)
         masked = list(range(given, self.length))
@@ -162,5 +213,8 @@ class _Decoder:
             self.entropies.append(entropy[chosen].tolist())
             masked = [offset for offset in masked if offset not in chosen]
             step += 1
+            lead = self.tokens[start + given : start + (masked[0] if masked else self.length)].tolist()
+            if masked and set(lead) & early and set(self.transfers[-1][2]) & early:
+                return lead
         self.passed("c", self.length)
         return self.tokens[start + given : stop].tolist()

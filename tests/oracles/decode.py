@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, gidd, sdar, uniform
+from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, experts, gidd, sdar, uniform
 from tests.oracles.bicache import Boundary
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.dense import DenseModel
@@ -33,7 +33,10 @@ Model = DenseModel | GiddModel | SdarModel
 
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
     """The model of a checkpoint folder of any family; the same object for the same arguments."""
-    match json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "num_experts" in config:
+        return experts.load(folder, dtype)
+    match config["model_type"]:
         case "gidd":
             return gidd.load(folder, dtype)
         case "sdar":

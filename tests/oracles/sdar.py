@@ -30,12 +30,14 @@ class SdarModel:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+        weights = self.names(weights, config)
         self.dtype = dtype
         self.layers: int = config["num_hidden_layers"]
         self.heads: int = config["num_attention_heads"]
         self.kv_heads: int = config["num_key_value_heads"]
         self.head_size: int = config["head_dim"]
         self.block_length: int | None = config.get("block_size")
+        self.turned = int(self.head_size * config.get("partial_rotary_factor", 1))
         self.mask_id: int = config["mask_token_id"]
         self.eps: float = config["rms_norm_eps"]
         self.embedding, self.last_norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
@@ -48,8 +50,12 @@ class SdarModel:
             }
             for layer in range(self.layers)
         ]
-        pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32)
-        self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.head_size)).to(dtype)
+        pairs = torch.arange(0, self.turned, 2, dtype=torch.float32)
+        self.frequencies = (1.0 / config["rope_theta"] ** (pairs / self.turned)).to(dtype)
+
+    def names(self, weights: dict[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
+        """The checkpoint's tensors under Qwen3's names."""
+        return weights
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm over the last dimension, the weight applied after normalising."""
@@ -63,9 +69,14 @@ class SdarModel:
             return y
         y = self.norm(y, weights[f"self_attn.{name}_norm"])
         angles = torch.arange(len(x)).to(self.dtype)[:, None, None] * self.frequencies
-        first, second = y.chunk(2, -1)
+        first, second = y[..., : self.turned].chunk(2, -1)
         cos, sin = angles.cos(), angles.sin()
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, y[..., self.turned :]], -1)
+
+    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
+        """The gated MLP of normed rows."""
+        gate, up, down = (self.weights[layer][f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
     def forward(self, tokens: Tensor, block_length: int) -> SdarPass:
         """All rows of the sequence `tokens` [T] from position 0, each seeing its own block and all earlier ones."""
@@ -82,8 +93,7 @@ class SdarModel:
             weighed = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             x = x + F.linear(torch.einsum("hnt,thd->nhd", weighed, v).flatten(1), weights["self_attn.o_proj"])
             normed = self.norm(x, weights["post_attention_layernorm"])
-            gated = F.silu(F.linear(normed, weights["mlp.gate_proj"])) * F.linear(normed, weights["mlp.up_proj"])
-            x = x + F.linear(gated, weights["mlp.down_proj"])
+            x = x + self.feed_forward(layer, normed)
             states.append(x)
         logits = F.linear(self.norm(x, self.last_norm), self.output)
         return SdarPass(torch.stack(states), KV(torch.stack(keys), torch.stack(values)), logits)

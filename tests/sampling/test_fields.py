@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "fallback": ("leftmost", ("block_causal",)),
     "sub_block_length": (4, ("block_causal",)),
     "eb_threshold": (0.4, ("block_causal",)),
+    "early_stop": (True, ("block_causal",)),
     "sampler": ("adaptive", ("uniform",)),
     "tokens_per_step": (2, ("uniform",)),
     "schedule": ("linear", ("uniform",)),
@@ -47,7 +48,9 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
     "origin": ("masked",),
     "sequential": ("block_causal",),
     "entropy_bounded": ("block_causal",),
+    "joint_threshold": ("block_causal",),
 }
+OF_EDITS = {"edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"}  # not set without joint_threshold
 OF_CORRECTIONS = {"correction_temperature", "correction_tokens"}  # not set without correction_steps
 
 
@@ -56,7 +59,7 @@ def test_no_parameter_is_left_out_of_this_table() -> None:
         "remasking",
         "order",
         "slowfast",
-    } | OF_CORRECTIONS
+    } | OF_CORRECTIONS | OF_EDITS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -52,7 +52,8 @@ def test_the_familys_choices_are_filled_in(
 
 @pytest.mark.parametrize("name", ["threshold", "factor"])
 @pytest.mark.parametrize(
-    "remasking", [n for n in REMASKING if n not in ("low_confidence", "maskgit_plus", "confidence_threshold")]
+    "remasking",
+    [n for n in REMASKING if n not in ("low_confidence", "maskgit_plus", "confidence_threshold", "joint_threshold")],
 )
 def test_thresholds_compare_probabilities(name: str, remasking: str) -> None:
     order = [[1, 2, 3, 4]] if remasking == "order" else None

@@ -123,7 +123,7 @@ def test_defaults() -> None:
     assert decoding(block_length=6, tokens_per_step=9).steps == 1, "at least one"
     assert decoding(block_length=6, sampler="ancestral").steps == 6
     assert not one.ordered
-    assert one.whole_blocks
+    assert not one.ends_within(stop_written=True)
 
 
 def test_the_canvas_is_the_prompt_and_noise_to_its_end() -> None:

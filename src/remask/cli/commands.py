@@ -38,6 +38,10 @@ class Command:
             raise missing(error, self.extra) from error
 
 
+MODEL_EXAMPLES = (
+    "remask inspect model bundled",
+    "remask inspect model llada-moe-7b --json",
+)
 STORE_EXAMPLES = (
     "remask inspect store --model bundled --input requests.jsonl --cache bicache",
     "remask inspect store --model bundled --input requests.jsonl --cache reuse --json",
@@ -89,8 +93,8 @@ OWN: Mapping[str, Command] = {
     ),
     "inspect": Command(
         "remask.cli.inspect",
-        "look into the engine's memory",
-        examples=STORE_EXAMPLES,
+        "look into a model, or into the engine's memory",
+        examples=(MODEL_EXAMPLES[0], STORE_EXAMPLES[0]),
     ),
 }
 

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text
 from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
 from remask.core.checks import json_object
+from remask.core.request import Transfer
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
@@ -133,8 +134,14 @@ def _answer(output: Output, name: object) -> dict[str, Any]:
         "usage": usage,
     }
     if output.trace is not None:
-        answer["trace"] = [asdict(transfer) for transfer in output.trace]
+        answer["trace"] = [_event(transfer) for transfer in output.trace]
     return answer
+
+
+def _event(transfer: Transfer) -> dict[str, Any]:
+    """One event of the trace. `edits` is left out where nothing is edited."""
+    event = asdict(transfer)
+    return event if transfer.edits else {name: value for name, value in event.items() if name != "edits"}
 
 
 def _failure(name: object, number: str, error: str) -> dict[str, Any]:

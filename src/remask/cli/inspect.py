@@ -1,4 +1,4 @@
-"""`remask inspect store`: who holds the K/V pages while a file of requests is answered."""
+"""`remask inspect`: a model's shape and memory, and who holds the K/V pages while a file of requests is answered."""
 
 import argparse
 import json
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from remask.cli.commands import STORE_EXAMPLES
+from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
+from remask.cli.inspect_model import inspect_model
 from remask.cli.lines import add_default_options, defaults_of, read_requests
 from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.cli.parser import examples
@@ -18,6 +19,11 @@ from remask.engine.request import Request
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
+    model.add_argument("path", metavar="PATH", help="folder or hub id of a checkpoint, or the name of a preset")
+    model.add_argument("--json", action="store_true", help="print JSON")
+    model.epilog = examples(*MODEL_EXAMPLES)
+    model.set_defaults(run=run_model)
     store = subjects.add_parser("store", help="pages, who references them, and what was shared, for a file of requests")
     store.epilog = examples(*STORE_EXAMPLES)
     store.add_argument("--input", required=True, metavar="FILE", help="JSONL of requests, as 'generate' takes it")
@@ -26,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(store)
     add_engine_options(store)
     store.set_defaults(run=run)
+
+
+def run_model(args: argparse.Namespace) -> int:
+    """Print what is known of the model."""
+    report = inspect_model(args.path)
+    print(json.dumps(asdict(report)) if args.json else report.text())
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,30 +14,70 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 @dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The matrices of one layer's feed-forward: of a dense MLP, or of a mixture of experts and its shared expert.
+
+    Attributes:
+        up: rows of the matrix that leads into the MLP or the shared expert: gate and up, or up alone. 0: there is none.
+        intermediate: F, columns of the matrix that leads out of it.
+        experts: routed experts, which are resident; 0 in a dense layer.
+        active: routed experts that a row is computed by.
+        expert_up, expert_intermediate: the same of each routed expert.
+    """
+
+    up: int
+    intermediate: int
+    experts: int = 0
+    active: int = 0
+    expert_up: int = 0
+    expert_intermediate: int = 0
+
+    @property
+    def inner(self) -> int:
+        """Times D: weights that a row is multiplied with, those of the router included."""
+        return self.up + self.intermediate + self.experts + self.active * self._expert
+
+    def moved(self, hidden: int) -> int:
+        """Numbers that go into and come out of a row's products, where D is `hidden`."""
+        units = (self.up > 0) + self.active  # each reads a row and leaves one; the router reads one
+        return hidden * (2 * units + (self.experts > 0)) + self.inner
+
+    def read(self, rows: int) -> int:
+        """Times D: weights that `rows` rows need at most, as each may choose other experts."""
+        used = min(self.experts, rows * self.active)
+        return self.up + self.intermediate + self.experts + used * self._expert
+
+    @property
+    def _expert(self) -> int:
+        return self.expert_up + self.expert_intermediate
+
+
+@dataclass(frozen=True, slots=True)
 class Widths:
     """The sizes of a model that decide what its passes cost.
 
     Attributes:
-        layers: number of layers.
         hidden: D.
         queries: Q, all query heads together.
         keys: K, all K/V heads together.
-        up: rows of the matrix that leads into the MLP: gate and up, or up alone.
-        intermediate: F.
+        feeds: the feed-forward of each layer.
         vocab: V, rows of the head.
         sink: every layer has a learned key and value that all rows attend to.
         item: bytes of a number, in weights, K/V and activations.
     """
 
-    layers: int
     hidden: int
     queries: int
     keys: int
-    up: int
-    intermediate: int
+    feeds: tuple[FeedForward, ...]
     vocab: int
     sink: bool
     item: int
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self.feeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +87,7 @@ class OperationCost:
     Attributes:
         flops: of its matrix products.
         weights: bytes of its matrices, once a pass and layer in which any row needs them. Biases, norms and embeddings
-            are left out.
+            are left out. Of routed experts it counts as many as the rows of the pass can choose at most.
         kv_read: bytes of the K and V that any row of a canvas attends to, once a canvas and layer. Canvases that read
             one shared prefix in place read it once together, but under `batch_invariant`.
         kv_written: bytes of the K and V that are written.

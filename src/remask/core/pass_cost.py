@@ -34,6 +34,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     total = sum((_canvas_cost(widths, each) for each in canvases), NOTHING)
     keys = [_keys(each.plan) for each in canvases]
     active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
+    fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
     watching = max((each.plan.layers - 1 for each in canvases if each.plan.watch is not None), default=0)
@@ -42,7 +43,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     weights: dict[Operation, int] = {
         "projections": w_read * active * 2 * (w.queries + w.keys),
         "attention": w.item * active * 2 * w.keys * w.sink,
-        "mlp": w_read * active * (w.up + w.intermediate),
+        "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
         "head": w_read * predicts * w.vocab,
         "selection": w_read * choosing * w.keys,
         "watch": w_read * watching * w.queries,
@@ -86,9 +87,10 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
             flops=layers * 2 * w.queries * (2 * pairs + rows * w.sink),
             activations=layers * w.item * 2 * rows * w.queries,
         )
+        feeds = w.feeds[span.layers.start : span.layers.stop]
         mlp += OperationCost(
-            flops=layers * 2 * rows * w.hidden * (w.up + w.intermediate),
-            activations=layers * w.item * rows * (2 * w.hidden + w.up + w.intermediate),
+            flops=2 * rows * w.hidden * sum(feed.inner for feed in feeds),
+            activations=w.item * rows * sum(feed.moved(w.hidden) for feed in feeds),
         )
         live = span.rows
     predicted = int(plan.predict.sum())
@@ -113,6 +115,12 @@ def _attended(plan: Plan, span: Span) -> tuple[int, int]:
     if plan.sees is None:
         return rows, (rows + chosen) * len(computed)
     return rows, int(plan.sees[computed].sum()) + chosen * len(computed)
+
+
+def _fed(plan: Plan) -> list[int]:
+    """Rows that are computed in each layer."""
+    rows = [int(span.computed.sum()) + (0 if span.pick is None else span.pick.count) for span in plan.spans]
+    return [count for count, span in zip(rows, plan.spans, strict=True) for _ in span.layers]
 
 
 def _keys(plan: Plan) -> NDArray[np.int64]:

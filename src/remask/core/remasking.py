@@ -19,6 +19,8 @@ from remask.errors import ConfigError
 Measure: TypeAlias = Literal["probability", "margin", "entropy"]
 
 ENTROPY_BOUND = 0.35  # JetEngine's default of `eb_threshold`
+# The authors' defaults of LLaDA2.1's rule, `joint_threshold`.
+JOINT_THRESHOLD, EDIT_THRESHOLD, MAX_POST_STEPS, MIN_TRANSFER = 0.95, 0.9, 16, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ class Knobs(Protocol):
     @property
     def eb_threshold(self) -> float | None:
         """Bound of the summed entropies, in nats."""
+        ...
+
+    @property
+    def min_transfer(self) -> int | None:
+        """Least number of masks that a step of an editing rule fills."""
         ...
 
     @property
@@ -106,7 +113,8 @@ class Remasking:
             model family or `eps` asks for it.
         counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
             or the "rule" itself, which then ends a block as soon as it is complete.
-        thresholds: `threshold` and `factor` may choose in place of the schedule.
+        thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
+        edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
         blockwise: the rule that takes its place under cache policies that recompute a block at a time.
     """
 
@@ -120,6 +128,7 @@ class Remasking:
     timed: Literal["never", "by_family", "always"] = "never"
     counts: Literal["schedule", "draw", "rule"] = "schedule"
     thresholds: bool = False
+    edits: bool = False
     blockwise: str | None = None
 
 
@@ -140,6 +149,18 @@ def _leftmost(step: Step) -> select.Chosen:
 def _entropy_bounded(block: BlockStart) -> Choose:
     bound = ENTROPY_BOUND if block.knobs.eb_threshold is None else block.knobs.eb_threshold
     return lambda step: select.entropy_bounded(-step.confidence, bound)
+
+
+def _joint_threshold(block: BlockStart) -> Choose:
+    knobs = block.knobs
+    threshold = JOINT_THRESHOLD if knobs.threshold is None else knobs.threshold
+    least = MIN_TRANSFER if knobs.min_transfer is None else knobs.min_transfer
+
+    def choose(step: Step) -> select.Chosen:
+        sure = np.flatnonzero(step.confidence > threshold)
+        return sure if len(sure) >= least else select.top(step.confidence, least)
+
+    return choose
 
 
 def _slowfast(block: BlockStart) -> Choose:
@@ -235,6 +256,16 @@ _RULES = (
         begin=_entropy_bounded,
         measure="entropy",
         counts="rule",
+    ),
+    Remasking(
+        "joint_threshold",
+        "Every mask above `threshold`, and tokens of the block that the model would replace above `edit_threshold` "
+        "(LLaDA2.1).",
+        kinds=("block_causal",),
+        begin=_joint_threshold,
+        counts="rule",
+        thresholds=True,
+        edits=True,
     ),
     Remasking(
         "slowfast",

@@ -40,12 +40,14 @@ class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 
     They are final, except on uniform models. There tokens may change until their block is done, and until the response
-    is corrected where the request names a correction.
+    is corrected where the request names a correction. Under a rule that edits, tokens may change until their block is
+    done, and `edits` are those of `positions` whose token replaces one that an earlier step gave them.
     """
 
     step: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
+    edits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

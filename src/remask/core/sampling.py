@@ -17,6 +17,7 @@ _RULED: tuple[ModelKind, ...] = ("masked", "block_causal")
 # What no model and no operator can widen. Tighter limits depend on both, and are checked by the engine.
 _COUNT = Whole(1, POSITIONS)
 _STEPS = Whole(1, 2**30)
+_EDITS = Whole(0, 2**30)
 _TOKEN = Whole(0, POSITIONS)
 _TEMPERATURE = Real(0, 1000)
 _NATS = Real(0, 1e6)
@@ -120,6 +121,43 @@ class SamplingParams:
         "For remasking `entropy_bounded`: bound of the summed entropies in nats; by default 0.35.",
         kinds=_BLOCK_CAUSAL,
     )
+    edit_threshold: float | None = declare(
+        None,
+        Real(0, 1),
+        "For remasking `joint_threshold`: tokens of the block are replaced by others that are more probable than this; "
+        "by default 0.9, and 1 never edits.",
+        kinds=_BLOCK_CAUSAL,
+        group="rule",
+    )
+    max_post_steps: int | None = declare(
+        None,
+        _EDITS,
+        "For remasking `joint_threshold`: at most so many steps edit a block that has no masks left; by default 16.",
+        kinds=_BLOCK_CAUSAL,
+        group="rule",
+    )
+    min_transfer: int | None = declare(
+        None,
+        _COUNT,
+        "For remasking `joint_threshold`: masks that a step fills at least; by default 1.",
+        kinds=_BLOCK_CAUSAL,
+        group="rule",
+    )
+    penalty_lambda: float | None = declare(
+        None,
+        Real(0, 1e6),
+        "For remasking `joint_threshold`: what the token now to the left, within the block, loses on its logit; by "
+        "default 0.",
+        kinds=_BLOCK_CAUSAL,
+        group="rule",
+    )
+    early_stop: bool = declare(
+        False,
+        Flag(),
+        "After a step that writes an end token, end the response within the block if all before the first one is "
+        "final; the tokens stay the same.",
+        kinds=_BLOCK_CAUSAL,
+    )
     sampler: str | None = declare(
         None,
         Choice(("adaptive", "ancestral")),
@@ -173,6 +211,7 @@ class SamplingParams:
         if self.steps is not None and self.steps_per_block is not None:
             raise ConfigError("steps and steps_per_block say the same thing in two ways; set one of them")
         self._check_rules()
+        self._check_edits()
         self._check_correction()
         self._check_slowfast()
 
@@ -188,6 +227,23 @@ class SamplingParams:
             raise ConfigError("remasking 'confidence_threshold' needs threshold, a probability from 0 to 1")
         if (self.order is not None) != (self.remasking == "order"):
             raise ConfigError("order and remasking='order' go together: one list of canvas positions per block")
+
+    def _check_edits(self) -> None:
+        if self.remasking == "joint_threshold":
+            for name in ("steps", "steps_per_block", "sub_block_length", "fallback", "factor", "eb_threshold"):
+                value = getattr(self, name)
+                if value is not None:
+                    raise ConfigError(f"remasking 'joint_threshold' has no {name}, got {name}={value!r}; leave it out")
+            if self.early_stop:
+                raise ConfigError(
+                    "early_stop ends a block whose tokens remasking 'joint_threshold' may still edit; leave one of "
+                    "them out"
+                )
+            return
+        for name in ("edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"):
+            value = getattr(self, name)
+            if value is not None:
+                raise ConfigError(f"{name}={value} is for remasking 'joint_threshold': set both, or neither")
 
     def _check_correction(self) -> None:
         for name in ("correction_temperature", "correction_tokens"):

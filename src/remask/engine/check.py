@@ -83,7 +83,13 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
     seed = secrets.randbits(62) if params.seed is None else params.seed
     check_fields(params, shape.kind)
     if shape.kind == "block_causal":
-        return BlockCausalDecoding.of(prompt, params, shape.sampling, shape.block_length, shape.mask_id, seed)
+        decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, shape.block_length, shape.mask_id, seed)
+        if decoding.rule.edits and shape.shift:
+            raise ConfigError(
+                f"remasking {decoding.rule.name!r} edits tokens, which is not defined on {shape.family} models: they "
+                "commit the first token of a block before the others; use another rule"
+            )
+        return decoding
     if shape.kind == "uniform":
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)

@@ -54,7 +54,7 @@ class RequestLimits:
 
     def check_steps(self, params: SamplingParams) -> None:
         """Raise `ConfigError` where one of the fields that count steps exceeds the limit by itself."""
-        for name in ("steps", "steps_per_block", "correction_steps"):
+        for name in ("steps", "steps_per_block", "max_post_steps", "correction_steps"):
             value = getattr(params, name)
             if value is not None and value > self.steps:
                 raise ConfigError(f"{name}={value} is more than the {self.steps} steps {_WAY_OUT}")
@@ -73,7 +73,7 @@ class RequestLimits:
             )
 
 
-_STEP_FIELDS = ("steps_per_block", "steps", "correction_steps", "block_length")
+_STEP_FIELDS = ("steps_per_block", "steps", "max_post_steps", "correction_steps", "block_length")
 _WAY_OUT = "that a request may take; lower it, or raise max_steps"
 
 

@@ -76,6 +76,7 @@ class RunningRequest:
     _first_settled: float | None = None  # when the first response token became final
     _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
     _residual: _Residual | None = None
+    _stop_written: bool = False  # whether the last step wrote a stop token
     _pass_index: int = 0  # passes since the step began
     _last_pass: LastPass = field(default_factory=LastPass)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
@@ -214,6 +215,8 @@ class RunningRequest:
         positions = np.flatnonzero(plan.predict)
         self._last_pass = LastPass(positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
+        written = () if transfer is None else transfer.token_ids
+        self._stop_written = not self.pending.stops.token_ids.isdisjoint(written)
         if self._first_settled is None and self.branches[0].canvas.settled_lead:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
@@ -225,10 +228,11 @@ class RunningRequest:
     def check_end(self) -> None:
         """Set `reason` where the response is complete. Settled tokens never change, so a settled stop can end it."""
         finished = self.decoder.finished
-        inside = self.pending.decoding.whole_blocks and self.decoder.block_step > 0 and not finished
-        if not inside and self._stop_at() is not None:
+        inside = self.decoder.block_step > 0 and not finished
+        may_stop = not inside or self.pending.decoding.ends_within(stop_written=self._stop_written)
+        if may_stop and self._stop_at() is not None:
             self.reason = "stop"
-        elif finished:
+        elif finished or (inside and may_stop and self._stop_behind()):
             self.reason = "length"
 
     def close(self) -> bool:
@@ -281,13 +285,14 @@ class RunningRequest:
         return written, self._predicted[written]
 
     def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> Transfer | None:
-        final = self.decoder.final(positions)
+        edits, final = self.decoder.edited(positions), self.decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
             branch.canvas.settle(final, self.decoder.step)
         if not len(positions):
             return None
-        self.trace.append(Transfer(self.decoder.step, tuple(positions.tolist()), tuple(tokens.tolist())))
+        written, edited = tuple(positions.tolist()), tuple(edits.tolist())
+        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited))
         return self.trace[-1]
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
@@ -328,6 +333,15 @@ class RunningRequest:
             decoding=StepFacts(decoder.order, decoder.touched),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
         )
+
+    def _stop_behind(self) -> bool:
+        """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
+        canvas = self.branches[0].canvas
+        if canvas.noisy[: canvas.end].any():
+            return False
+        rest = canvas.noisy[canvas.end :]
+        lead = int(rest.argmax()) if rest.any() else len(rest)
+        return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _stop_at(self) -> int | None:
         """Length of the response that the first honoured stop leaves, or None where none has settled yet."""

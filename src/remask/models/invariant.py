@@ -6,7 +6,7 @@ ends, and threads split the numbers of all rows into ranges. So a row's last bit
 stand before and after it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import chain
 
@@ -19,6 +19,7 @@ from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention, Sink
 from remask.models.stage import Direct, Segments
 from remask.models.transformer import Transformer
+from remask.models.weights import LayerWeights
 
 TILE = 64  # rows of every product
 GRAIN = 32768  # PyTorch computes an elementwise function of fewer numbers on one thread
@@ -47,13 +48,23 @@ class TiledArithmetic(Arithmetic):
                 torch.addmm(bias, tile, weight.t(), out=target)
         return out[: len(x)]
 
+    def grouped(self, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        """See `Arithmetic`. Every group has tiles of its own on every device."""
+        return self.by_group(x, weights, ends)
+
     def silu_(self, x: Tensor) -> Tensor:
         """See `Arithmetic`. Every row is a range of its own, as the rows of `x` are not side by side in memory."""
-        # Threads would split the rows' numbers into ranges that end within a row.
-        rows = max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x))
-        for part in torch.split(x, rows):
+        for part in _few_rows(x):
             F.silu(part, inplace=True)
         return x
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """See `Arithmetic`. The rows are put apart in memory, for the same reason."""
+        apart = x.new_empty((len(x), x.shape[1] + 1))[:, :-1]
+        apart.copy_(x)
+        for part in _few_rows(apart):
+            part.sigmoid_()
+        return apart
 
     def placed(self, x: Tensor) -> Tensor:
         """See `Arithmetic`."""
@@ -64,7 +75,7 @@ class TiledArithmetic(Arithmetic):
 
         One matrix of each shape is tried, with random rows at several places.
         """
-        for weight in {weight.shape: weight for weight in weights}.values():
+        for weight in {(weight.shape, weight.dtype): weight for weight in weights}.values():
             generator = torch.Generator(weight.device).manual_seed(0)
             x = torch.empty((TILE, weight.shape[1]), dtype=weight.dtype, device=weight.device)
             x.normal_(generator=generator)
@@ -109,9 +120,21 @@ def batch_invariant(model: Transformer) -> Transformer:
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
         # Q is projected apart from K and V, and choosing rows projects K or V alone.
-        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, w.gate_up, w.down)
+        (w.qkv[:queries], w.qkv[queries:], w.qkv[-keys:], w.out, *_feed_matrices(w))
         for w in model.weights.layers
     )
     arithmetic.check([*matrices, model.weights.head])
     tiled.arithmetic, tiled.attention = arithmetic, ApartAttention(model.attention, arithmetic)
     return tiled
+
+
+def _few_rows(x: Tensor) -> Sequence[Tensor]:
+    """`x` in parts of so few rows that no thread takes a part of one."""
+    # Threads would split the rows' numbers into ranges that end within a row.
+    return torch.split(x, max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x)))
+
+
+def _feed_matrices(w: LayerWeights) -> list[Tensor]:
+    """The matrices of a layer's feed-forward, one expert's among them."""
+    dense = [] if len(w.gate_up) == 0 else [w.gate_up, w.down]
+    return dense if w.mixture is None else [*dense, w.mixture.router, w.mixture.gate_up[0], w.mixture.down[0]]

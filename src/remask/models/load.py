@@ -1,6 +1,6 @@
 """Loading of a checkpoint: its headers are checked first, then its tensors are read one at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,11 +16,16 @@ from remask.models.config import ModelConfig
 from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
+from remask.models.ranges import in_ranges
 from remask.models.weights import Weights, empty_weights
 
 # Bytes per element of the types that convert to any floating type without a scale.
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LISTED = 20
+_MAPPED = 2**24  # bytes of a file that stay mapped while it is read
+# Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
+# each expert.
+_FEW = 4
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig]:
@@ -64,33 +69,66 @@ def load_weights(
             lists all of them, and no weight has been read. Or a file is truncated, corrupt or unreadable, or a tensor
             holds NaN or infinities, or numbers that are too large for `dtype`.
     """
-    stored = tensor_locations(folder)
-    _check_layers(folder, family, config, stored, dtype)
-    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
-    _check(folder, family, config, slots, stored, dtype)
+    slots, stored = check_tensors(folder, family, config, dtype)
     weights = empty_weights(config, dtype, device)
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
-        for slot in slots:
-            place = stored[slot.name]
-            _read(slot, place, weights, check)
-            bar.update(_BYTES[place.dtype] * prod(slot.shape))
+        for file, few in _together(slots, stored):
+            _read(file, few, stored, weights, check)
+            bar.update(sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in few))
     return weights
 
 
-def _read(slot: Slot, place: TensorLocation, weights: Weights, check: bool) -> None:
-    """Copy one tensor into its place."""
+def check_tensors(
+    folder: Path, family: Family, config: ModelConfig, dtype: torch.dtype
+) -> tuple[list[Slot], dict[str, TensorLocation]]:
+    """Where each tensor of the checkpoint in `folder` goes, and where it is. Headers are read, and no weight.
+
+    Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
+    memory that the message names.
+    """
+    stored = tensor_locations(folder)
+    _check_layers(folder, family, config, stored, dtype)
+    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
+    _check(folder, family, config, slots, stored, dtype)
+    return slots, stored
+
+
+def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> Iterator[tuple[Path, list[Slot]]]:
+    """`slots` in their order, those side by side in one file together as long as they are small.
+
+    An open file keeps every page read so far mapped, and a mapping of the whole checkpoint would be a second copy.
+    To open one takes milliseconds where it lists thousands of experts.
+    """
+    few, mapped = list[Slot](), 0
+    for slot in slots:
+        place = stored[slot.name]
+        size = _BYTES[place.dtype] * prod(slot.shape)
+        if few and (stored[few[-1].name].file != place.file or mapped + size > _MAPPED):
+            yield stored[few[-1].name].file, few
+            few, mapped = [], 0
+        few.append(slot)
+        mapped += size
+    yield stored[few[-1].name].file, few
+
+
+def _read(
+    path: Path, slots: Sequence[Slot], stored: Mapping[str, TensorLocation], weights: Weights, check: bool
+) -> None:
+    """Copy tensors of one file into their places, one after the other."""
     try:
-        # Opened anew for each tensor: an open file keeps every page read so far mapped, and a mapping of the whole
-        # checkpoint would count as a second copy.
-        with safe_open(place.file, framework="pt") as file:
-            stored = file.get_tensor(slot.name)
-            slot.fill(weights, stored)
-            if check and not _finite(slot.target(weights)):
-                raise _not_finite(slot, place, stored, weights.embed.dtype)
+        with safe_open(path, framework="pt") as file:
+            for slot in slots:
+                _fill(slot, file.get_tensor(slot.name), stored[slot.name], weights, check)
     except (SafetensorError, OSError) as error:
-        raise unreadable(place.file, error) from error
+        raise unreadable(path, error) from error
+
+
+def _fill(slot: Slot, tensor: Tensor, place: TensorLocation, weights: Weights, check: bool) -> None:
+    slot.fill(weights, tensor)
+    if check and not _finite(slot.target(weights)):
+        raise _not_finite(slot, place, tensor, weights.embed.dtype)
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -117,10 +155,13 @@ def _not_finite(slot: Slot, place: TensorLocation, stored: Tensor, dtype: torch.
 def _check_layers(
     folder: Path, family: Family, config: ModelConfig, stored: Mapping[str, TensorLocation], dtype: torch.dtype
 ) -> None:
-    """Raise where the files have fewer tensors than the configuration has layers, before any layer is listed."""
-    if config.layers > len(stored):
+    """Raise where the files have far fewer tensors than the configuration names, before any of them is listed."""
+    mixtures = filter(None, map(config.mixture_of, range(config.layers)))
+    experts = sum(mixture.experts for mixture in mixtures)
+    if config.layers > len(stored) or experts > _FEW * len(stored):
+        described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
-            f"The config.json of the {family.name} model in {folder} describes {config.layers} layers, and its files "
+            f"The config.json of the {family.name} model in {folder} describes {described}, and its files "
             f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
             "Use the config.json that belongs to these weights."
         )
@@ -150,7 +191,10 @@ def _check(
     stored: Mapping[str, TensorLocation],
     dtype: torch.dtype,
 ) -> None:
-    """Raise one error that lists every difference between the checkpoint and the configuration."""
+    """Raise one error that lists every difference between the checkpoint and the configuration.
+
+    Tensors of many experts in many layers are listed by ranges of their numbers.
+    """
     wanted = {slot.name: slot for slot in slots}
     # Some programs store a tied embedding twice.
     ignored = {family.head} if config.tied else set()
@@ -178,6 +222,7 @@ def _check(
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(every: Sequence[str]) -> str:
+    names = in_ranges(every)
     rest = len(names) - _LISTED
     return "; ".join(names[:_LISTED]) + (f"; and {rest} more" if rest > 0 else "")

@@ -8,13 +8,14 @@ from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention, SdpaAttention
 from remask.models.capped import CappedAttention
 from remask.models.config import ModelConfig
+from remask.models.mixture import Routes, feed, route
 from remask.models.pool import Pool
 from remask.models.stage import Pick, Stage, StepBatch
-from remask.models.weights import LayerWeights, Weights
+from remask.models.weights import LayerWeights, MixtureWeights, Weights
 
 
 class Transformer:
-    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU or squared ReLU, grouped K/V heads, no causal mask."""
+    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, squared ReLU or experts, grouped K/V heads."""
 
     def __init__(
         self,
@@ -75,6 +76,11 @@ class Transformer:
         w = self.weights.layers[layer]
         x, heads = self.norm(h, w.attn_norm), range(self.config.heads)
         return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
+
+    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
+        """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
+        assert self.config.mixture is not None
+        return route(x, self.config.mixture.router, self.config.mixture.active, w, self.arithmetic)
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
@@ -167,8 +173,16 @@ class Transformer:
         return _rotate(out[:, :values], cos, sin), out[:, values:]
 
     def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
-        """FFN output of the rows `h`."""
-        linear, x = self.arithmetic.linear, self.norm(h, w.ffn_norm)
+        """FFN output of the rows `h`: of a dense MLP, or of a mixture's experts."""
+        x = self.norm(h, w.ffn_norm)
+        if w.mixture is None:
+            return self._mlp(x, w)
+        routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic)
+        return routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w))
+
+    def _mlp(self, x: Tensor, w: LayerWeights) -> Tensor:
+        """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
+        linear = self.arithmetic.linear
         if self.config.mlp == "relu2":
             return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
         gate, up = linear(x, w.gate_up).chunk(2, dim=-1)
@@ -210,10 +224,15 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, Dh / 2]; channel j is paired with channel j + Dh / 2."""
+    """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, R / 2]; channel j < R / 2 is paired with channel j + R / 2.
+
+    Channels from R on stay as they are.
+    """
     out = torch.empty_like(x)
-    first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
+    turned = 2 * cos.shape[-1]
+    out[..., turned:] = x[..., turned:]
+    first, second = x[..., :turned].chunk(2, dim=-1)
+    out_first, out_second = out[..., :turned].chunk(2, dim=-1)
     torch.mul(first, cos, out=out_first)
     out_first.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second)
@@ -222,8 +241,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of all positions, [max_length, 1, Dh / 2], computed in float32."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device) / config.head_dim
+    """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
+    turned = config.rotary_dim or config.head_dim
+    half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
     frequencies = 1.0 / (config.rope_theta**half)
     angles = torch.arange(config.max_length, dtype=torch.float32, device=device)[:, None] * frequencies
     return angles.cos()[:, None].to(dtype), angles.sin()[:, None].to(dtype)

@@ -5,7 +5,20 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from remask.models.config import ModelConfig
+from remask.models.config import Mixture, ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """The router and the routed experts of one layer, with E experts of width F.
+
+    Each expert's matrices lie in one piece, so that a grouped product reads them in place.
+    """
+
+    router: Tensor  # [E, D]; float32 where the router computes in it
+    bias: Tensor | None  # float32 [E]
+    gate_up: Tensor  # [E, 2F, D]: gate rows, then up rows
+    down: Tensor  # [E, D, F]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +35,21 @@ class LayerWeights:
     out: Tensor  # [D, Q]
     ffn_norm: Tensor  # [D]
     gate_up: Tensor  # [2F, D]: gate rows, then up rows; [F, D] of an MLP without a gate
-    down: Tensor  # [D, F]
+    down: Tensor  # [D, F]. In a mixture both are the shared expert's, and have F = 0 where there is none
     q_norm: Tensor | None = None  # [head_dim]; [Q] where one norm covers all heads
     k_norm: Tensor | None = None  # [head_dim], or [K]
     sink_k: Tensor | None = None  # [kv_heads, head_dim]
     sink_v: Tensor | None = None  # [kv_heads, head_dim]
     up_bias: Tensor | None = None  # [F]
     down_bias: Tensor | None = None  # [D]
+    mixture: MixtureWeights | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor of the layer."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        if self.mixture is not None:
+            values += [getattr(self.mixture, field.name) for field in fields(self.mixture)]
+        return [value for value in values if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +70,24 @@ class Weights:
         """Every tensor, layer by layer. Tied ones appear twice."""
         flat = [self.embed, self.norm, self.head]
         for layer in self.layers:
-            values = (getattr(layer, field.name) for field in fields(layer))
-            flat += [value for value in values if value is not None]
+            flat += layer.tensors()
         return flat
 
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Uninitialised weights of the right shapes. The caller must fill every element."""
 
-    def new(*shape: int) -> Tensor:
+    def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def experts(mixture: Mixture) -> MixtureWeights:
+        count, wide = mixture.experts, config.hidden
+        return MixtureWeights(
+            router=new(count, wide, dtype=torch.float32 if mixture.router.float32 else dtype),
+            bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
+            gate_up=new(count, 2 * mixture.intermediate, wide),
+            down=new(count, wide, mixture.intermediate),
+        )
 
     q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
     normed = {"head": (config.head_dim, config.head_dim), "whole": (q, k), None: None}[config.qk_norm]
@@ -70,16 +99,17 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
             out=new(config.hidden, q),
             ffn_norm=new(config.hidden),
-            gate_up=new(config.up_rows, config.hidden),
-            down=new(config.hidden, config.intermediate),
+            gate_up=new(feed.up, config.hidden),
+            down=new(config.hidden, feed.intermediate),
             q_norm=new(normed[0]) if normed else None,
             k_norm=new(normed[1]) if normed else None,
             sink_k=new(*sink) if sink else None,
             sink_v=new(*sink) if sink else None,
             up_bias=new(config.intermediate) if config.mlp_bias else None,
             down_bias=new(config.hidden) if config.mlp_bias else None,
+            mixture=None if mixture is None else experts(mixture),
         )
-        for _ in range(config.layers)
+        for feed, mixture in ((config.feed(layer), config.mixture_of(layer)) for layer in range(config.layers))
     )
     embed = new(config.vocab, config.hidden)
     head = embed if config.tied else new(config.vocab, config.hidden)

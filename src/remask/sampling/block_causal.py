@@ -1,7 +1,7 @@
 """Decoding under a block-causal mask (SDAR): blocks on an absolute grid, each completed before the next begins."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from remask.core import select
 from remask.core.canvas import Canvas
 from remask.core.plan import Reach
-from remask.core.remasking import REMASKING, BlockStart, Remasking, Step
+from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, BlockStart, Remasking, Step
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
 from remask.sampling.schedule import even_count
-from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.score import Penalty, RowGroup, step_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +73,37 @@ class BlockCausalDecoding:
     @property
     def total_steps(self) -> int:
         """Steps of all blocks that the response reaches into."""
-        blocks = self.length // self.block - len(self.prompt) // self.block
-        return blocks * (self.params.steps_per_block or self.block)
+        return self._blocks * (self.params.steps_per_block or self.block) + self._edit_steps
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
-        """Return the number of response positions: every step transfers one at least."""
-        return self.length - len(self.prompt)
+        """Return the number of response positions, as every step fills one at least, and of steps that only edit."""
+        return self.length - len(self.prompt) + self._edit_steps
+
+    @property
+    def max_post_steps(self) -> int:
+        """Steps of a block without masks, at most."""
+        given = self.params.max_post_steps
+        return (MAX_POST_STEPS if given is None else given) if self.rule.edits else 0
+
+    @property
+    def _blocks(self) -> int:
+        return self.length // self.block - len(self.prompt) // self.block
+
+    @property
+    def _edit_steps(self) -> int:
+        return self._blocks * self.max_post_steps
 
     @property
     def ordered(self) -> bool:
         """False: positions are chosen after the pass."""
         return False
 
-    @property
-    def whole_blocks(self) -> bool:
-        """True, as in the original code: a block that has begun is completed before the response may end."""
-        return True
+    def ends_within(self, *, stop_written: bool) -> bool:
+        """Return False, as in SDAR's code, unless the request asks for it.
+
+        LLaDA2's code then looks for the end after steps that wrote a stop token, and after no others.
+        """
+        return self.params.early_stop and stop_written
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with masks to the end of the last block."""
@@ -96,8 +111,8 @@ class BlockCausalDecoding:
         return Canvas(self.prompt, masks, self.params.max_tokens)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "BlockCausalDecoder":  # noqa: ARG002
-        """Return a decoder at the first step. No step is idle: each transfers at least one token."""
-        return BlockCausalDecoder(self, canvas)
+        """Return a decoder at the first step. No step is idle: each may transfer a token."""
+        return EditingDecoder(self, canvas) if self.rule.edits else BlockCausalDecoder(self, canvas)
 
 
 class BlockCausalDecoder(Uncorrected):
@@ -180,7 +195,7 @@ class BlockCausalDecoder(Uncorrected):
         # A block that is not complete after the scheduled steps goes on, one token at a time.
         scheduled = self.block_step < self._steps
         count = max(1, even_count(self._decoding.block, self._steps, self.block_step)) if scheduled else 1
-        if params.threshold is not None:
+        if params.threshold is not None and self._decoding.rule.counts == "schedule":
             sure = np.flatnonzero(confidence > params.threshold)
             if len(sure) >= count:
                 return sure
@@ -201,3 +216,50 @@ class BlockCausalDecoder(Uncorrected):
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Uniform numbers that depend on the request's seed and step alone."""
         return np.random.default_rng([self._decoding.seed, self.step]).random(count, dtype=np.float32)
+
+
+class EditingDecoder(BlockCausalDecoder):
+    """A decoding whose rule edits (LLaDA2.1): tokens of a block are final when the block is done, not before.
+
+    A step fills masks as the rule says, and replaces tokens of earlier steps by others that the model is surer of than
+    `edit_threshold`. A block is done once a step without masks changes nothing, or after `max_post_steps` of them.
+    """
+
+    def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
+        self._masked = canvas.noisy.copy()
+        super().__init__(decoding, canvas)
+        given = decoding.params.edit_threshold
+        self._edit_threshold = EDIT_THRESHOLD if given is None else given
+
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
+        """Return how rows are read, where asked for with a penalty on the token to the left within the block."""
+        group, size = super().group(rows, positions), self._decoding.params.penalty_lambda
+        if not size:
+            return group
+        left = np.where(positions > self.block.start, self._canvas.tokens[positions - 1], Penalty.NONE)
+        return replace(group, penalty=Penalty(left, size))
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
+        """Return the masks that are filled and the tokens that are replaced now, ascending."""
+        masks = self._masked[positions]
+        edits = ~masks & (confidence > self._edit_threshold) & (tokens != self._canvas.tokens[positions])
+        filled = super().choose(positions[masks], tokens[masks], confidence[masks]) if masks.any() else positions[:0]
+        return np.union1d(filled, positions[edits])
+
+    def edited(self, written: Positions) -> Positions:
+        """See `Decoder`."""
+        return written[~self._masked[written]]
+
+    def final(self, written: Positions) -> Positions:
+        """Return the block's positions where it is done after this step, else none."""
+        block = slice(self.block.start, self.block.stop)
+        editing = not self._masked[block].any()
+        self._masked[written] = False
+        self._post += not self._masked[block].any()
+        if (editing and not len(written)) or self._post > self._decoding.max_post_steps:
+            return np.flatnonzero(self._canvas.noisy[block]) + block.start
+        return written[:0]
+
+    def _begin_block(self) -> None:
+        super()._begin_block()
+        self._post = 0  # steps of the block without masks, the next one included

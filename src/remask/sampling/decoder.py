@@ -59,8 +59,13 @@ class Decoder(Protocol):
         """Return the positions of the block that are written now, int64, ascending.
 
         `positions` [n] are those that this pass predicted, with their `tokens` [n] and `confidence` [n]. Each returned
-        position gets the token that was last predicted there. The engine calls `final` next, and then `advance`.
+        position gets the token that was last predicted there. The engine calls `edited` and `final` next, and then
+        `advance`.
         """
+        ...
+
+    def edited(self, written: Positions) -> Positions:
+        """Return those of `written` that replace a token which an earlier step chose, under a rule that edits."""
         ...
 
     def final(self, written: Positions) -> Positions:
@@ -72,7 +77,15 @@ class Decoder(Protocol):
         ...
 
 
-class Uncorrected:
+class Unedited:
+    """The answer of decoders whose rules replace no token."""
+
+    def edited(self, written: Positions) -> Positions:
+        """See `Decoder`."""
+        return written[:0]
+
+
+class Uncorrected(Unedited):
     """The answers of decoders that correct nothing."""
 
     touched: None = None
@@ -114,9 +127,8 @@ class Decoding(Protocol):
         """Whether the positions of a step are known before its pass."""
         ...
 
-    @property
-    def whole_blocks(self) -> bool:
-        """Whether a stop token ends the response only when its block is complete."""
+    def ends_within(self, *, stop_written: bool) -> bool:
+        """Return whether a stop token may end the response within a block, after a step that wrote one or did not."""
         ...
 
     def canvas(self) -> Canvas:

@@ -81,10 +81,9 @@ class MaskedDecoding:
         """Whether the request gives an order, or one is drawn when it begins."""
         return self.rule.remasking.order is not None
 
-    @property
-    def whole_blocks(self) -> bool:
-        """False: a stop token ends the response as soon as every position before it is final."""
-        return False
+    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """True: settled tokens never change, so a stop token with nothing noisy before it ends the response at once."""
+        return True
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt and masks."""

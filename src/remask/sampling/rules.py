@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from remask.core.remasking import REMASKING, Remasking
+from remask.core.remasking import REMASKING, Remasking, names_on
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 
@@ -30,7 +30,7 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool 
     if dynamic and not rule.thresholds:
         if params.remasking is not None:
             name = "threshold" if params.threshold is not None else "factor"
-            fitting = " or ".join(name for name, other in REMASKING.items() if other.thresholds)
+            fitting = " or ".join(name for name in names_on("masked") if REMASKING[name].thresholds)
             raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
         rule = REMASKING["low_confidence"]
     if dynamic and params.eps is not None:

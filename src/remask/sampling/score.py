@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.remasking import Measure
@@ -16,11 +17,33 @@ Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
 
 @dataclass(frozen=True, slots=True)
+class Penalty:
+    """What one token of each row loses on its logit before the row is read.
+
+    Attributes:
+        tokens: a token id of each row, int64 [rows]; `Penalty.NONE` where the row loses nothing.
+        size: what the logit loses.
+    """
+
+    NONE: ClassVar[int] = -1
+
+    tokens: NDArray[np.int64]
+    size: float
+
+    def apply(self, logits: Tensor) -> None:
+        """Lower `logits` [rows, V] in place."""
+        tokens = torch.from_numpy(self.tokens).to(logits.device, non_blocking=True)[:, None]
+        loss = torch.where(tokens == self.NONE, 0.0, -self.size).to(logits.dtype)
+        logits.scatter_add_(1, tokens.clamp_min(0), loss)
+
+
+@dataclass(frozen=True, slots=True)
 class RowGroup:
     """The rows of one request among the logits, and how they are turned into tokens and confidences.
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
+    A `penalty` lowers logits before all of that.
 
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
     canvas is not computed in this pass, `residual` [rows, V] is the difference between the conditional and the
@@ -38,6 +61,7 @@ class RowGroup:
     residual: Tensor | None = None
     cfg_scale: float = 0.0
     noisy: NoisyRows | None = None
+    penalty: Penalty | None = None
 
     @property
     def greedy(self) -> bool:
@@ -59,6 +83,8 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
     computed over a whole tensor may depend on its size. Nothing waits for the device.
     """
     for group in groups:
+        if group.penalty is not None:
+            group.penalty.apply(logits[group.rows])
         if group.residual is not None:
             logits[group.rows].add_(group.residual, alpha=group.cfg_scale)
         if group.guide is not None:

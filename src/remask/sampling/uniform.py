@@ -13,7 +13,7 @@ from remask.core.plan import Mask, Reach
 from remask.core.sampling import SamplingParams, is_greedy
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens
+from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import RowGroup, step_seed
 from remask.sampling.uniform_correction import TEMPERATURE, Correction
@@ -112,10 +112,9 @@ class UniformDecoding:
         """False: positions are chosen after the pass."""
         return False
 
-    @property
-    def whole_blocks(self) -> bool:
-        """True, as in the original code: a block that has begun is completed before the response may end."""
-        return True
+    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """False: tokens may change until their block is done."""
+        return False
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with noise to its end."""
@@ -131,7 +130,7 @@ class UniformDecoding:
         return UniformDecoder(self, canvas)
 
 
-class UniformDecoder:
+class UniformDecoder(Unedited):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
     Where the request has correction steps, nothing is final before the last of them.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.bench.workload import Workload
 from remask_lab.likelihood.judge import load_causal_model
@@ -18,7 +19,8 @@ class Autoregressive:
         llm: the model to compare with. Without a `name` the causal model has its shape and random weights.
         name: folder or hub id of a causal language model. Code in it never runs.
 
-    Raises `CheckpointError` where the named model cannot be loaded.
+    Raises `CheckpointError` where the named model cannot be loaded, and `ConfigError` where none is named and the model
+    has experts.
     """
 
     def __init__(self, llm: LLM, name: str | None) -> None:
@@ -61,6 +63,11 @@ class Autoregressive:
 
 def _same_shape(llm: LLM) -> Any:
     c = llm.loaded.config
+    if c.mixture is not None:
+        raise ConfigError(
+            "a causal model of the same shape is made for dense models, and this one has experts; name a causal model "
+            "with --ar-model"
+        )
     config = LlamaConfig(
         vocab_size=c.vocab,
         hidden_size=c.hidden,

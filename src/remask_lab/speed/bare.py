@@ -6,13 +6,19 @@ import torch
 import torch.nn.functional as F
 
 from remask import LLM
+from remask.errors import ConfigError
 
 
 def bare_pass(llm: LLM, rows: Sequence[int], predicted: int, keys: int, canvases: int = 1) -> Callable[[], None]:
     """Returns a pass that computes `rows[i]` rows in layer i, and `predicted` rows in the head, on random inputs.
 
-    The rows belong to `canvases` canvases with `keys` positions each.
+    The rows belong to `canvases` canvases with `keys` positions each. Raises `ConfigError` on a mixture of experts,
+    whose products depend on how rows are routed.
     """
+    if llm.loaded.config.mixture is not None:
+        raise ConfigError(
+            "bare matrix products are those of a dense model, and this one has experts; use another model"
+        )
     c, weights, most = llm.loaded.config, llm.loaded.weights, max(rows)
     width = c.heads * c.head_dim
     x, wide, flat = (_random(llm, most, size) for size in (c.hidden, c.intermediate, width))

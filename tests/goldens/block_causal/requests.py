@@ -36,6 +36,10 @@ class Run:
         """The (absolute positions ascending, tokens) of every denoising pass, in order."""
         return [(event["pos"], event["tok"]) for event in self.recorded["transfers"]]
 
+    def expected_edits(self) -> list[list[int]]:
+        """Of every denoising pass the positions that held another token before."""
+        return [event.get("edits", []) for event in self.recorded["transfers"]]
+
     def _sampling(self) -> dict[str, Any]:
         given = self.recorded["params"]
         sampling = {
@@ -43,9 +47,14 @@ class Run:
             "ignore_eos": True,
             "max_tokens": given["gen_length"],
             "block_length": given["block_length"],
-            "steps_per_block": given["denoising_steps"],
             "stop_token_ids": given["stop_ids"],
         }
+        if given["strategy"] == "joint_threshold":  # no schedule, and the end of text is looked for after each block
+            names = ("threshold", "edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda")
+            return sampling | {"remasking": "joint_threshold"} | {name: given[name] for name in names if name in given}
+        sampling["steps_per_block"] = given["denoising_steps"]
+        if given.get("eos_early_stop"):
+            sampling["early_stop"] = True
         match given["strategy"]:
             case "low_confidence_static":
                 return sampling | {"remasking": "low_confidence"}

@@ -45,7 +45,7 @@ MASKED: list[tuple[str, dict[str, Any]]] = [(name, SETTINGS.get(name, {})) for n
 ]
 ACCEPTED = [  # Dream's canvas shifts its rows by one, which two methods do not support
     (family, name, settings)
-    for family in ("llada", "dream")
+    for family in ("llada", "dream", "llada-moe")
     for name, settings in MASKED
     if family != "dream" or (name != "dkv-greedy" and settings.get("fill_pass") != "separate")
 ]
@@ -112,7 +112,7 @@ def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) ->
     assert cost.repeated == 0, "the opening pass of a prompt whose pages are all stored projects no K and V there"
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 60}], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("seed", range(3))
 def test_mixed_batches(family: str, limits: dict[str, Any], seed: int) -> None:

@@ -10,15 +10,32 @@ from remask.models.families.family import Family, Slot
 from remask.models.families.fast_dllm_v2 import FAST_DLLM_V2
 from remask.models.families.gidd import GIDD
 from remask.models.families.llada import LLADA
+from remask.models.families.llada2 import LLADA2
+from remask.models.families.llada_moe import LLADA_MOE
 from remask.models.families.sdar import SDAR
+from remask.models.families.sdar_moe import SDAR_MOE
 from remask.plugins import Plugin, Registry
 
-__all__ = ["DREAM", "FAMILIES", "FAST_DLLM_V2", "GIDD", "LLADA", "REGISTRY", "SDAR", "Family", "Slot", "family_of"]
+__all__ = [
+    "DREAM",
+    "FAMILIES",
+    "FAST_DLLM_V2",
+    "GIDD",
+    "LLADA",
+    "LLADA2",
+    "LLADA_MOE",
+    "REGISTRY",
+    "SDAR",
+    "SDAR_MOE",
+    "Family",
+    "Slot",
+    "family_of",
+]
 
 GROUP = "remask.families"
 """The entry-point group by which other packages add families. Each entry point names a `Family`."""
 
-FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2)
+FAMILIES: tuple[Family, ...] = (LLADA, DREAM, GIDD, SDAR, FAST_DLLM_V2, LLADA_MOE, LLADA2, SDAR_MOE)
 
 
 def _checked(plugin: Plugin, value: object) -> Family:
@@ -30,7 +47,7 @@ REGISTRY: Registry[Family] = Registry("model family", GROUP, {family.name: famil
 
 
 def family_of(raw: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`, by its `model_type` or, where it has none, by its `architectures`.
+    """The family of a `config.json`: one that recognises it, or by its `model_type` or, without it, `architectures`.
 
     Other packages' families are imported where no family of remask's claims the model.
 
@@ -39,6 +56,9 @@ def family_of(raw: Mapping[str, Any]) -> Family:
         PluginError: several packages claim it, or the family of this name cannot be used.
         CheckpointError: the configuration has neither key, or one that is not of the expected type.
     """
+    recognised = next((family for family in FAMILIES if family.recognises(raw)), None)
+    if recognised is not None:
+        return REGISTRY.get(recognised.name)
     model_type = raw.get("model_type")
     if isinstance(model_type, str):
         # Case is not compared: re-saved checkpoints of one family write it either way.

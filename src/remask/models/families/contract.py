@@ -77,11 +77,13 @@ def _config_faults(config: ModelConfig, family: Family) -> Iterator[str]:
     if config.kind == "uniform" and config.noise is None:
         yield "'kind' is 'uniform', and 'noise' is None"
     needed = {
+        **dict.fromkeys(("q", "k", "v"), names.qkv is None),
         "gate": config.mlp == "swiglu",
         "q_norm": config.qk_norm is not None,
         "k_norm": config.qk_norm is not None,
         "sink_k": config.sink,
         "sink_v": config.sink,
+        "mixture": config.mixture is not None,
     }
     for field, wanted in needed.items():
         if wanted and getattr(names, field) is None:

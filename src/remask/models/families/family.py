@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from torch import Tensor
 
-from remask.models.config import ModelConfig
+from remask.models.config import Mixture, ModelConfig
 from remask.models.weights import Weights
 
 
@@ -17,9 +18,10 @@ class Slot:
     Attributes:
         name: the tensor's name in the checkpoint.
         shape: its shape there.
-        field: the field of `Weights`, or of a layer's weights, that it fills.
+        field: the field of `Weights`, or of a layer's weights, that it fills. A mixture's are `mixture.router`, ...
         layer: number of the layer; None: the tensor is of no layer.
-        rows: first and end row of the field that it fills; None: all of them.
+        expert: number of the expert, for a field that holds the matrices of all experts.
+        rows: first and end row that it fills; None: all of them.
         offset, scale: the stored tensor x becomes (x + offset) * scale.
     """
 
@@ -30,6 +32,7 @@ class Slot:
     rows: tuple[int, int] | None = None
     scale: float = 1.0
     offset: float = 0.0
+    expert: int | None = None
 
     def fill(self, weights: Weights, stored: Tensor) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
@@ -40,8 +43,31 @@ class Slot:
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
         owner = weights if self.layer is None else weights.layers[self.layer]
-        tensor: Tensor = getattr(owner, self.field)
+        tensor: Tensor = attrgetter(self.field)(owner)
+        if self.expert is not None:
+            tensor = tensor[self.expert]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureNames:
+    """Tensor names of a mixture of experts, without `.weight`. They are appended to the layer's.
+
+    Attributes:
+        router: the router's matrix.
+        expert: beginning of the names of one routed expert, in which `{}` is its number.
+        bias: numbers that are added to the experts' scores, a name in full.
+        shared: beginning of the names of the shared expert.
+        gate, up, down: names of an expert's matrices.
+    """
+
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    bias: str | None = None
+    shared: str | None = None
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +75,7 @@ class TensorNames:
     """Tensor names of a family, without `.weight` and `.bias`.
 
     A layer's names are appended to `layer`, in which `{}` is the layer's number. A name may be None where no model of
-    the family has the tensor.
+    the family has the tensor. `q`, `k` and `v` may be one tensor, `qkv`, with the rows in this order.
     """
 
     embed: str
@@ -57,18 +83,26 @@ class TensorNames:
     head: str
     layer: str
     attn_norm: str
-    q: str
-    k: str
-    v: str
     out: str
     ffn_norm: str
     up: str
     down: str
+    q: str | None = None
+    k: str | None = None
+    v: str | None = None
+    qkv: str | None = None
     gate: str | None = None
     q_norm: str | None = None
     k_norm: str | None = None
     sink_k: str | None = None
     sink_v: str | None = None
+    mixture: MixtureNames | None = None
+
+    def projections(self, q: int, k: int) -> list[tuple[str | None, int, int]]:
+        """The name of each tensor of the projections of `q` query and `k` key rows, with its first and end row."""
+        if self.qkv is not None:
+            return [(self.qkv, 0, q + 2 * k)]
+        return [(self.q, 0, q), (self.k, q, q + k), (self.v, q + k, q + 2 * k)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +128,10 @@ class Factors:
         return float(shape[0] ** -0.5) if self.linear == "fan_out" else self.linear
 
 
+def _never(_raw: Mapping[str, Any]) -> bool:
+    return False
+
+
 def _no_factors(_raw: Mapping[str, Any]) -> Factors:
     return Factors()
 
@@ -110,6 +148,7 @@ class Family:
         config: makes a `ModelConfig` of the object in `config.json`. It raises `CheckpointError`, naming the key, on
             what the transformer cannot execute.
         factors: reads the constants that the family multiplies with from the same object.
+        recognises: tells that a `config.json` is of this family although its `model_type` is another family's.
         presets: shapes by name, for `--load-format dummy`.
     """
 
@@ -119,6 +158,7 @@ class Family:
     names: TensorNames
     config: Callable[[Mapping[str, Any]], ModelConfig]
     factors: Callable[[Mapping[str, Any]], Factors] = _no_factors
+    recognises: Callable[[Mapping[str, Any]], bool] = _never
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
 
     @property
@@ -137,7 +177,8 @@ class Family:
             slots.append(Slot(self.head, (config.vocab, wide), "head", scale=factors.head))
         for layer in range(config.layers):
             slots += self._attention(config, layer, factors)
-            slots += self._mlp(config, layer, factors)
+            mixture = config.mixture_of(layer)
+            slots += self._mlp(config, layer, factors) if mixture is None else self._mixture(config, layer, mixture)
         return slots
 
     def _attention(self, config: ModelConfig, layer: int, factors: Factors) -> list[Slot]:
@@ -149,7 +190,7 @@ class Family:
             Slot(f"{prefix}{names.attn_norm}.weight", (wide,), "attn_norm", layer, offset=factors.gain),
             Slot(f"{prefix}{names.out}.weight", (wide, q), "out", layer, scale=scale),
         ]
-        for name, first, end in ((names.q, 0, q), (names.k, q, q + k), (names.v, q + k, q + 2 * k)):
+        for name, first, end in names.projections(q, k):
             shape = (end - first, wide)
             slots.append(Slot(f"{prefix}{name}.weight", shape, "qkv", layer, (first, end), factors.of(shape)))
             if config.qkv_bias:
@@ -180,3 +221,30 @@ class Family:
             slots.append(Slot(f"{prefix}{names.up}.bias", (inner,), "up_bias", layer))
             slots.append(Slot(f"{prefix}{names.down}.bias", (wide,), "down_bias", layer, scale=factors.residual))
         return slots
+
+    def _mixture(self, config: ModelConfig, layer: int, mixture: Mixture) -> list[Slot]:
+        names, wide = self.names.mixture, config.hidden
+        assert names is not None
+        prefix = self.names.layer.format(layer)
+        slots = [
+            Slot(f"{prefix}{self.names.ffn_norm}.weight", (wide,), "ffn_norm", layer),
+            Slot(f"{prefix}{names.router}.weight", (mixture.experts, wide), "mixture.router", layer),
+        ]
+        if mixture.router.bias:
+            slots.append(Slot(f"{prefix}{names.bias}", (mixture.experts,), "mixture.bias", layer))
+        if mixture.shared:
+            slots += _unit(f"{prefix}{names.shared}", names, (mixture.shared, wide), "", layer, None)
+        for expert in range(mixture.experts):
+            stem = prefix + names.expert.format(expert)
+            slots += _unit(stem, names, (mixture.intermediate, wide), "mixture.", layer, expert)
+        return slots
+
+
+def _unit(
+    stem: str, names: MixtureNames, shape: tuple[int, int], owner: str, layer: int, expert: int | None
+) -> list[Slot]:
+    """The three matrices of one expert, whose names begin with `stem`; `shape` [F, D] is that of gate and up."""
+    inner, wide = shape
+    rows = ((names.gate, (0, inner)), (names.up, (inner, 2 * inner)))
+    into = [Slot(f"{stem}{name}.weight", shape, f"{owner}gate_up", layer, part, expert=expert) for name, part in rows]
+    return [*into, Slot(f"{stem}{names.down}.weight", (wide, inner), f"{owner}down", layer, expert=expert)]

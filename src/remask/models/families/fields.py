@@ -15,6 +15,8 @@ SIZE = 2**20
 LAYERS = 2**12
 VOCAB = 2**24
 """Token ids below it are exact in float32, in which the sampler hands them over."""
+EXPERTS = 2**12
+"""Routed experts of a layer."""
 BLOCK = 2**10
 """Of a block-causal model's blocks, as pages hold whole blocks."""
 
@@ -90,9 +92,10 @@ class Fields:
         if not (value == supported or (value is None and optional)):
             raise self.unfit(key, f"{_shown(supported)} (the transformer has no other form of it)")
 
-    def token(self, key: str, vocab: int) -> int:
-        """A token id of a vocabulary of `vocab` ids."""
+    def token(self, key: str, vocab: int, default: int | None = None) -> int:
+        """A token id of a vocabulary of `vocab` ids. Where the key is absent: `default`, or an error without one."""
         value = self._raw.get(key)
+        value = default if value is None else value
         if not is_whole(value, 0, vocab - 1):
             raise self.unfit(key, f"a token id below {vocab}, the vocabulary's size")
         return value
@@ -111,6 +114,16 @@ class Fields:
         if rest or width % 2:
             raise self.unfit(heads, f"a divisor of {hidden!r} = {self.integer(hidden)} that leaves an even head width")
         return width
+
+    def rotary_dim(self, key: str, head_dim: int) -> int | None:
+        """Channels of a head that RoPE turns, from the key of their share; None where it is absent or all of them."""
+        share = self._raw.get(key)
+        if share is None:
+            return None
+        if not is_real(share, 0) or share > 1 or int(head_dim * share) % 2 or int(head_dim * share) < 2:
+            raise self.unfit(key, f"a share up to 1 of the head's {head_dim} channels that leaves an even number")
+        turned = int(head_dim * share)
+        return None if turned == head_dim else turned
 
     def kv_heads(self, key: str, heads: int) -> int:
         """Number of key and value heads, which divides `heads`. Where the key is absent it is `heads`."""

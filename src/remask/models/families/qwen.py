@@ -43,10 +43,11 @@ SHAPE_7B: Mapping[str, Any] = {
 """Fields of `ModelConfig` that diffusion models made of Qwen2.5-7B have in common."""
 
 
-def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[str, Any]:
+def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int, *, dense: bool = True) -> dict[str, Any]:
     """The fields of `ModelConfig` that all these configurations hold under the same keys. `head_dim` is not among them.
 
-    With the mask token of the published vocabulary, the end of a turn also stops a response.
+    With the mask token of the published vocabulary, the end of a turn also stops a response. Without a `dense` layer
+    the width of one is not read.
     """
     fields.only("hidden_act", "silu", optional=True)
     # `sliding_window` itself may carry a size that is not in use.
@@ -61,7 +62,7 @@ def shape(fields: Fields, raw: Mapping[str, Any], published_mask: int) -> dict[s
         "hidden": fields.integer("hidden_size"),
         "heads": heads,
         "kv_heads": fields.kv_heads("num_key_value_heads", heads),
-        "intermediate": fields.integer("intermediate_size"),
+        "intermediate": fields.integer("intermediate_size") if dense else 0,
         "vocab": vocab,
         "max_length": fields.integer("max_position_embeddings"),
         "rope_theta": rope_theta(fields, raw),
