@@ -318,8 +318,7 @@ def _figure(curves: Curves) -> Figure:
         each.legend(loc="lower right", fontsize="small", framealpha=0.9)
     if fixed:
         label(axes[count - 1], "policies without a knob")
-        for index, knob in enumerate(fixed):
-            _named_point(axes[count - 1], curves.rows[knob][0], index)
+        _named_points(axes[count - 1], [curves.rows[knob][0] for knob in fixed])
     answered = curves.none["accuracy"] is not None
     figure.supxlabel("row-layers computed (% of no caching)", fontsize="medium")
     figure.supylabel("right answers (%, bars: 95 %)" if answered else "tokens as in none (%)", fontsize="medium")
@@ -332,7 +331,7 @@ def _background(axes: Axes, curves: Curves) -> None:
     axes.scatter(*places, s=10, color="#d9d9d9", zorder=1)
     axes.plot(100, none, "*", color="black", markersize=11, zorder=4)
     axes.annotate("none", (100, none), (-4, -13), textcoords="offset points", ha="right")
-    axes.set(xlim=(0, max(108, *(place + 8 for place in places[0]))), ylim=(-4, 106))
+    axes.set(xlim=(0, max(108, *(place + 8 for place in places[0]))), ylim=(-4, 112))
     axes.grid(alpha=0.3)
 
 
@@ -360,11 +359,16 @@ def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str)
             axes.annotate(name, (x, y), (4, 5), textcoords="offset points", fontsize="small", color=color, zorder=5)
 
 
-def _named_point(axes: Axes, row: Row, index: int) -> None:
-    x, y = 100 * work(row), 100 * quality(row)
-    axes.errorbar(x, y, yerr=_bars([row]), fmt=_MARKERS[index % len(_MARKERS)], color=K_COLOR, markersize=4, zorder=3)
-    place = (4, -8 - 9 * (index % 4)) if y > 50 else (4, 6 + 9 * (index % 4))
-    axes.annotate(row["cache"], (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
+def _named_points(axes: Axes, rows: Sequence[Row]) -> None:
+    """Points with their names, one below another where they are high, and one above another where they are low."""
+    lines = {True: 0, False: 0}
+    for row in sorted(rows, key=work):
+        x, y = 100 * work(row), 100 * quality(row)
+        axes.errorbar(x, y, yerr=_bars([row]), fmt="o", color=K_COLOR, markersize=4, elinewidth=0.7, zorder=3)
+        high = y > 50
+        place = (6, (-14 - 11 * lines[high]) if high else (6 + 11 * lines[high]))
+        lines[high] += 1
+        axes.annotate(row["cache"], (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
 
 
 def _bars(rows: Sequence[Row]) -> list[list[float]] | None:
