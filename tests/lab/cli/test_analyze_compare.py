@@ -64,7 +64,7 @@ def test_a_page_of_responses(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     page, output = tmp_path / "page.html", tmp_path / "x.json"
     files = ["--page", str(page), "--output", str(output)]
     options = ["--model", "bundled-transit", "--dtype", "float32", "--prompt", "table : abbey > mill ; from abbey go 1"]
-    sampling = ["--sampling", '{"max_tokens": 8, "steps": 8, "ignore_eos": true}']
+    sampling = ["--sampling", '{"max_tokens": 8, "steps": 8, "block_length": 8, "ignore_eos": true}']
     assert analyze("compare", *options, *sampling, *files, "--variants", VARIANTS) == 0
     record = read_record(output, "analyze compare")
     (case,) = record.data["cases"]

@@ -113,7 +113,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capture
         (["--rounds", "0"], "--rounds must be a whole number from 1"),
         (["--refresh-intervals", "0"], "refresh_interval must be"),
         (["--caches", "none"], "must begin with it"),
-        (["--depth-table", "missing.json"], "missing.json cannot be read"),
+        (["--depth-table", "missing.json"], "--depth-table: there is no file 'missing.json'"),
     ],
 )
 def test_bad_sweeps(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,10 @@ def test_leakage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--steps", "0"], "steps must be at least 1"), (["--prompts", "/nowhere/p"], "cannot be read")],
+    [
+        (["--steps", "0"], "steps must be at least 1"),
+        (["--prompts", "/nowhere/p"], "--prompts: there is no file '/nowhere/p'"),
+    ],
 )
 def test_bad_leakage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze("leakage", *DUMMY, *options) == 2

@@ -9,7 +9,14 @@ from remask.cli import main
 from remask_lab.records.record import read_record
 
 MODELS = {
-    "bundled-transit": ["--sampling", '{"max_tokens": 8}', "--model", "bundled-transit", "--prompt", "from abbey go 2"],
+    "bundled-transit": [
+        "--sampling",
+        '{"max_tokens": 8, "steps": 8, "block_length": 8}',
+        "--model",
+        "bundled-transit",
+        "--prompt",
+        "from abbey go 2",
+    ],
     "bundled-uniform": ["--model", "bundled-uniform", "--prompt", "board"],
     "sdar-tiny": ["--model", "sdar-tiny", "--load-format", "dummy", "--input"],
 }
@@ -43,7 +50,14 @@ def test_numbers_pictures_and_a_reading(
 
 @pytest.mark.parametrize("subject", ["decoding", "features"])
 def test_one_pass_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], subject: str) -> None:
-    options = ["--model", "bundled-transit", "--prompt", "from a", "--sampling", '{"max_tokens": 4, "steps": 1}']
+    options = [
+        "--model",
+        "bundled-transit",
+        "--prompt",
+        "from a",
+        "--sampling",
+        '{"max_tokens": 4, "steps": 1, "block_length": 4}',
+    ]
     assert analyze(subject, *options, "--plots", str(tmp_path / "plots")) == 0
     assert "Picture" not in capsys.readouterr().out
 

@@ -133,7 +133,7 @@ def test_rows_under_different_depth_tables_do_not_mix(tmp_path: Path) -> None:
     """BiCache's depths come from the table, so the same settings are another measurement under another one."""
     own = tmp_path / "table.json"
     table = LLM("bundled-transit", dtype="float32", device="cpu").depth_table
-    replace(table, entries=dict.fromkeys(table.entries, 1)).save(own)
+    replace(table, entries=table.lookup_at(0.5).entries, tau=0.5).save(own)
     shipped, other = (
         about(LLM("bundled-transit", dtype="float32", device="cpu", depth_table=path)) for path in (None, own)
     )
