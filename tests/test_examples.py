@@ -52,6 +52,21 @@ def test_an_own_policy_is_compared_with_none(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_request_file_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(ROOT / "examples" / "tariff.jsonl")
+    assert (
+        main(["--quiet", "generate", "--model", "bundled", "--dtype", "float32", "--cache", "bicache", "--input", file])
+        == 0
+    )
+    answers = {answer["id"]: answer["text"] for answer in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert answers == {
+        "q0": "guitar Eric kite Sara clock Mia shelf Anna",
+        "q1": "clock Mia compass Tom ladder Olga kite Sara",
+        "q2": "7 Tom 8 Hugo 6 Amir 5 Sara",
+        "q3": "7 Tom 8 Hugo 5 Sara 6 Amir",
+    }
+
+
+def test_the_request_file_of_the_transit_model(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(ROOT / "examples" / "transit.jsonl")
     sampling = '{"max_tokens": 16, "steps": 8, "block_length": 2}'
     options = ["--model", "bundled-transit", "--dtype", "float32", "--cache", "bicache", "--sampling", sampling]
@@ -70,4 +85,4 @@ def test_every_python_block_of_the_readme_runs(capsys: pytest.CaptureFixture[str
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
-    assert "## pond" in capsys.readouterr().out
+    assert "5 Nina 7 Ruth 1 Rita 3 Hans" in capsys.readouterr().out

@@ -76,5 +76,5 @@ def test_its_demo_runs_elsewhere(environment: Path, tmp_path: Path) -> None:
     text = run([environment / "remask", "--quiet", "demo", "--requests", "8"], tmp_path)
     for cache in ("none", "reuse", "bicache"):
         assert f"| {cache}" in text
-    assert (tmp_path / "out" / "depth.png").stat().st_size > 1000
+    assert (tmp_path / "out" / "demo.png").stat().st_size > 1000
     assert "commit unknown" in text, "it knows no repository"
