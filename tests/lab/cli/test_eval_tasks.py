@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,39 @@ def test_code_runs_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.Mon
     assert (right["pass_at_1"], wrong["pass_at_1"]) == (1, 0)
     assert wrong["failure"].startswith("AssertionError")
     assert result(output)["metrics"]["pass_at_1"]["value"] == 0.5
+
+
+FORGED = """```python
+import os, sys
+frame = sys._getframe()
+while frame is not None:
+    for value in list(frame.f_globals.values()):
+        if callable(value) and getattr(value, "__name__", "") in ("_exit", "exit"):
+            value(0)
+    frame = frame.f_back
+print("passed", flush=True)
+os._exit(0)
+```"""
+ESCAPING = """```python
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(61.7531)"], start_new_session=True)
+def root(x): return x
+```"""
+
+
+def test_code_neither_forges_a_pass_nor_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.json"
+    path = write_lines(tmp_path / "x.jsonl", [RECORDS["humaneval"][0]] * 2)
+    monkeypatch.setattr(local, "generate", scripted([FORGED, ESCAPING]))
+    options = ["--tasks", "remask_humaneval", "--data", str(path), *QUICK, "--output", str(output)]
+    assert tasks(*options, "--allow-code-execution") == 0
+    assert [sample["pass_at_1"] for sample in result(output)["samples"]] == [0, 0]
+    running = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # a process may end meanwhile
+            running.append(file.read_bytes())
+    assert running
+    assert not any(b"sleep(61.7531)" in words for words in running)
 
 
 def test_code_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
