@@ -118,7 +118,14 @@ def _similarities(axes: Axes, table: DepthTable, ratio: float) -> None:
         limits = table.limits[nearest]
         axes.plot(range(1, len(limits) + 1), limits, "o-", color=K_COLOR, markersize=4)
         axes.axhline(table.tau, color=V_COLOR, linestyle="--", linewidth=1.2)
-        axes.annotate(f"tau = {table.tau:g}", (1, table.tau), (2, -12), textcoords="offset points", color=V_COLOR)
+        axes.annotate(
+            f"tau = {table.tau:g}",
+            (len(limits), table.tau),
+            (0, 4),
+            textcoords="offset points",
+            ha="right",
+            color=V_COLOR,
+        )
         label(
             axes,
             f"similarity of what depth b reuses (r = {nearest} %)",
@@ -156,7 +163,7 @@ def _accuracies(axes: Axes, record: Record) -> None:
     axes.set_ylim(-4, 106)
     whole_ticks(axes.xaxis, 10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="center left")
+    axes.legend(fontsize="small", loc="upper right")
 
 
 def _bars(rows: Sequence[Row]) -> list[list[float]]:
