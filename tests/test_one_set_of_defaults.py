@@ -21,6 +21,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError
 from remask.models.sampling import read_sampling
+from remask.tasks import tariff, transit
 from tests.server.serving import serving
 
 BUNDLED = Path(remask.__file__).parent / "bundled"
@@ -100,7 +101,8 @@ def through_playground(model: str, *_: Any) -> None:
 FRONTS = (through_llm, through_prompt, through_file, through_chat, through_server, through_playground)
 OWN = {"max_tokens": 12, "block_length": 4, "steps": 6, "temperature": 0.25}
 FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "bundled": ({}, {"max_tokens": 16, "steps": 8, "block_length": 2}),
+    "bundled": ({}, {"max_tokens": 8, "steps": 8, "block_length": 8}),
+    "bundled-transit": ({}, {"max_tokens": 16, "steps": 8, "block_length": 2}),
     "own file": ({"remask.json": {"sampling": OWN}}, OWN),
     "own file first": ({"remask.json": {"sampling": OWN}, "generation_config.json": {"max_new_tokens": 9}}, OWN),
     "sampled": (
@@ -122,10 +124,10 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The bundled model, or a copy of it with other files."""
+    """A bundled model, or a copy of one with other files."""
     files, _ = FILES[request.param]
     if not files:
-        yield "bundled"
+        yield request.param
         return
     folder = tmp_path / "model"
     shutil.copytree(BUNDLED, folder)
@@ -153,10 +155,19 @@ def test_every_front_takes_the_models_defaults(
 def test_what_is_asked_for_comes_on_top(spy: Spy, tmp_path: Path) -> None:
     """The rest of the defaults gives way: blocks and steps follow the length."""
     expected = SamplingParams(max_tokens=6, steps=3, block_length=2)
-    options = ["--quiet", "generate", "--model", "bundled", "--prompt", "where ?", "--sampling", '{"max_tokens": 6}']
+    options = [
+        "--quiet",
+        "generate",
+        "--model",
+        "bundled-transit",
+        "--prompt",
+        "where ?",
+        "--sampling",
+        '{"max_tokens": 6}',
+    ]
     assert main(options) == 2
     assert spy.last() == expected
-    llm = LLM("bundled")
+    llm = LLM("bundled-transit")
     for given, params in (({"max_tokens": 6}, expected), (SamplingParams(max_tokens=6), SamplingParams(max_tokens=6))):
         with pytest.raises(ConfigError, match=SEEN):
             llm.generate("where ?", given)
@@ -165,7 +176,7 @@ def test_what_is_asked_for_comes_on_top(spy: Spy, tmp_path: Path) -> None:
 
 
 def test_a_default_length_gives_way_to_a_long_prompt() -> None:
-    llm = LLM("bundled")
+    llm = LLM("bundled-transit")
     room = llm.engine.max_model_len
     assert llm.params(prompt_tokens=room - 7).max_tokens == 6
     assert llm.params({"max_tokens": 16}, prompt_tokens=room - 7).max_tokens == 16, "the engine refuses it"
@@ -188,9 +199,11 @@ def test_defaults_that_cannot_be_used_are_named(tmp_path: Path, name: str, conte
     assert name in str(raised.value)
 
 
-def test_the_bundled_models_answer_well_without_a_word_on_sampling(capsys: pytest.CaptureFixture[str]) -> None:
-    table = "table : abbey > mill ; mill > pond ; pond > forge ; forge > reef ; reef > abbey ;"
-    text = f"you guide riders on one loop line . each stop has one next stop . {table}"
-    options = ["--quiet", "generate", "--model", "bundled", "--system", text, "--prompt", USER["content"]]
-    assert main(options) == 0
-    assert capsys.readouterr().out.split()[-1] == "pond"
+@pytest.mark.parametrize(("model", "task"), [("bundled", tariff), ("bundled-transit", transit)])
+def test_the_bundled_models_answer_well_without_a_word_on_sampling(
+    model: str, task: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (question,) = task.make_workload(1, 1, 5)
+    system, user = (message["content"] for message in question.messages)
+    assert main(["--quiet", "generate", "--model", model, "--system", system, "--prompt", user]) == 0
+    assert capsys.readouterr().out.split() == question.reference.split()

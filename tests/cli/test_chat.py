@@ -23,7 +23,7 @@ def chat(
 
 def test_in_process_and_with_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [USER, "", "/new", USER, "/exit", "never read"]
-    status, local, _ = chat(monkeypatch, capsys, lines, "--dtype", "float32")
+    status, local, _ = chat(monkeypatch, capsys, lines, "--model", "bundled-transit", "--dtype", "float32")
     assert status == 0
     assert len(local) == 2
     assert local[0] == local[1]

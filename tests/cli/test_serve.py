@@ -77,7 +77,7 @@ def served(*words: str, **environment: str) -> Iterator[Process]:
 
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     """16 at a time, half of them waiting; what is accepted is answered in full, what comes later gets a 503."""
-    words = ["bundled", "--max-num-seqs", "4", "--drain-timeout", "120"]
+    words = ["bundled-transit", "--max-num-seqs", "4", "--drain-timeout", "120"]
     words += ["--profile-dir", str(tmp_path / "trace"), "--profile-steps", "4"]
     with served(*words) as process, ThreadPoolExecutor(17) as pool:
         with httpx.Client(base_url=process.base, timeout=120, limits=httpx.Limits(max_connections=40)) as client:
@@ -152,7 +152,7 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
     Clients that hold connections open without a request keep neither from stopping.
     """
     with ThreadPoolExecutor(6) as pool, ExitStack() as stack:
-        first = stack.enter_context(served("bundled", "--max-num-seqs", "2", "--drain-timeout", "60"))
+        first = stack.enter_context(served("bundled-transit", "--max-num-seqs", "2", "--drain-timeout", "60"))
         port = int(first.base.rsplit(":", 1)[1])
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
         for each in idle[:10]:
@@ -166,7 +166,7 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
         first.end()
         by_first = answered(first)
         assert not any("are cancelled" in line for line in first.lines)
-        second = stack.enter_context(served("bundled", "--max-num-seqs", "2", "--port", str(port)))
+        second = stack.enter_context(served("bundled-transit", "--max-num-seqs", "2", "--port", str(port)))
         assert second.base == first.base
         before = clients.statuses[200]
         eventually(lambda: clients.statuses[200] >= before + 12, 60)
@@ -182,7 +182,7 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
 
 def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }} {% endfor %}", encoding="utf-8")
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
     config = tmp_path / "serve.yaml"
     config.write_text(
         f"model: bundled\nserved-model-name: [one, two]\nmax_queue: 7\ncache: none\nseed: 3\nthreads: 2\n"
@@ -194,7 +194,7 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
         assert told["names"] == ["one", "two"]
         assert told["threads"] == 2
         assert (told["max_queue"], told["cache"], told["seed"], told["api_keys"]) == (9, "none", 3, 1)
-        assert told["sampling"] == {"max_tokens": 8, "block_length": 2}
+        assert told["sampling"] == {"max_tokens": 8, "block_length": 2, "steps": 8}, "the model's steps are kept"
         assert told["chat_template"] == str(template)
         assert httpx.get(f"{process.base}/v1/models").status_code == 401
         headers = {"Authorization": "Bearer from-the-environment"}

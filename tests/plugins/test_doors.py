@@ -23,7 +23,7 @@ from tests.models.checkpoints import write
 from tests.plugins.package.remask_example.policy import LateRows
 from tests.server.serving import serving
 
-TOKENIZER = Path(__file__).parents[2] / "src" / "remask" / "bundled-transit"
+TOKENIZER = Path(__file__).parents[2] / "src" / "remask" / "bundled_transit"
 VOCAB = json.loads((TOKENIZER / "config.json").read_text(encoding="utf-8"))["vocab_size"]
 SHAPE = {
     "hidden_size": 32,

@@ -9,7 +9,7 @@ from tests.goldens import block_causal
 from tests.server.serving import serving
 
 URL = "/v1/completions"
-TOKENIZER = Path(__file__).parents[2] / "src" / "remask" / "bundled-transit"
+TOKENIZER = Path(__file__).parents[2] / "src" / "remask" / "bundled_transit"
 
 
 def sdar(folder: Path) -> LLM:

@@ -1,6 +1,7 @@
 """Options that several commands share, and the model that they name."""
 
 import argparse
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,8 @@ def open_llm(
 
 
 def check_file(option: str, path: str | None) -> None:
-    """Raise `ConfigError` if there is no file `path` to be read; "-" is standard input."""
-    if path is not None and path != "-" and not Path(path).is_file():
+    """Raise `ConfigError` if there is no file, pipe or device `path` to be read; "-" is standard input."""
+    if path is not None and path != "-" and (not os.path.exists(path) or os.path.isdir(path)):
         raise ConfigError(f"{option}: there is no file {path!r}; check the name and the folder")
 
 

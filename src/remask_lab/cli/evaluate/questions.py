@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
+from remask.cli.parser import examples
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.policies import CachePolicy
@@ -28,6 +29,10 @@ def add_parser(subjects: Any) -> None:
         help="questions of a bundled model's task, or GSM8K, under several cache policies",
         description="Held-out questions of the task that a model is made for, or of --task, drawn by a program: no "
         "data set is read. Every policy answers the same questions.",
+        epilog=examples(
+            "remask eval questions --model bundled --caches none,reuse,bicache",
+            'remask eval questions --model bundled --task tariff --task-settings \'{"kinds": ["plan", "lookup"]}\'',
+        ),
     )
     parser.add_argument("--caches", default="none", help="policies, separated by commas (default none)")
     parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
