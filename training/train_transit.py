@@ -131,14 +131,14 @@ def main() -> None:
             )
         if time.monotonic() - evaluated > 60 * options.evaluate_every:
             export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
-            save_tokenizer(options.out, TRANSIT_SAMPLING)
+            save_tokenizer(options.out)
             accuracy = measure(trainer.model, trainer.tokenizer, 48, options.eval_seed + trainer.steps)
             print(f"accuracy {accuracy}", flush=True)
             evaluated = time.monotonic()
 
     export(trainer.model, trainer.tokenizer, options.out, TRANSIT_SAMPLING)
-    save_tokenizer(options.out, TRANSIT_SAMPLING)
-    load_weights(trainer.model, options.out, TRANSIT_SAMPLING)
+    save_tokenizer(options.out)
+    load_weights(trainer.model, options.out)
     for name, block_length, steps, with_system in SETTINGS:
         result = measure(
             trainer.model,
