@@ -210,7 +210,7 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
 def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
     def draw() -> list[str]:
         body = {"messages": CHATS[0], "temperature": 2.0, "ignore_eos": True}
-        with served("--seed", "11") as process:
+        with served("bundled-transit", "--seed", "11") as process:
             answers = [httpx.post(f"{process.base}{URL}", json=body, timeout=30).json() for _ in range(3)]
         return [answer["choices"][0]["message"]["content"] for answer in answers]
 
@@ -289,7 +289,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_two_signals_end_it_now() -> None:
-    with served("bundled") as process, ThreadPoolExecutor(1) as pool:
+    with served("bundled-transit") as process, ThreadPoolExecutor(1) as pool:
         body = {"messages": CHATS[0], **LONG, "max_tokens": 512, "steps": 512}
         answer = pool.submit(httpx.post, f"{process.base}{URL}", json=body, timeout=60)
         time.sleep(0.3)
