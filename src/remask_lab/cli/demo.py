@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     add_task_options(parser)
-    parser.add_argument("--requests", type=int, default=64, metavar="N", help="questions (default 64)")
+    parser.add_argument("--requests", type=int, default=40, metavar="N", help="questions (default 40)")
     parser.add_argument("--picture", metavar="FILE", help=f"PNG file of the picture (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     add_threads_option(parser)
