@@ -141,13 +141,13 @@ def _describe(llm: LLM, workload: Workload, rounds: int, engine: EngineConfig) -
         "concurrency": engine.max_num_seqs,
         "rounds": rounds,
         "max_tokens": params.max_tokens,
-        "steps": steps_of(params),
+        "steps": _steps(params),
         "block_length": params.block_length or params.max_tokens,
         "canvas_length": params.canvas_length or (llm.engine.max_model_len if uniform else None),
     }
 
 
-def steps_of(params: SamplingParams) -> int:
+def _steps(params: SamplingParams) -> int:
     """The number of steps of a whole response that the parameters ask for."""
     block = params.block_length or params.max_tokens
     per_block = params.steps_per_block or max(1, block // (params.tokens_per_step or 1))

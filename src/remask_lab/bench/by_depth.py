@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from remask.depth.table import DepthTable
 from remask.llm import LLM
 from remask_lab.bench.contenders import Contender, contender
+from remask_lab.bench.rows import Row, holds, quality_bars
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, whole_ticks
+from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, whole_ticks
 from remask_lab.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one contender
 
 
 def at_depths(
@@ -42,11 +41,6 @@ def rows_by_depth(record: Record) -> dict[int, Row]:
     rows = {row["cache"]: row for row in record.data["results"]}
     found = {depth: rows.get(_name(depth)) for depth in range(record.about["layers"] + 1)}
     return {depth: row for depth, row in found.items() if row is not None}
-
-
-def holds(row: Row, none: Row) -> bool:
-    """Whether a row's accuracy is that of `none` within its 95 % interval."""
-    return bool(row["accuracy_interval"][1] >= none["accuracy"])
 
 
 def reading(record: Record) -> str:
@@ -147,7 +141,7 @@ def _accuracies(axes: Axes, record: Record) -> None:
     axes.errorbar(
         depths,
         [100 * by_depth[depth]["accuracy"] for depth in depths],
-        yerr=_bars([by_depth[depth] for depth in depths]),
+        yerr=quality_bars([by_depth[depth] for depth in depths]),
         fmt="o-",
         color=K_COLOR,
         markersize=5,
@@ -155,16 +149,18 @@ def _accuracies(axes: Axes, record: Record) -> None:
         label="bicache",
     )
     axes.errorbar(
-        record.about["layers"], 100 * reuse["accuracy"], yerr=_bars([reuse]), fmt="X", color=V_COLOR, markersize=9,
-        capsize=2, label="reuse: all layers",
-    )  # fmt: skip
+        record.about["layers"],
+        100 * reuse["accuracy"],
+        yerr=quality_bars([reuse]),
+        fmt="X",
+        color=V_COLOR,
+        markersize=9,
+        capsize=2,
+        label="reuse: all layers",
+    )
     axes.axvline(bicache["prefix_depth"], color="grey", linewidth=5, alpha=0.3, label="profiled depth")
     label(axes, "right answers (bars: 95 %)", "depth b: layers that reuse the prefix", "share (%)")
     axes.set_ylim(-4, 106)
     whole_ticks(axes.xaxis, 10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper right")
-
-
-def _bars(rows: Sequence[Row]) -> list[list[float]]:
-    return percent_bars((row["accuracy"] for row in rows), (row["accuracy_interval"] for row in rows))

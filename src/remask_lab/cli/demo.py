@@ -24,6 +24,7 @@ from remask_lab.bench.workload import (
     timetable_workload,
     usual_workload,
 )
+from remask_lab.depth_plot import check_target
 from remask_lab.drawing import check_drawing, save_figure
 from remask_lab.records.record import Record
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--uniform", action="store_true", help="run the bundled uniform model and its caches")
     add_task_options(parser)
     parser.add_argument("--requests", type=int, default=40, metavar="N", help="questions (default 40)")
-    parser.add_argument("--picture", metavar="FILE", help=f"PNG file of the picture (default {PICTURE})")
+    parser.add_argument("--picture", metavar="FILE", help=f"PNG or SVG file of the picture (default {PICTURE})")
     parser.add_argument("--seed", type=int, default=7, help="seed of the questions")
     add_threads_option(parser)
     parser.set_defaults(dtype="float32", device="auto", load_format="auto", depth_table=None, skip_weight_check=False)
@@ -59,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"the demo asks the bundled models: --task is one of {', '.join(_MODELS)}, not {task.name}")
     if not args.uniform:
         check_drawing()
+        picture = Path(args.picture or PICTURE)
+        if args.picture is None:
+            picture.parent.mkdir(exist_ok=True)
+        check_target(picture)
     args.model = BUNDLED_UNIFORM if args.uniform else _MODELS[task.name]
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
     if args.uniform:
@@ -72,8 +77,6 @@ def run(args: argparse.Namespace) -> int:
     depths = at_depths(llm, workload, range(1, llm.loaded.config.layers + 1))
     record = _compare(llm, workload, args, depths)
     print(f"\n{by_depth_text(record)}\n\n{reading(record)}")
-    picture = Path(args.picture or PICTURE)
-    picture.parent.mkdir(parents=True, exist_ok=True)
     print("\nPicture:", end=" ", flush=True)
     save_figure(draw_by_depth(record, llm.depth_table), picture, llm.loaded.name)
     print(picture)

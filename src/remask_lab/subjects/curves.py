@@ -20,13 +20,15 @@ from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.sampling.blocks import even_blocks
 from remask_lab.arguments.common import check_least
 from remask_lab.arguments.results import add_result_options
 from remask_lab.arguments.workload import add_workload_options, asked_workload, heading
-from remask_lab.bench.bench import run_bench, steps_of
+from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
+from remask_lab.bench.rows import Row, holds, quality, quality_bars, work
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, percent_bars, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, save_figures
 from remask_lab.records.interval import percent_text
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
@@ -42,7 +44,6 @@ EXAMPLES = (
 )
 
 OPTIONS = ("--knobs", "--sampling-knobs")
-Row: TypeAlias = Mapping[str, Any]  # what `run_bench` reports of one point
 Values: TypeAlias = Mapping[str, Sequence[Any]]
 
 ALL_DEPTHS = "all"
@@ -150,11 +151,6 @@ class Curves:
             found.setdefault(knob.cache, []).append(knob)
         return found
 
-    def holds(self, row: Row) -> bool:
-        """Whether a point is as good as `none`, within the 95 % interval where there are answers."""
-        interval = row["accuracy_interval"]
-        return bool((quality(row) if interval is None else interval[1]) >= quality(self.none))
-
 
 def asked_knobs(
     llm: LLM, workload: Workload, given: Mapping[str, Values], sampling: Mapping[str, Values]
@@ -191,10 +187,8 @@ def _values(llm: LLM, workload: Workload, setting: str, values: Any) -> tuple[An
     if values == ALL_DEPTHS:
         return tuple(range(llm.loaded.config.layers + 1))
     if values == FEWER:
-        params = workload.tasks[0].request.params
-        number = steps_of(params)
-        if setting == "steps_per_block":
-            number //= -(-params.max_tokens // (params.block_length or params.max_tokens))
+        blocks = even_blocks(workload.tasks[0].request.params)
+        number = blocks.steps if setting == "steps_per_block" else blocks.steps * blocks.count
         return tuple(number // divisor for divisor in (8, 4, 2, 1) if number % divisor == 0)
     return tuple(values)
 
@@ -221,26 +215,19 @@ def curves_of(knobs: Sequence[Knob], record: Record) -> Curves:
     return Curves(rows["none"], {knob: tuple(rows[knob.name(at)] for at in knob.values) for knob in knobs})
 
 
+def _listed(name: str, values: object) -> Sequence[Any]:
+    if not listed(name, values, "values"):
+        raise ConfigError(f"{name} must hold one value or more, got []; leave the policy out to sweep its usual knobs")
+    return listed(name, values, "values")
+
+
 def _given(option: str, text: str | None) -> dict[str, Values]:
     found: dict[str, Values] = {}
     for name, own in object_option(option, text).items():
         if not isinstance(own, dict):
             raise ConfigError(f"{option}: {name!r} must be an object of settings and their values, got {own!r}")
-        found[name] = {
-            setting: listed(f"{option}: {name}: {setting}", values, "values") for setting, values in own.items()
-        }
+        found[name] = {setting: _listed(f"{option}: {name}: {setting}", values) for setting, values in own.items()}
     return found
-
-
-def quality(row: Row) -> float:
-    """Accuracy, or agreement with `none` where there are no answers."""
-    accuracy = row["accuracy"]
-    return float(row["agreement_with_none"] if accuracy is None else accuracy)
-
-
-def work(row: Row) -> float:
-    """Row-layers that a point computes, as a share of those of `none`."""
-    return 1 / float(row["work_ratio_to_none"])
 
 
 def text(curves: Curves) -> str:
@@ -264,14 +251,14 @@ def reading(curves: Curves) -> str:
     parts = [f"Without caching, quality is {_percent(quality(curves.none))}."]
     for name, knobs in curves.by_policy.items():
         points = [row for knob in knobs for row in curves.rows[knob]]
-        held = [row for row in points if curves.holds(row)]
+        held = [row for row in points if holds(row, curves.none)]
         if not held:
             best = max(points, key=quality)
             parts.append(f"{name} does not hold it anywhere; its best point{_at(best)} has {_percent(quality(best))}.")
             continue
         cheapest, lowest = min(held, key=work), min(points, key=quality)
         sentence = f"{name} holds it with {_percent(work(cheapest))} of the work{_at(cheapest)}"
-        if not curves.holds(lowest):
+        if not holds(lowest, curves.none):
             sentence += f", and falls to {_percent(quality(lowest))}{_at(lowest)}"
         parts.append(f"{sentence}.")
     return " ".join(parts)
@@ -340,7 +327,7 @@ def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str)
     axes.errorbar(
         [x for _, x, _ in points],
         [y for _, _, y in points],
-        yerr=_bars(rows),
+        yerr=quality_bars(rows),
         fmt=f"{marker}-",
         color=color,
         markersize=4,
@@ -364,15 +351,8 @@ def _named_points(axes: Axes, rows: Sequence[Row]) -> None:
     lines = {True: 0, False: 0}
     for row in sorted(rows, key=work):
         x, y = 100 * work(row), 100 * quality(row)
-        axes.errorbar(x, y, yerr=_bars([row]), fmt="o", color=K_COLOR, markersize=4, elinewidth=0.7, zorder=3)
+        axes.errorbar(x, y, yerr=quality_bars([row]), fmt="o", color=K_COLOR, markersize=4, elinewidth=0.7, zorder=3)
         high = y > 50
         place = (6, (-14 - 11 * lines[high]) if high else (6 + 11 * lines[high]))
         lines[high] += 1
         axes.annotate(row["cache"], (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
-
-
-def _bars(rows: Sequence[Row]) -> list[list[float]] | None:
-    """The rows' intervals as bars; None where there are no answers."""
-    if rows[0]["accuracy"] is None:
-        return None
-    return percent_bars((row["accuracy"] for row in rows), (row["accuracy_interval"] for row in rows))

@@ -65,6 +65,7 @@ def test_every_knob_is_one_of_its_policy() -> None:
         ('{"bicahe": {"depth": [1]}}', "--knobs names 'bicahe', which does not run here; known: "),
         ('{"bicache": 3}', "--knobs: 'bicache' must be an object of settings and their values, got 3"),
         ('{"bicache": {"depth": 3}}', "--knobs: bicache: depth"),
+        ('{"bicache": {"depth": []}}', "--knobs: bicache: depth must hold one value or more, got []"),
         ('{"bicache": {"dept": [3]}}', "Unknown setting"),
         ('{"bicache": {"depth": [99]}}', "at bicache depth=99: "),
     ],

@@ -9,9 +9,9 @@ from remask.models.families import qwen
 from remask.models.families.family import Family, MixtureNames, TensorNames
 from remask.models.families.fields import BLOCK as MAX_BLOCK
 from remask.models.families.fields import EXPERTS, LAYERS, VOCAB, Fields
+from remask.models.families.llada_moe import END, MASK
 
-# The ids of the published vocabulary, and the published block: the published config.json names neither mask nor block.
-MASK, END, BLOCK = 156895, 156892, 32
+BLOCK = 32  # the published one; the published config.json names neither block nor mask
 
 
 def _config(raw: Mapping[str, Any]) -> ModelConfig:

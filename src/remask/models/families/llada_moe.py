@@ -9,7 +9,7 @@ from remask.models.families import qwen
 from remask.models.families.family import Family, MixtureNames
 from remask.models.families.fields import EXPERTS, LAYERS, VOCAB, Fields
 
-# The ids of the published vocabulary. The published config.json names no mask.
+# The ids of the vocabulary of LLaDA-MoE and LLaDA2. The published config.json names no mask.
 MASK, END = 156895, 156892
 
 ARCHITECTURES = ("LLaDAMoEModelLM", "LLaDAMoEModel")
@@ -110,12 +110,7 @@ LLADA_MOE = Family(
     name="llada-moe",
     model_types=("lladamoe", "llada_moe"),
     architectures=ARCHITECTURES,
-    names=replace(
-        qwen.NAMES,
-        q_norm="self_attn.q_norm",
-        k_norm="self_attn.k_norm",
-        mixture=MixtureNames(shared="shared_expert."),
-    ),
+    names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames(shared="shared_expert.")),
     config=_config,
     recognises=_recognises,
     presets={

@@ -1,6 +1,7 @@
 """The parts that the configurations of families on Qwen's architecture have in common."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from remask.models.families.family import TensorNames
@@ -25,6 +26,8 @@ NAMES = TensorNames(
     down="mlp.down_proj",
 )
 
+HEAD_NORM_NAMES = replace(NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+"""The same with norms of the heads of Q and K, as in Qwen3."""
 
 SHAPE_7B: Mapping[str, Any] = {
     "layers": 28,

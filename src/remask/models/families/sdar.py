@@ -82,7 +82,7 @@ SDAR = Family(
     name="sdar",
     model_types=("sdar",),
     architectures=("SDARForCausalLM",),
-    names=replace(qwen.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
+    names=qwen.HEAD_NORM_NAMES,
     config=_config,
     presets={
         "sdar-1.7b": _SDAR_1_7B,

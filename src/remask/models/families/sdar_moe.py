@@ -80,7 +80,7 @@ SDAR_MOE = Family(
     name="sdar-moe",
     model_types=("sdar_moe",),
     architectures=("SDARMoeForCausalLM",),
-    names=replace(qwen.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm", mixture=MixtureNames()),
+    names=replace(qwen.HEAD_NORM_NAMES, mixture=MixtureNames()),
     config=_config,
     presets={
         "sdar-30b-a3b": _SDAR_30B,
