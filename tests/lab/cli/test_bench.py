@@ -147,6 +147,9 @@ def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFi
     assert "(right" in out
     assert all(f"| {name} " in out for name in ("none", "block-prefix", "uniform-cache"))
     assert "on canvases of 128" in out
+    for name, message in (("x.txt", "must end in .png or .svg, got 'x.txt'"), ("/dev/null/x.png", "cannot be made")):
+        assert main(["--quiet", "demo", "--picture", name]) == 2, "before anything runs"
+        assert message in capsys.readouterr().err
     assert main(["--quiet", "demo", "--uniform", "--picture", "x.png"]) == 2
     assert "--picture shows depths" in capsys.readouterr().err
 
