@@ -64,9 +64,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             picture.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"--picture: the folder {str(picture.parent)!r} cannot be made: {error.strerror}"
-            ) from error
+            place = str(picture.parent)
+            raise ConfigError(f"--picture: the folder {place!r} cannot be made: {error.strerror}") from error
         check_target(picture)
     args.model = BUNDLED_UNIFORM if args.uniform else _MODELS[task.name]
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=8))
