@@ -7,7 +7,16 @@ import pytest
 from remask import LLM, SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask_lab.bench.workload import Task, gsm8k_workload, random_workload, reads_chats, token_agreement
+from remask_lab.bench.workload import (
+    TARIFF_SAMPLING,
+    TIMETABLE_SAMPLING,
+    TRANSIT_SAMPLING,
+    Task,
+    gsm8k_workload,
+    random_workload,
+    reads_chats,
+    token_agreement,
+)
 from tests.depth.models import open_model, with_ascii_tokenizer
 from tests.goldens import model_dir
 
@@ -17,6 +26,18 @@ from tests.goldens import model_dir
 )
 def test_agreement_counts_missing_positions(these: list[int], those: list[int], share: float) -> None:
     assert token_agreement(these, those) == share
+
+
+@pytest.mark.parametrize(
+    ("model", "sampling"),
+    [
+        ("bundled", TARIFF_SAMPLING),
+        ("bundled-transit", TRANSIT_SAMPLING),
+        ("bundled-uniform", TIMETABLE_SAMPLING),
+    ],
+)
+def test_a_bundled_model_is_asked_as_its_own_files_say(model: str, sampling: dict[str, int]) -> None:
+    assert LLM(model, dtype="float32").sampling.items() >= sampling.items()
 
 
 def test_a_task_without_an_answer_has_no_verdict() -> None:
