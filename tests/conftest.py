@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.skips"]
+pytest_plugins = ["tests.skips", "tests.device"]
 torch.set_num_threads(1)
 
 settings.register_profile(

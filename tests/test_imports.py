@@ -51,6 +51,7 @@ ORDER = (
     "remask_lab.instruments",
     "remask_lab.subjects",
     "remask_lab.speed",
+    "remask_lab.gpu",
     "remask_lab.papers",
     "remask_lab.pages",
     "remask_lab.cli",

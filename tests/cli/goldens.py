@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.cli import main
+from tests.device import device
 
 
 def generate(
@@ -15,7 +16,7 @@ def generate(
     source, target = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     files = ["--input", str(source), "--output", str(target), "--max-model-len", str(max_model_len)]
-    common = ["--dtype", "float32", "--device", "cpu", "--trace"]
+    common = ["--dtype", "float32", "--device", device(), "--trace"]
     assert main(["--quiet", "generate", "--model", str(folder), *files, *common, *options]) == 0
     answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     return {answer["id"]: answer for answer in answers}

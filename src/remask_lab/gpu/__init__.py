@@ -1,0 +1,1 @@
+"""`scripts/gpu`: proves and measures the engine on the device at hand, part by part, in a few minutes."""

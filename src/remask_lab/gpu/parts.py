@@ -1,0 +1,163 @@
+"""The parts of a run. Each yields what it has found so far, so that one that is ended keeps what it had."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeAlias
+from xml.etree import ElementTree
+
+import torch
+
+from remask import LLM
+from remask.errors import ConfigError, RemaskError
+from remask_lab.gpu.children import run_child
+from remask_lab.gpu.results import Result
+from remask_lab.gpu.shapes import Shape
+from remask_lab.gpu.steady import Cell, measure_cell
+from remask_lab.ops.peaks import Peaks, measure_peaks
+from remask_lab.records.machine import host, versions
+
+CHECKOUT = Path(__file__).parents[3]
+GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
+
+Finding: TypeAlias = dict[str, Any]
+
+
+class PartError(Exception):
+    """What a part has found is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the parts of a run share.
+
+    Attributes:
+        device: the device that is proven and measured.
+        shape: the model and its requests.
+        folder: where results go.
+        ends: when the part must be over, on the clock of `time.monotonic`, which all processes of a machine share.
+        tests: a pytest expression (`-k`) that the names of tests must match; empty: all run.
+    """
+
+    device: torch.device
+    shape: Shape
+    folder: Path
+    ends: float
+    tests: str = ""
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.ends - time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a run.
+
+    Attributes:
+        about: what it shows, as a heading says it.
+        work: yields the part's finding, each time as far as it has come. Raises `PartError` on a finding that is wrong.
+        share: of the time that is left when it begins, what it may take.
+    """
+
+    about: str
+    work: Callable[[Setting], Iterator[Finding]]
+    share: float
+
+
+def _machine(setting: Setting) -> Iterator[Finding]:
+    device = setting.device
+    found: Finding = {"host": host(), "versions": {**versions(), "triton": _triton()}, "device": str(device)}
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        found["gpu"] = {"name": facts.name, "memory": facts.total_memory, "capability": [facts.major, facts.minor]}
+    found["peaks"] = {}
+    for name in dict.fromkeys((setting.shape.dtype, "float32")):
+        found["peaks"][name] = asdict(measure_peaks(device, getattr(torch, name)))
+        yield found
+
+
+def _triton() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def _goldens(setting: Setting) -> Iterator[Finding]:
+    """Runs the golden tests as they are, on the device."""
+    report, output = setting.folder / "goldens.xml", setting.folder / "goldens.txt"
+    report.unlink(missing_ok=True)
+    options = ["-p", "no:cacheprovider", "--device", str(setting.device), f"--junitxml={report}"]
+    chosen = ["-k", setting.tests] if setting.tests else []
+    run_child([sys.executable, "-m", "pytest", *options, *chosen, *GOLDENS], CHECKOUT, output, setting.left)
+    if not report.exists():
+        raise PartError("the tests did not come to their end; goldens.txt holds what they printed")
+    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+    failed = [str(case.get("name")) for case in cases if _has(case, "failure") or _has(case, "error")]
+    skipped = sum(_has(case, "skipped") for case in cases)
+    yield {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
+    if failed or not cases:
+        raise PartError(f"{len(failed)} of {len(cases)} tests failed; goldens.txt says how")
+
+
+def _has(case: ElementTree.Element, child: str) -> bool:
+    return case.find(child) is not None
+
+
+def read_peaks(folder: Path, dtype: str) -> Peaks:
+    """The peaks that the part `machine` measured. Raises `ConfigError` where it has not."""
+    machine = Result.read(folder, "machine")
+    peaks = {} if machine is None else machine.found.get("peaks", {})
+    if dtype not in peaks:
+        raise ConfigError(f"{folder} holds no peaks of {dtype}; run the part 'machine' first")
+    return Peaks(**peaks[dtype])
+
+
+def _speed(cells: Callable[[Shape], Iterable[Cell]]) -> Callable[[Setting], Iterator[Finding]]:
+    """The work of a part that measures `cells`. A cell that is refused, or for which memory is short, is told."""
+
+    def work(setting: Setting) -> Iterator[Finding]:
+        shape = setting.shape
+        peaks = read_peaks(setting.folder, shape.dtype)
+        llm = LLM(shape.preset, load_format="dummy", dtype=shape.dtype, device=str(setting.device))
+        found: Finding = {"shape": asdict(shape), "rows": [], "refused": []}
+        for cell in cells(shape):
+            try:
+                found["rows"].append(measure_cell(llm, shape, cell, peaks))
+            except (RemaskError, torch.OutOfMemoryError) as error:
+                found["refused"].append({"cell": cell.name, "reason": str(error).splitlines()[0]})
+            yield found
+
+    return work
+
+
+R16, NO_REFRESH = {"refresh_interval": 16}, {"refresh_interval": None}
+BOTH = "bicache+block-dual"
+
+
+def _policies(shape: Shape) -> Iterator[Cell]:
+    """Every policy at every number of requests, the slowest last."""
+    depth = {"depth": shape.depth}
+    for cache, settings, tokens in (
+        (BOTH, depth | R16, 2),
+        ("block-dual", {}, 2),
+        (BOTH, depth | NO_REFRESH, 2),
+        (BOTH, depth | R16, 4),
+        (BOTH, depth | NO_REFRESH, 4),
+        ("bicache", depth | R16, 2),
+        ("none", {}, 2),
+    ):
+        for requests in shape.batches:
+            yield Cell(cache, requests, settings, tokens)
+
+
+PARTS: Mapping[str, Part] = {
+    "machine": Part("The machine and its peaks", _machine, 0.2),
+    "goldens": Part("Recorded runs of the original codes, in float32", _goldens, 0.5),
+    "policies": Part("Speed of the policies", _speed(_policies), 1.0),
+}

@@ -1,0 +1,127 @@
+"""The steady speed of an engine: whole cycles of its refreshes, timed while every request of a batch is running.
+
+A whole response of 128 steps at 32 requests would take minutes without a cache. As every block repeats the same cycle
+of passes, one cycle tells the speed. The prefix-only pass and the first block are run before and are not timed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from remask import LLM, EngineConfig, SamplingParams
+from remask.core.cost import PassCost
+from remask.core.pass_cost import CostMeter, ExecutedPlan
+from remask.engine.engine import Engine
+from remask_lab.bench.workload import random_workload
+from remask_lab.gpu.shapes import Shape
+from remask_lab.ops.peaks import Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measurement.
+
+    Attributes:
+        cache: the cache policy's name.
+        settings: its settings.
+        requests: how many run at a time.
+        tokens_per_step: tokens that a step settles in each request.
+        engine: settings of the engine that differ from the defaults.
+    """
+
+    cache: str
+    requests: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tokens_per_step: int = 2
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Unique among the cells of a run."""
+        words = [f"b={self.requests}", self.cache]
+        words += [f"{key}={value}" for key, value in {**self.settings, **self.engine}.items()]
+        return " ".join([*words, f"{self.tokens_per_step} tokens a step"])
+
+
+@dataclass(slots=True)
+class RoofMeter(CostMeter):
+    """Adds up the seconds that the passes would take if each stood at the machine's roof.
+
+    Attributes:
+        peaks: the machine's rates of products and of copies.
+        seconds: of all passes noted, the larger of the time of the FLOPs and that of the bytes of each.
+    """
+
+    peaks: Peaks = field(default_factory=lambda: Peaks(1.0, 1.0))
+    seconds: float = 0.0
+
+    def note(self, canvases: Sequence[ExecutedPlan]) -> None:
+        """Take in a pass."""
+        CostMeter.note(self, canvases)
+        self.seconds += roof_seconds(self.last, self.peaks)
+
+
+def roof_seconds(cost: PassCost, peaks: Peaks) -> float:
+    """Seconds of a pass at the machine's roof."""
+    return max(cost.total.flops / peaks.flops_s, cost.total.bytes / peaks.bytes_s)
+
+
+def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks) -> dict[str, Any]:
+    """Run one cell: a warm-up, a timed cycle, and a cycle of which the cost is counted.
+
+    Raises `ConfigError` where the cell's settings cannot be, and what PyTorch raises where memory is short.
+    """
+    cycle = shape.block // cell.tokens_per_step
+    engine = _filled(llm, shape, cell)
+    _run(engine, cycle)
+    synchronize(llm.model.device)
+    start, computed = time.perf_counter(), engine.stats.step_cpu_seconds
+    _run(engine, cycle)
+    synchronize(llm.model.device)
+    seconds, host = time.perf_counter() - start, engine.stats.step_cpu_seconds - computed
+    engine.costs = meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
+    _run(engine, cycle)
+    return {
+        "cell": cell.name,
+        "cache": cell.cache,
+        "settings": {**cell.settings, **cell.engine},
+        "requests": cell.requests,
+        "tokens_per_step": cell.tokens_per_step,
+        "steps": cycle,
+        "tok_s": cell.requests * cell.tokens_per_step * cycle / seconds,
+        "ms_per_step": 1e3 * seconds / cycle,
+        "host_ms_per_step": 1e3 * host / cycle,
+        "roof_ms_per_step": 1e3 * meter.seconds / cycle,
+        "share_of_roof": meter.seconds / seconds,
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was queued. CPUs queue nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _filled(llm: LLM, shape: Shape, cell: Cell) -> Engine:
+    """An engine whose requests have all begun to denoise."""
+    limits = EngineConfig(max_num_seqs=cell.requests, max_model_len=shape.canvas, **cell.engine)
+    engine = llm.new_engine(limits)
+    steps = shape.response // cell.tokens_per_step
+    sampling = SamplingParams(max_tokens=shape.response, steps=steps, block_length=shape.block, ignore_eos=True)
+    policy = llm.policy(cell.cache, cell.settings)
+    workload = random_workload(llm, cell.requests, 1, 0, sampling, shape.prefix, shape.suffix)
+    for task in workload.tasks:
+        engine.add(task.request.with_policy(policy))
+    waiting = {task.request.id for task in workload.tasks}
+    while waiting:
+        waiting -= {event.id for event in engine.step() if event.transfer is not None}
+    return engine
+
+
+def _run(engine: Engine, steps: int) -> None:
+    """Take so many steps."""
+    for _ in range(steps):
+        engine.step()

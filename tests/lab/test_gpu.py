@@ -1,0 +1,138 @@
+"""`scripts/gpu`, rehearsed on the CPU at a tiny size: what it proves, measures, keeps and tells."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remask_lab.gpu import __main__ as command
+from remask_lab.gpu.children import run_child
+from remask_lab.gpu.parts import PARTS, Part, Setting
+from remask_lab.gpu.results import Result
+from remask_lab.gpu.shapes import find_shape
+from remask_lab.gpu.steady import roof_seconds
+from remask_lab.ops.peaks import Peaks
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu"
+ONE_TEST = "test_a_family_finds_its_common_left_parts_in_shared_pages and f1 and b4"
+
+
+def setting(folder: Path, seconds: float = 300) -> Setting:
+    return Setting(torch.device("cpu"), find_shape("tiny", torch.device("cpu")), folder, time.monotonic() + seconds)
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a whole run, and what it printed."""
+    folder = tmp_path_factory.mktemp("gpu") / "results"
+    words = [str(SCRIPT), str(folder), "--device", "cpu", "--shape", "tiny", "--tests", ONE_TEST]
+    environment = {"REMASK_BIN": str(Path(sys.executable).parent), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, str]) -> None:
+    folder, printed = rehearsal
+    for name, part in PARTS.items():
+        result = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        assert result["done"]
+        assert result["error"] is None
+        assert f"## {part.about}" in printed
+    assert (folder / "report.md").read_text(encoding="utf-8") in printed
+
+
+def test_the_golden_runs_that_were_asked_for_passed(rehearsal: tuple[Path, str]) -> None:
+    found = json.loads((rehearsal[0] / "goldens.json").read_text(encoding="utf-8"))["found"]
+    assert found["passed"] >= 1
+    assert not found["failed"]
+
+
+def test_every_policy_is_measured_at_every_number_of_requests(rehearsal: tuple[Path, str]) -> None:
+    found = json.loads((rehearsal[0] / "policies.json").read_text(encoding="utf-8"))["found"]
+    assert not found["refused"]
+    rows: list[dict[str, Any]] = found["rows"]
+    assert {row["cache"] for row in rows} == {"none", "block-dual", "bicache", "bicache+block-dual"}
+    assert {row["requests"] for row in rows} == {1, 2}
+    for row in rows:
+        assert row["tok_s"] == pytest.approx(
+            1e3 * row["requests"] * row["tokens_per_step"] / row["ms_per_step"], rel=1e-6
+        )
+        assert row["share_of_roof"] == pytest.approx(row["roof_ms_per_step"] / row["ms_per_step"], rel=1e-6)
+        assert row["host_ms_per_step"] > 0
+    by_cell = {row["cell"]: row["roof_ms_per_step"] for row in rows}
+    dense = by_cell["b=2 none 2 tokens a step"]
+    assert by_cell["b=2 block-dual 2 tokens a step"] < dense
+
+
+def test_what_is_done_is_not_run_again(rehearsal: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = rehearsal
+    started: list[str] = []
+    monkeypatch.setattr(command, "_start", lambda name, _: started.append(name))
+    (folder / "policies.json").rename(folder / "kept")
+    arguments = ["gpu", str(folder), "--device", "cpu", "--shape", "tiny"]
+    try:
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit, match="policies"):
+            command.main()
+        assert started == ["policies"]
+    finally:
+        (folder / "kept").rename(folder / "policies.json")
+    monkeypatch.setattr(sys, "argv", [*arguments, "--again", "--parts", "machine"])
+    command.main()
+    assert started == ["policies", "machine"]
+
+
+def test_a_part_that_fails_is_told_and_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(_: Setting) -> Any:
+        yield {"rows": 1}
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setitem(PARTS, "policies", Part("Speed", work, 1.0))
+    with pytest.raises(RuntimeError):
+        command.run_part("policies", setting(tmp_path))
+    result = Result.read(tmp_path, "policies")
+    assert result is not None
+    assert (result.found, result.done, result.error) == ({"rows": 1}, False, "RuntimeError: no kernel image")
+
+
+def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="out of time"):
+        command.run_part("machine", setting(tmp_path, seconds=0))
+    result = Result.read(tmp_path, "machine")
+    assert result is not None
+    assert not result.done
+    assert "float32" in result.found["peaks"]
+
+
+def test_a_process_without_an_end_is_ended_with_its_children(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    assert run_child(["sh", "-c", "sleep 600 & echo $!; wait"], tmp_path, output, 1) is None
+    child = int(output.read_text(encoding="utf-8"))
+    for _ in range(100):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text(encoding="utf-8").split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("its child goes on")
+
+
+def test_speed_without_peaks_names_the_part_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="run the part 'machine' first"):
+        command.run_part("policies", setting(tmp_path))
+
+
+def test_the_roof_is_the_slower_of_products_and_copies() -> None:
+    class Total:
+        flops, bytes = 100, 10
+
+    class Cost:
+        total = Total
+
+    assert roof_seconds(Cost, Peaks(flops_s=10, bytes_s=10)) == 10  # type: ignore[arg-type]
+    assert roof_seconds(Cost, Peaks(flops_s=1000, bytes_s=10)) == 1  # type: ignore[arg-type]
