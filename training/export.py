@@ -38,4 +38,6 @@ def load_weights(model: MaskedModel, folder: Path) -> None:
     """Fills `model` in float32 from the weights of an exported folder."""
     tensors = load_file(folder / "model.safetensors")
     names = {name: tensor_name(model, name) for name in model.state_dict()}
+    if model.shape.embedding_scale != 1.0:
+        names["wte.weight"] = tensor_name(model, "ff_out.weight")  # the ones that are not scaled
     model.load_state_dict({ours: tensors[theirs].to(torch.float32) for ours, theirs in names.items()})

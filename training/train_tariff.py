@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--local", type=int, default=2, help="layers that begin as readers of neighbours")
     parser.add_argument("--evaluate-every", type=int, default=900, help="steps between evaluations")
+    parser.add_argument("--questions", type=int, default=24, help="held-out questions of an evaluation, by kind")
     args = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(args)
@@ -223,7 +224,9 @@ def main() -> None:
             every = range(trainer.model.shape.n_layers + 1)
             depths = list(every) if trainer.steps == args.steps else [0, *every[1:-1:2], every[-1]]
             for kind in tariff.KINDS:
-                print(f"{kind} at depths {depths}: {accuracy(trainer, 24, 20_000, kind, depths)}", flush=True)
+                print(
+                    f"{kind} at depths {depths}: {accuracy(trainer, args.questions, 20_000, kind, depths)}", flush=True
+                )
             export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
             save_tokenizer(args.out)
 

@@ -130,8 +130,8 @@ class PointLabel:
     needed: bool = False
 
 
-_NEAR, _RINGS = 5, 6  # points between a point and its label; how many times as far a needed label may stand
-_SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))  # right or left, above or below
+_NEAR, _RINGS = 5, 12  # points between a point and its label; how many times as far a needed label may stand
+_SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))  # right or left, above or below
 
 
 def place_labels(figure: Figure, labels: Mapping[Axes, Sequence[PointLabel]]) -> None:
