@@ -1,4 +1,4 @@
-"""A dense LLaDA in plain PyTorch, for training: pre-norm RMSNorm, RoPE, SwiGLU, no biases, bidirectional attention.
+"""A masked model in plain PyTorch, for training: pre-norm RMSNorm, RoPE, SwiGLU or experts, bidirectional attention.
 
 Parameter names are those of the published LLaDA checkpoints without their `model.transformer.` prefix, so that export
 is a renaming. Embeddings are tied: the same matrix reads tokens and predicts them.
@@ -7,10 +7,13 @@ is a renaming. Embeddings are tied: the same matrix reads tokens and predicts th
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from training.mixture import Expert, Experts, Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,15 @@ class ModelShape:
     rms_norm_eps: float = 1e-5
     embedding_scale: float = 1.0
     """What embeddings are multiplied with where tokens are read, and not where they are predicted."""
+    family: Literal["llada", "dream", "llada-moe"] = "llada"
+    """The published architecture that it has."""
+    experts: Experts | None = None
+    """Of every layer, which has no MLP then; LLaDA-MoE's."""
+
+    @property
+    def shift(self) -> int:
+        """A position is predicted this many rows before it."""
+        return int(self.family == "dream")
 
     @property
     def head_dim(self) -> int:
@@ -65,16 +77,20 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         width, hidden = shape.d_model, shape.mlp_hidden_size
+        biased = shape.family == "dream"
         self.n_heads = shape.n_heads
         self.attn_norm = RMSNorm(width, shape.rms_norm_eps)
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, width, bias=False)
-        self.v_proj = nn.Linear(width, width, bias=False)
+        self.q_proj = nn.Linear(width, width, bias=biased)
+        self.k_proj = nn.Linear(width, width, bias=biased)
+        self.v_proj = nn.Linear(width, width, bias=biased)
         self.attn_out = nn.Linear(width, width, bias=False)
         self.ff_norm = RMSNorm(width, shape.rms_norm_eps)
-        self.ff_proj = nn.Linear(width, hidden, bias=False)
-        self.up_proj = nn.Linear(width, hidden, bias=False)
-        self.ff_out = nn.Linear(hidden, width, bias=False)
+        # Parts of an MLP stand in the block itself, as in the published names.
+        if shape.experts is None:
+            self.ff_proj = nn.Linear(width, hidden, bias=False)
+            self.up_proj = nn.Linear(width, hidden, bias=False)
+            self.ff_out = nn.Linear(hidden, width, bias=False)
+        self.mixture = None if shape.experts is None else Mixture(width, shape.experts)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Tensor | None = None) -> Tensor:
         """`visible` [batch, 1, length, length] says which rows (third axis) attend to which; None: all to all."""
@@ -86,8 +102,11 @@ class Block(nn.Module):
         v = self.v_proj(y).view(heads).transpose(1, 2)
         attended = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=visible)
         x = x + self.attn_out(attended.transpose(1, 2).reshape(batch, length, width))
-        y = self.ff_norm(x)
-        out: Tensor = x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
+        return x + self._feed(self.ff_norm(x))
+
+    def _feed(self, y: Tensor) -> Tensor:
+        out: Tensor
+        out = self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y)) if self.mixture is None else self.mixture(y)
         return out
 
 
@@ -111,8 +130,8 @@ class Boundary:
         return ~(alone[:, None, None, None] & hidden)
 
 
-class DenseLlada(nn.Module):
-    """The whole model; `forward` gives the logits of all positions, or of the selected ones only."""
+class MaskedModel(nn.Module):
+    """The whole model of `shape`; `forward` gives the logits of all positions, or of the selected ones only."""
 
     cos: Tensor
     sin: Tensor
@@ -151,6 +170,16 @@ class DenseLlada(nn.Module):
         """Returns the logits of hidden states [..., width]: [..., vocab]."""
         return F.linear(self.ln_f(x), self.wte.weight)
 
+    def predicting(self, positions: Tensor) -> Tensor:
+        """Which rows predict the `positions`, both bool [batch, length]. No row predicts the first `shift` ones."""
+        return positions.roll(-self.shape.shift, dims=1)
+
+    @property
+    def imbalance(self) -> Tensor:
+        """How unevenly experts were used in the last forward, mean over the layers that have some; see `Mixture`."""
+        parts = [block.mixture.imbalance for block in self.blocks if isinstance(block.mixture, Mixture)]
+        return torch.stack(parts).mean() if parts else torch.zeros(())
+
 
 @dataclass(frozen=True, slots=True)
 class LocalHeads:
@@ -165,7 +194,7 @@ class LocalHeads:
 
 
 @torch.no_grad()
-def initialize(model: DenseLlada, local: LocalHeads | None = None) -> None:
+def initialize(model: MaskedModel, local: LocalHeads | None = None) -> None:
     """Fills the weights so that in-context lookup is near at hand for gradient descent.
 
     - Embeddings share a common direction, which gives the heads of the first layers a constant to rotate: each of them
@@ -191,9 +220,17 @@ def initialize(model: DenseLlada, local: LocalHeads | None = None) -> None:
         nn.init.orthogonal_(module.v_proj.weight)
         gain = local.gain if number == 0 else None
         module.attn_out.weight.copy_(module.v_proj.weight.T * (gain or 1 / math.sqrt(2 * shape.n_layers)))
-        nn.init.normal_(module.ff_proj.weight, std=1 / math.sqrt(width))
-        nn.init.normal_(module.up_proj.weight, std=1 / math.sqrt(width))
-        nn.init.normal_(module.ff_out.weight, std=1 / math.sqrt(2 * shape.n_layers * shape.mlp_hidden_size))
+        for biased in (module.q_proj, module.k_proj, module.v_proj):
+            if biased.bias is not None:
+                nn.init.zeros_(biased.bias)
+        mlps: list[Block | Expert] = [module]
+        if module.mixture is not None:
+            nn.init.normal_(module.mixture.router.weight, std=1 / math.sqrt(width))
+            mlps = [expert for expert in module.mixture.experts if isinstance(expert, Expert)]
+        for mlp in mlps:
+            nn.init.normal_(mlp.ff_proj.weight, std=1 / math.sqrt(width))
+            nn.init.normal_(mlp.up_proj.weight, std=1 / math.sqrt(width))
+            nn.init.normal_(mlp.ff_out.weight, std=1 / math.sqrt(2 * shape.n_layers * mlp.ff_out.in_features))
     assert len(local.offsets) * head_dim == width, "one head of a local layer per offset"
 
 

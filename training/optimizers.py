@@ -14,10 +14,14 @@ def learning_rate(step: int, spent: float) -> float:
 
 
 def build(model: nn.Module, embedding: str, rate: float) -> Optimizers:
-    """Muon for the matrices inside the layers, AdamW for all else and for what `embedding` begins the name of."""
+    """Muon for the matrices inside the layers, AdamW for all else and for what `embedding` begins the name of.
+
+    Mixtures are AdamW's too: Muon takes longer over many small matrices than a step takes.
+    """
     named = list(model.named_parameters())
-    matrices = [p for name, p in named if p.ndim == 2 and not name.startswith(embedding)]
-    others = [p for name, p in named if p.ndim != 2 or name.startswith(embedding)]
+    by_muon = {name for name, p in named if p.ndim == 2 and not name.startswith(embedding) and ".mixture." not in name}
+    matrices = [p for name, p in named if name in by_muon]
+    others = [p for name, p in named if name not in by_muon]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),

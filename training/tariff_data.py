@@ -48,10 +48,10 @@ class Batch:
 
 
 class CanvasSource:
-    """Draws batches from one random stream."""
+    """Draws batches from one random stream. The first `shift` positions of a canvas are never masked."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, shift: int = 0) -> None:
+        self._tokenizer, self._shift = tokenizer, shift
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed)
         mask_id, eos_id = tokenizer.mask_token_id, tokenizer.eos_token_id
@@ -102,7 +102,8 @@ class CanvasSource:
         clean = torch.tensor([self.prompt_ids(turn, waiting=False) for turn in turns])
         ratio = 0.15 + 0.35 * torch.rand(count, 1, generator=self._generator)
         masked = torch.rand(clean.shape, generator=self._generator) < ratio
-        masked[:, 0] = True
+        masked[:, : self._shift] = False
+        masked[:, self._shift] = True
         names = self._names(clean.shape[1], settings.orders)
         return Batch(clean.masked_fill(masked, self.mask_id), clean, masked, clean.shape[1], names)
 

@@ -1,7 +1,8 @@
 """Trains the tariff model from scratch and exports it: `python training/train_tariff.py --out DIR`.
 
 The number of orders grows from 8 to 40 as the loss of plan questions falls. An auxiliary loss asks the orders' rows, in
-the middle of the network, what each order costs under the plan of the question. The end is a number of steps.
+the middle of the network, what each order costs under the plan of the question. The end is a number of steps. The same
+recipe trains a model of another family (`--family`).
 """
 
 import argparse
@@ -24,7 +25,8 @@ from remask.tasks import tariff  # noqa: E402  (the path above makes a plain scr
 from remask_lab.bench.workload import TARIFF_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402
 from training.export import export  # noqa: E402
-from training.model import Boundary, DenseLlada, LocalHeads, ModelShape, initialize  # noqa: E402
+from training.mixture import Experts  # noqa: E402
+from training.model import Boundary, LocalHeads, MaskedModel, ModelShape, initialize  # noqa: E402
 from training.tariff_data import RESPONSE_LENGTH, Batch, CanvasSource  # noqa: E402
 from training.tariff_tokenizer import build_tokenizer, save_tokenizer  # noqa: E402
 
@@ -45,8 +47,12 @@ AUXILIARY_END: Final = 0.7
 """Share of the steps over which the weight of the auxiliary losses falls to 0."""
 LEARNED: Final = 0.05
 """Loss of prices, smoothed, below which the auxiliary losses count a tenth."""
-OFFSETS: Final = (-2, -1, 1, 2, -13, -1)
-"""Where the heads of local layers look; 13 back from an asked item of the response stands the question's."""
+QUESTION: Final = -13
+"""From an asked item of the response to the question's; a model with a shift predicts it from a row further back."""
+EXPERTS: Final = Experts(count=8, active=2, hidden=128)
+"""Of a mixture: those that compute a row are together as wide as the dense model's MLP."""
+BALANCE: Final = 0.01
+"""Weight of the loss that makes experts be used alike."""
 
 
 class Trainer:
@@ -56,7 +62,6 @@ class Trainer:
         torch.manual_seed(args.seed)
         self.args = args
         self.tokenizer = build_tokenizer()
-        self.source = CanvasSource(self.tokenizer, args.seed)
         self.rng = random.Random(args.seed)
         shape = ModelShape(
             vocab_size=len(self.tokenizer),
@@ -65,9 +70,12 @@ class Trainer:
             n_heads=6,
             mlp_hidden_size=256,
             embedding_scale=8.0,
+            family=args.family,
+            experts=EXPERTS if args.family == "llada-moe" else None,
         )
-        self.model = DenseLlada(shape)
-        initialize(self.model, LocalHeads(OFFSETS, args.local, gain=0.6))
+        self.model = MaskedModel(shape)
+        self.source = CanvasSource(self.tokenizer, args.seed, shape.shift)
+        initialize(self.model, LocalHeads((-2, -1, 1, 2, QUESTION + shape.shift, -1), args.local, gain=0.6))
         depths = [int(depth) for depth in args.depths.split(",")]
         self.depths = torch.tensor([depths[number % len(depths)] for number in range(len(tariff.PLANS))])
         self.optimizers = optimizers.build(self.model, "wte", args.rate)
@@ -111,8 +119,8 @@ class Trainer:
     def _loss(self, batch: Batch, spent: float) -> tuple[Tensor, float | None]:
         """Returns what is minimised, and the loss of a plan question's response."""
         states = self.model.states(batch.noisy, self._boundary(batch))
-        logits = self.model.head(states[-1][batch.masked])
-        loss = F.cross_entropy(logits, batch.clean[batch.masked])
+        logits = self.model.head(states[-1][self.model.predicting(batch.masked)])
+        loss = F.cross_entropy(logits, batch.clean[batch.masked]) + BALANCE * self.model.imbalance
         if batch.plans is None:
             return loss, None
         response = loss.item()
@@ -147,13 +155,14 @@ class Trainer:
 
 
 @torch.no_grad()
-def decode(model: DenseLlada, batch: Batch, mask_id: int, depth: int) -> Tensor:
+def decode(model: MaskedModel, batch: Batch, mask_id: int, depth: int) -> Tensor:
     """Returns responses [batch, RESPONSE_LENGTH], one token a step, most confident first: BiCache with R 1."""
     canvas = batch.clean.clone()
     canvas[:, -RESPONSE_LENGTH:] = mask_id
     boundary = Boundary(batch.prefix, torch.full((len(canvas),), depth))
+    last = canvas.shape[1] - model.shape.shift
     for _ in range(RESPONSE_LENGTH):
-        logits = model.head(model.states(canvas, boundary)[-1][:, -RESPONSE_LENGTH:])
+        logits = model.head(model.states(canvas, boundary)[-1][:, last - RESPONSE_LENGTH : last])
         confidence, tokens = logits.softmax(-1).max(-1)
         best = confidence.masked_fill(canvas[:, -RESPONSE_LENGTH:] != mask_id, -1.0).argmax(-1, keepdim=True)
         canvas[:, -RESPONSE_LENGTH:].scatter_(1, best, tokens.gather(1, best))
@@ -178,6 +187,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="fixes initial weights and training data")
     parser.add_argument("--out", type=Path, required=True, help="folder to export to")
     parser.add_argument(
+        "--family",
+        choices=("llada", "dream", "llada-moe"),
+        default="llada",
+        help="architecture: dream predicts a position one row before it, llada-moe has experts (default llada)",
+    )
+    parser.add_argument(
         "--canvas-tokens", type=int, default=1600, help="tokens per step, half of them in the first stage"
     )
     parser.add_argument("--rate", type=float, default=0.003, help="peak learning rate")
@@ -192,6 +207,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--local", type=int, default=2, help="layers that begin as readers of neighbours")
     parser.add_argument("--evaluate-every", type=int, default=900, help="steps between evaluations")
+    parser.add_argument("--questions", type=int, default=24, help="held-out questions of an evaluation, by kind")
     args = parser.parse_args()
     torch.set_num_threads(1)
     trainer = Trainer(args)
@@ -208,7 +224,9 @@ def main() -> None:
             every = range(trainer.model.shape.n_layers + 1)
             depths = list(every) if trainer.steps == args.steps else [0, *every[1:-1:2], every[-1]]
             for kind in tariff.KINDS:
-                print(f"{kind} at depths {depths}: {accuracy(trainer, 24, 20_000, kind, depths)}", flush=True)
+                print(
+                    f"{kind} at depths {depths}: {accuracy(trainer, args.questions, 20_000, kind, depths)}", flush=True
+                )
             export(trainer.model, trainer.tokenizer, args.out, TARIFF_SAMPLING)
             save_tokenizer(args.out)
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from remask_lab.bench.workload import TRANSIT_SAMPLING  # noqa: E402
 from training import optimizers  # noqa: E402  (the path above makes a plain script call work)
 from training.export import export, load_weights  # noqa: E402
-from training.model import DenseLlada, ModelShape, initialize  # noqa: E402
+from training.model import MaskedModel, ModelShape, initialize  # noqa: E402
 from training.transit_data import CanvasSource  # noqa: E402
 from training.transit_evaluate import measure  # noqa: E402
 from training.transit_tokenizer import build_tokenizer, save_tokenizer  # noqa: E402
@@ -56,7 +56,7 @@ class Trainer:
         self.tokenizer = build_tokenizer()
         self.source = CanvasSource(self.tokenizer, seed)
         self.rng = random.Random(seed)
-        self.model = DenseLlada(ModelShape(vocab_size=len(self.tokenizer)))
+        self.model = MaskedModel(ModelShape(vocab_size=len(self.tokenizer)))
         initialize(self.model)
         self.model.to(device)
         self.optimizers = optimizers.build(self.model, "wte", rate)

@@ -8,12 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks import transit
-from training.model import DenseLlada
+from training.model import MaskedModel
 from training.transit_data import RESPONSE_LENGTH, CanvasSource
 
 
 @torch.no_grad()
-def decode(model: DenseLlada, prompts: Tensor, mask_id: int, block_length: int, steps: int) -> Tensor:
+def decode(model: MaskedModel, prompts: Tensor, mask_id: int, block_length: int, steps: int) -> Tensor:
     """Returns the responses [batch, RESPONSE_LENGTH] to prompts of equal length, one full forward a step.
 
     The blocks are decoded from left to right. Each gets an equal share of the steps, and each step settles an equal
@@ -53,7 +53,7 @@ class Accuracy:
 
 
 def measure(
-    model: DenseLlada,
+    model: MaskedModel,
     tokenizer: PreTrainedTokenizerFast,
     questions: int,
     seed: int,

@@ -20,11 +20,13 @@ from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest
+from remask.errors import ConfigError
 from remask.models.attention import Attention, Sink
+from remask.models.mixture import Routes
 from remask.models.pool import Pool
-from remask.models.stage import Segments, StepBatch
+from remask.models.stage import Segments, Stage, StepBatch
 from remask.models.transformer import Transformer
-from remask.models.weights import LayerWeights
+from remask.models.weights import LayerWeights, MixtureWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,55 @@ def replace_attention(engine: Engine, attention: Attention) -> None:
     """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
     model = Transformer(engine.model.config, engine.model.weights, attention, engine.model.arithmetic)
     engine.runner = Runner(model, engine.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """Rows that a layer's router gave to experts.
+
+    Attributes:
+        layer: counted from 0.
+        positions: of the rows on their canvas, int64 [N]. Rows of all canvases of the pass stand one after the other.
+        experts: of each row, in the order of their scores, int64 [N, k].
+    """
+
+    layer: int
+    positions: Tensor
+    experts: Tensor
+
+
+def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> None:
+    """Call `observer` whenever a layer of `engine` routes rows, those of passes over prefixes alone included.
+
+    Raises `ConfigError` where no layer has experts.
+    """
+    if engine.model.config.mixture is None:
+        raise ConfigError("this model has no experts, so there are no routes to observe")
+    engine.runner = Runner(_RoutedTransformer(engine.model, observer), engine.pool)
+
+
+class _RoutedTransformer(Transformer):
+    def __init__(self, model: Transformer, observer: Callable[[RoutedRows], None]) -> None:
+        super().__init__(model.config, model.weights, model.attention, model.arithmetic)
+        self.observer = observer
+        self.layers = {id(w.mixture): layer for layer, w in enumerate(model.weights.layers)}
+        self.stage: Stage | None = None
+
+    def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        self.stage = stage
+        return super().run(stage, h, pool)
+
+    def route(self, x: Tensor, w: MixtureWeights) -> Routes:
+        routes, stage = super().route(x, w), self.stage
+        assert stage is not None
+        positions = stage.positions
+        if stage.partial is not None:
+            rows = stage.partial.computed
+            for pick in stage.partial.picks:
+                rows = rows.index_copy(0, pick.target, pick.chosen[-1])  # those that this layer chose
+            positions = positions[rows]
+        self.observer(RoutedRows(self.layers[id(w)], positions, routes.experts))
+        return routes
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 DPI = 160
 K_COLOR, V_COLOR = "#1f5a92", "#c0392b"
@@ -112,6 +114,86 @@ def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """The title of a panel and the names of its axes."""
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel=x, ylabel=y)
+
+
+@dataclass(frozen=True, slots=True)
+class PointLabel:
+    """The name of a point of a panel, which is given in the panel's data coordinates.
+
+    `needed`: it may stand away from its point, with a line between them. Another label is left out where no place
+    beside its point is free.
+    """
+
+    text: str
+    point: tuple[float, float]
+    color: str = "black"
+    needed: bool = False
+
+
+_NEAR, _RINGS = 5, 12  # points between a point and its label; how many times as far a needed label may stand
+_SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))  # right or left, above or below
+
+
+def place_labels(figure: Figure, labels: Mapping[Axes, Sequence[PointLabel]]) -> None:
+    """Write the labels of each panel, the first ones first, so that none hides another, a legend or the panel's edge.
+
+    Of the free places the first one is taken that hides the fewest points. All else must be drawn before.
+    """
+    figure.draw_without_rendering()  # panels have their places from here on
+    for axes, wanted in labels.items():
+        legend = axes.get_legend()
+        taken = [] if legend is None else [legend.get_window_extent()]
+        points = list(_points(axes))
+        for each in wanted:
+            box = _place(axes, each, taken, points)
+            taken += [] if box is None else [box]
+
+
+def _place(axes: Axes, wanted: PointLabel, taken: Sequence[Bbox], points: Sequence[Sequence[float]]) -> Bbox | None:
+    """Write a label, and return the pixels that it takes. Returns None where it is left out."""
+    note = axes.annotate(
+        wanted.text,
+        wanted.point,
+        (0, 0),
+        textcoords="offset points",
+        fontsize="small",
+        color=wanted.color,
+        zorder=5,
+    )
+    note.set_in_layout(False)
+    origin = note.get_window_extent()
+    pixels = axes.figure.dpi / 72
+    free: list[tuple[int, int, tuple[float, float], Bbox]] = []
+    for ring in range(1, 1 + (_RINGS if wanted.needed else 1)):
+        for right, up in _SIDES:
+            # From the lower left corner of the text to where it stands on this side.
+            x = right * _NEAR * ring - (1 - right) / 2 * origin.width / pixels
+            y = up * _NEAR * ring - (1 - up) / 2 * origin.height / pixels
+            box = origin.translated(x * pixels, y * pixels)
+            inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
+            if inside and not any(box.overlaps(other) for other in taken):
+                free.append((sum(box.contains(*point) for point in points), ring, (x, y), box))
+    if not free and not wanted.needed:
+        note.remove()
+        return None
+    if not free:
+        return origin
+    _, ring, place, box = min(free, key=lambda each: each[:2])
+    note.set_position(place)
+    if ring > 1:
+        (x, y), width, height = place, box.width / pixels, box.height / pixels
+        nearest = (min(max(0.0, x), x + width), min(max(0.0, y), y + height))
+        line = {"arrowstyle": "-", "linewidth": 0.6, "color": wanted.color, "shrinkA": 0, "shrinkB": 2}
+        axes.annotate("", wanted.point, nearest, textcoords="offset points", arrowprops=line, zorder=5)
+    return box
+
+
+def _points(axes: Axes) -> Iterator[Sequence[float]]:
+    """Where points are drawn, in pixels."""
+    for line in axes.get_lines():
+        yield from axes.transData.transform(line.get_xydata())
+    for dots in axes.collections:
+        yield from dots.get_offset_transform().transform(dots.get_offsets())
 
 
 def percent_bars(shares: Iterable[float], intervals: Iterable[Sequence[float]]) -> list[list[float]]:

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from remask.errors import ConfigError, IntegrityError
+from remask.models.config import Mixture
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
@@ -20,6 +22,7 @@ from remask_lab.speed import (
     first_layer,
     gpu,
     invariance,
+    mixture,
     neighbours,
     overhead,
     policies,
@@ -87,6 +90,48 @@ def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     report = json.loads(capsys.readouterr().out)
     assert report["ratio"] > 0
     assert report["ratio_range"][0] <= report["ratio"] <= report["ratio_range"][1]
+
+
+SIZES = ["--hidden", "32", "--experts", "6", "--active", "2", "--intermediate", "8", "--turns", "2"]
+
+
+def test_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["mixture", *SIZES, "--rows", "1,40"])
+    mixture.main()
+    report = json.loads(capsys.readouterr().out)
+    one, many = report["results"]
+    assert (one["rows"], one["experts_used"]) == (1, 2)
+    assert (many["rows"], many["experts_used"]) == (40, 6)
+    for each in (one, many):
+        assert each["ratio_range"][0] <= each["ratio_to_dense"] <= each["ratio_range"][1]
+        assert each["choice_share"] > 0
+
+
+def test_a_mixture_of_equal_experts_is_the_dense_mlp_that_it_is_compared_with() -> None:
+    layer = mixture.random_layer(16, Mixture(4, 2, 8), torch.float32, torch.device("cpu"))
+    x = torch.randn(5, 16)
+    # Four equal experts have weights of 1/4 each, so two of them give a quarter of an MLP whose halves are equal to them.
+    layer.weights.router.zero_()
+    layer.weights.gate_up.copy_(layer.gate_up.view(2, 2, 8, 16)[:, 0].reshape(1, 16, 16).expand(4, -1, -1))
+    layer.weights.down.copy_(layer.down[:, :8].expand(4, -1, -1))
+    layer.gate_up.view(2, 2, 8, 16)[:, 1] = layer.gate_up.view(2, 2, 8, 16)[:, 0]
+    layer.down[:, 8:] = layer.down[:, :8]
+    torch.testing.assert_close(4 * layer.routed(x), layer.dense(x))
+    assert layer.chosen(x).shape == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--active", "7"], "--active 7 is more than --experts 6"),
+        (["--rows", "1,none"], "--rows are whole numbers of 1 or more"),
+        (["--hidden", "0"], "--hidden must be 1 or more, got 0"),
+    ],
+)
+def test_a_mixture_that_cannot_be(options: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["mixture", *SIZES, *options])
+    with pytest.raises(ConfigError, match=message):
+        mixture.main()
 
 
 def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

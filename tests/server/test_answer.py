@@ -55,6 +55,12 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
     assert [item.logprob for item in second.scored][1] == MIN_LOGPROB
 
 
+def test_blocks_are_told_as_places_of_the_response() -> None:
+    params = SamplingParams(max_tokens=6)
+    grid = [range(4), range(4, 8), range(8, 12)]  # the prompt fills two places of the first, four are past the end
+    assert Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, grid).blocks == [(0, 2), (2, 6)]
+
+
 @pytest.mark.parametrize("scored", [True, False])
 def test_a_stop_ends_it_before_tokens_that_settled_with_it(scored: bool) -> None:
     told = 2 if scored else 0

@@ -12,6 +12,7 @@ import pytest
 
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
+from remask_lab.bench.workload import TRANSIT_SAMPLING
 from tests.server.serving import CHATS, SLOW, URL, Running, eventually, serving
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test EXTRAS=dev")
@@ -180,7 +181,7 @@ def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Runn
     assert all(re.fullmatch(r"[\d,.]+ ms", time) for time in measures["Time to the end"])
     for column, (name, body) in enumerate(zip("ab", sent, strict=True)):
         text, work = api_text(server, body)
-        assert tab.text(f"#run-{name} .answer") == text
+        assert tab.text(f"#answer-{name}") == text
         assert tab.text("#expected").endswith(text.strip())
         assert measures["Row-layers computed"][column] == f"{work['row_layers']:,}"
         steps = tab.page.locator(f"#run-{name} .canvas .token.settled sub").all_inner_texts()
@@ -209,6 +210,118 @@ def test_steps_can_be_gone_back_to(tab: Tab) -> None:
         assert tab.count("#run-b .token.draft") == 16 - settled
     tab.page.click("#run-b .replay")
     sync_api.expect(tab.page.locator("#run-b .scrub-text")).not_to_have_text("Step 1 of 16", timeout=DONE)
+
+
+def folds(tab: Tab, policy: str = "b") -> list[str]:
+    """What the marks of end tokens say."""
+    found: list[str] = tab.page.locator(f"#run-{policy} .fold").all_inner_texts()
+    return found
+
+
+def seen_tokens(tab: Tab, policy: str = "b") -> list[str]:
+    """The tokens of the canvas that are seen, without their steps."""
+    cells = tab.page.locator(f"#run-{policy} .canvas .token")
+    texts = [cells.nth(place).inner_text() for place in range(cells.count()) if cells.nth(place).is_visible()]
+    return [text.splitlines()[0] if "\n" in text else text.rstrip("0123456789") for text in texts]
+
+
+def seen_blocks(tab: Tab, policy: str = "b") -> list[str]:
+    """The numbers of the blocks that are seen."""
+    names = tab.page.locator(f"#run-{policy} .block-name")
+    return [names.nth(place).inner_text() for place in range(names.count()) if names.nth(place).is_visible()]
+
+
+def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
+    llm = LLM("bundled-transit", dtype="float32", device="cpu")
+    # Else a response ends with its first end token, in whose block there are few.
+    with serving(llm, sampling={**TRANSIT_SAMPLING, "ignore_eos": True}) as server, opened(browser, server.base) as tab:
+        tab.ask_for(16, block_length=4, steps=16)
+        tab.page.click("#run-b-only")
+        tab.ran("b")
+        assert llm.tokenizer is not None
+        words = len(llm.tokenizer.encode(tab.text("#expected").removeprefix("The right answer: ")))
+        ends, first = 16 - words, words // 4 + 1
+        assert ends >= 5, "the question has an answer of a few tokens"
+        assert folds(tab) == [f"end of text × {ends} (blocks {first} to 4)"]
+        assert len(seen_tokens(tab)) == words
+        assert "<|endoftext|>" not in seen_tokens(tab)
+        assert seen_blocks(tab) == [str(number) for number in range(1, first + 1)], "the others are folded too"
+
+        mark = "#run-b .fold button"
+        tab.page.focus(mark)
+        for opened_, key in ((True, "Enter"), (False, "Space")):
+            tab.page.keyboard.press(key)
+            tab.focused(mark)
+            assert tab.page.get_attribute(mark, "aria-expanded") == str(opened_).lower()
+            assert len(seen_tokens(tab)) == (16 if opened_ else words)
+            assert seen_tokens(tab).count("<|endoftext|>") == (ends if opened_ else 0)
+            assert seen_blocks(tab) == [str(number) for number in range(1, (4 if opened_ else first) + 1)]
+        tab.page.click(mark)
+        assert len(seen_tokens(tab)) == 16, "the mouse opens it too"
+        tab.slide("b", 14)
+        assert tab.page.get_attribute(mark, "aria-expanded") == "true", "it stays open at other steps"
+        assert tab.said == []
+
+
+def test_end_tokens_that_are_not_all_settled_say_so(tab: Tab) -> None:
+    tab.ask_for(16, block_length=16, steps=16)
+    tab.page.click("#run-b-only")
+    tab.ran("b")
+    seen = set()
+    for step in range(16):
+        tab.slide("b", step)
+        tokens = [text.rstrip("0123456789\n") for text in tab.page.locator("#run-b .canvas .token").all_inner_texts()]
+        settled = tab.page.locator("#run-b .canvas .token.settled").all_inner_texts()
+        count = sum(text.startswith("<|endoftext|>") for text in settled)
+        ends = sum(text == "<|endoftext|>" for text in tokens)
+        if len(folds(tab)) == 1 and f"× {ends}" in folds(tab)[0]:  # one run holds all
+            expected = f"end of text × {ends}" + (f", {count} settled" if 0 < count < ends else "")
+            assert folds(tab) == [expected], "there is one block, so none is named"
+            seen.add(count == ends)
+            assert tab.count("#run-b .fold button.settled") == (count == ends)
+    assert seen == {True, False}
+
+
+def test_a_mark_keeps_its_focus_where_it_moves_and_hands_it_on_where_it_goes(tab: Tab) -> None:
+    focused = tab.page.evaluate(
+        """async () => {
+            const { Canvas } = await import("./playground/canvas.js");
+            document.body.insertAdjacentHTML("afterbegin", "<ol id='made'></ol><button id='near'>near</button>");
+            const [made, near] = [document.getElementById("made"), document.getElementById("near")];
+            const canvas = new Canvas(made, new Set([7]), near);
+            canvas.lay([[0, 2], [2, 6]]);
+            const draw = (tokens) => {
+                const text = (id) => (id === null ? null : `t${id}`);
+                const texts = tokens.map((id) => ({ token_id: id, text: text(id), settled: null }));
+                canvas.draw({ step: 0, canvas: texts }, 3);
+            };
+            const seen = [];
+            draw([1, 2, 3, 7, 7, 7]);
+            made.querySelector("button").focus();
+            seen.push(document.activeElement.textContent);
+            draw([1, 7, 7, 7, 7, 7]);
+            seen.push(document.activeElement.textContent);
+            draw([1, 7, null, 7, null, 7]);
+            seen.push(document.activeElement.textContent);
+            return seen;
+        }"""
+    )
+    assert focused == ["end of text × 3", "end of text × 5 (blocks 1 to 2)", "near"]
+    assert tab.count("#made .fold") == 0
+    assert tab.page.locator("#made .token").all_inner_texts() == ["t1", "t7", "▒", "t7", "▒", "t7"]
+
+
+def test_the_canvas_shows_its_blocks(tab: Tab) -> None:
+    tab.ask_for(16, block_length=4, steps=16)
+    tab.page.click("#run-b-only")
+    tab.ran("b")
+    assert tab.count("#run-b .block") == 4
+    for block in range(1, 5):
+        assert tab.count(f"#run-b .block:nth-child({block}) .token") == 4
+    for step in range(8):  # the response ends with an end token in its second block
+        tab.slide("b", step)
+        assert tab.page.locator("#run-b .block.current").get_attribute("aria-label") == f"Block {step // 4 + 1}"
+    assert tab.count("#run-b .block:nth-child(3) .masked") == 4, "what was never reached"
 
 
 def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
@@ -272,7 +385,7 @@ def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
         ), f"the focus on {seen[-1]!r} is not seen"
         if seen[-1] == "reset":
             break
-    wanted = ["system", "user", "cache-a", "cache-b", "steps", "run", "run-a-only", "stop", "add-shared", "add-own",
+    wanted = ["user", "run", "run-a-only", "stop", "system", "cache-a", "cache-b", "steps", "add-shared", "add-own",
               "step", "caching", "reset"]  # fmt: skip
     assert [name for name in seen if name in wanted] == wanted
     unnamed = tab.page.evaluate(
@@ -344,6 +457,12 @@ def brightness(tab: Tab, age: str) -> float:
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
 
 
+def top(tab: Tab, selector: str) -> float:
+    """Where an element begins on the page, in pixels."""
+    found: float = tab.page.evaluate(f"document.querySelector('{selector}').getBoundingClientRect().top + scrollY")
+    return found
+
+
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> None:
     settings: dict[str, Any] = {
         "viewport": {"width": 360, "height": 740},
@@ -356,6 +475,11 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> N
         tab.shown("#compare:not([hidden])")
         tab.press("add-shared", "Request 1")
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.text("#answer-a") == tab.text("#answer-b") != ""
+        assert top(tab, "#answer-b") < 740, "the answers are seen without scrolling"
+        below = ["#system", "#cache-a", "#max_tokens", "#settings", "#store", ".legends", "#compare", "#allocator"]
+        for each in (*below, ".card.run", "label:has(#system) ~ p"):
+            assert top(tab, "#answer-b") < top(tab, each), f"{each} stands above the answer"
         assert tab.page.evaluate("getComputedStyle(document.querySelector('.token')).transitionDuration") == "0s"
         tab.slide("a", 3)
         tab.page.click("#run-a .replay")

@@ -82,6 +82,8 @@ def test_drafts_show_the_whole_canvas_step_by_step(server: Running) -> None:
     chunks = server.stream(body)
     prompt = next(chunk["remask"]["prompts"][0] for chunk in chunks if "prompts" in chunk.get("remask", {}))
     assert len(prompt) == server.ask().json()["usage"]["prompt_tokens"]
+    layouts = [chunk["remask"]["blocks"] for chunk in chunks if "blocks" in chunk.get("remask", {})]
+    assert layouts == [[[[place, place + 2] for place in range(0, 16, 2)]]]
     shown = [chunk["remask"] for chunk in chunks if "canvas" in chunk.get("remask", {})]
     assert [each["step"] for each in shown] == list(range(8))
     for each in shown:

@@ -13,7 +13,7 @@ from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, Blo
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
+from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
 from remask.sampling.schedule import even_count
 from remask.sampling.score import Penalty, RowGroup, step_seed
 
@@ -69,6 +69,11 @@ class BlockCausalDecoding:
     def length(self) -> int:
         """Prompt and response, filled up to whole blocks."""
         return -(-(len(self.prompt) + self.params.max_tokens) // self.block) * self.block
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """Blocks of the grid that the response reaches into."""
+        return blocks_of(self.block, len(self.prompt) // self.block * self.block, self.length)
 
     @property
     def total_steps(self) -> int:

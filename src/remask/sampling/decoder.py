@@ -15,6 +15,11 @@ Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
 
 
+def blocks_of(length: int, start: int, stop: int) -> list[range]:
+    """Return blocks of `length` positions that cover `start` to `stop`; the last one may reach beyond `stop`."""
+    return [range(first, first + length) for first in range(start, stop, length)]
+
+
 class Decoder(Protocol):
     """The decoding of one request in progress. It reads the canvas and never writes to it."""
 
@@ -108,6 +113,11 @@ class Decoding(Protocol):
     @property
     def block(self) -> int:
         """Positions per block."""
+        ...
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """Canvas positions of each block, in the order in which they are denoised."""
         ...
 
     @property

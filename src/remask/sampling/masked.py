@@ -13,7 +13,7 @@ from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.blocks import Blocks, even_blocks
-from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected
+from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_count
 from remask.sampling.score import RowGroup, step_seed
@@ -60,6 +60,11 @@ class MaskedDecoding:
     def block(self) -> int:
         """Positions per block."""
         return self.blocks.length
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """Blocks from the end of the prompt on."""
+        return blocks_of(self.block, len(self.prompt), self.length)
 
     @property
     def total_steps(self) -> int:

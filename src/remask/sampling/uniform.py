@@ -13,7 +13,7 @@ from remask.core.plan import Mask, Reach
 from remask.core.sampling import SamplingParams, is_greedy
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited
+from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import RowGroup, step_seed
 from remask.sampling.uniform_correction import TEMPERATURE, Correction
@@ -87,6 +87,11 @@ class UniformDecoding:
     def block(self) -> int:
         """Positions per block."""
         return self.params.block_length or min(BLOCK, self.params.max_tokens)
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """Blocks from the end of the prompt on."""
+        return blocks_of(self.block, len(self.prompt), len(self.prompt) + self.params.max_tokens)
 
     @property
     def total_steps(self) -> int:

@@ -41,6 +41,7 @@ class Answer:
         index: number of the choice in the answer.
         stop_ids: the model's own end tokens.
         token_text: returns the text of a token id, for drafts; None if the request did not ask for drafts.
+        blocks: canvas positions of each block, for drafts; the last one may reach beyond the response.
         rewrites: tokens may change after they were written. Uniform models do this until a block, or its correction,
             is done.
         scored: report each token with its log-probability; otherwise only the text.
@@ -53,6 +54,7 @@ class Answer:
         tokenizer: Tokenizer,
         stop_ids: Sequence[int],
         token_text: Callable[[int], str] | None = None,
+        blocks: Sequence[range] = (),
         *,
         rewrites: bool = False,
         scored: bool = False,
@@ -69,13 +71,23 @@ class Answer:
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
         self._text = Detokenizer(tokenizer, params.stop)
-        self._token_text = token_text
+        self._token_text, self._blocks = token_text, blocks
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
         """The prompt's tokens, in the form in which drafts list tokens."""
         assert self._token_text is not None
         return [{"token_id": token, "text": self._token_text(token)} for token in self.request.prompt_token_ids]
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """The blocks as places of the response, from and to before. The first one may begin within the prompt."""
+        places = len(self._tokens)
+        return [
+            (max(0, block.start - self._prompt), min(places, block.stop - self._prompt))
+            for block in self._blocks
+            if block.start - self._prompt < places
+        ]
 
     def take(self, events: Sequence[Event]) -> Delta:
         """Apply the events of one step. Returns what they add."""

@@ -121,8 +121,11 @@ class Generation:
         choices = [self.shape.opening(answer.index) for answer in self.answers]
         chunks = [self.shape.chunk([choice]) for choice in choices if choice is not None]
         if self.body.stream_drafts:
-            prompts = [answer.prompt for answer in self.answers]
-            chunks.append({**self.shape.chunk([]), "remask": {"prompts": prompts}})
+            layout = {
+                "prompts": [answer.prompt for answer in self.answers],
+                "blocks": [answer.blocks for answer in self.answers],
+            }
+            chunks.append({**self.shape.chunk([]), "remask": layout})
         return [self._chunk(chunk) for chunk in chunks]
 
     def _closing(self) -> list[bytes]:

@@ -87,7 +87,10 @@ class Service:
         stops = self.llm.loaded.config.stop_ids
         kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
         texts = self.intake.tokenizer
-        answers = [Answer(i, each.request, texts, stops, token_text, **kind) for i, each in enumerate(pending)]
+        answers = [
+            Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
+            for i, each in enumerate(pending)
+        ]
         generation = Generation(ticket, answers, shape(names), body)
 
         def finish() -> None:

@@ -28,7 +28,7 @@ from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, LeftOut, contender, every_contender
 from remask_lab.bench.rows import Row, holds, quality, quality_bars, work
 from remask_lab.bench.workload import Workload
-from remask_lab.drawing import K_COLOR, V_COLOR, label, new_figure, save_figures
+from remask_lab.drawing import K_COLOR, V_COLOR, PointLabel, label, new_figure, place_labels, save_figures
 from remask_lab.records.interval import percent_text
 from remask_lab.records.outcome import Outcome
 from remask_lab.records.record import Record
@@ -296,33 +296,36 @@ def _figure(curves: Curves) -> Figure:
     axes = list(figure.subplots(lines, min(count, _COLUMNS), sharex=True, sharey=True, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_visible(False)
-    for each in axes[:count]:
-        _background(each, curves)
+    labels = {each: _background(each, curves) for each in axes[:count]}
     for each, (name, knobs) in zip(axes, panels.items(), strict=False):
         label(each, name)
         for index, knob in enumerate(knobs):
-            _curve(each, knob, curves.rows[knob], _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)])
+            labels[each] += _curve(
+                each, knob, curves.rows[knob], _COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)]
+            )
         each.legend(loc="lower right", fontsize="small", framealpha=0.9)
     if fixed:
         label(axes[count - 1], "policies without a knob")
-        _named_points(axes[count - 1], [curves.rows[knob][0] for knob in fixed])
+        labels[axes[count - 1]] += _named_points(axes[count - 1], [curves.rows[knob][0] for knob in fixed])
     answered = curves.none["accuracy"] is not None
     figure.supxlabel("row-layers computed (% of no caching)", fontsize="medium")
     figure.supylabel("right answers (%, bars: 95 %)" if answered else "tokens as in none (%)", fontsize="medium")
+    place_labels(figure, labels)
     return figure
 
 
-def _background(axes: Axes, curves: Curves) -> None:
+def _background(axes: Axes, curves: Curves) -> list[PointLabel]:
     places = [100 * work(row) for row in curves.every], [100 * quality(row) for row in curves.every]
     none = 100 * quality(curves.none)
     axes.scatter(*places, s=10, color="#d9d9d9", zorder=1)
     axes.plot(100, none, "*", color="black", markersize=11, zorder=4)
-    axes.annotate("none", (100, none), (-4, -13), textcoords="offset points", ha="right")
     axes.set(xlim=(0, max(108, *(place + 8 for place in places[0]))), ylim=(-4, 112))
     axes.grid(alpha=0.3)
+    return [PointLabel("none", (100, none), needed=True)]
 
 
-def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str) -> None:
+def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str) -> list[PointLabel]:
+    """Returns the values at its points, those beside a large step first."""
     points = [(f"{at}", 100 * work(row), 100 * quality(row)) for at, row in zip(knob.values, rows, strict=True)]
     axes.errorbar(
         [x for _, x, _ in points],
@@ -336,23 +339,14 @@ def _curve(axes: Axes, knob: Knob, rows: Sequence[Row], color: str, marker: str)
         zorder=3,
         label=knob.setting,
     )
-    seen: list[tuple[float, float]] = []
     steps = [0.0, *(abs(y - before) for (_, _, before), (_, _, y) in pairwise(points)), 0.0]
-    # Labels of points that nearly coincide would hide each other. Those beside a large step are placed first.
     order = sorted(range(len(points)), key=lambda index: max(steps[index : index + 2]) < _LARGE_STEP)
-    for name, x, y in (points[index] for index in order):
-        if all(abs(x - left) > 5 or abs(y - down) > 7 for left, down in seen):
-            seen.append((x, y))
-            axes.annotate(name, (x, y), (4, 5), textcoords="offset points", fontsize="small", color=color, zorder=5)
+    return [PointLabel(name, (x, y), color) for name, x, y in (points[index] for index in order)]
 
 
-def _named_points(axes: Axes, rows: Sequence[Row]) -> None:
-    """Points with their names, one below another where they are high, and one above another where they are low."""
-    lines = {True: 0, False: 0}
-    for row in sorted(rows, key=work):
-        x, y = 100 * work(row), 100 * quality(row)
+def _named_points(axes: Axes, rows: Sequence[Row]) -> list[PointLabel]:
+    """Returns the names of its points."""
+    places = [(100 * work(row), 100 * quality(row)) for row in rows]
+    for row, (x, y) in zip(rows, places, strict=True):
         axes.errorbar(x, y, yerr=quality_bars([row]), fmt="o", color=K_COLOR, markersize=4, elinewidth=0.7, zorder=3)
-        high = y > 50
-        place = (6, (-14 - 11 * lines[high]) if high else (6 + 11 * lines[high]))
-        lines[high] += 1
-        axes.annotate(row["cache"], (x, y), place, textcoords="offset points", fontsize="small", zorder=5)
+    return [PointLabel(row["cache"], place, needed=True) for row, place in zip(rows, places, strict=True)]

@@ -20,6 +20,7 @@ async function begin() {
     ]);
     find("key-form").hidden = true;
     find("main").hidden = false;
+    for (const each of Object.values(runs)) each.ends = new Set(info.stop_token_ids);
     find("served").textContent =
       `${models.data[0].id}: ${plural(info.layers, "layer")}, ${count(info.parameters)} parameters, ${info.dtype} on ${info.device}`;
     fill(example, true);
@@ -190,6 +191,6 @@ find("key-form").addEventListener("submit", async (event) => {
   useKey(given);
   await begin();
   if (!find("key-form").hidden) setText(find("key-problem"), "This key is not known to the server.");
-  else find("system").focus();
+  else find("user").focus();
 });
 begin();

@@ -1,6 +1,7 @@
 // One panel: it shows a request under one policy, step by step.
 
 import { events } from "./api.js";
+import { Canvas } from "./canvas.js";
 import { count, describe, find, make, millis, percent, plural } from "./dom.js";
 import { drawPasses, inWords, prefixReuse, rowLayers } from "./layers.js";
 
@@ -9,8 +10,12 @@ const REPLAY_MS = 250;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Run {
+  /** A panel and the answer of policy `name`, which stands beside the question. */
   constructor(name) {
     this.name = name;
+    this.ends = new Set(); // token ids that end a response
+    this.answer = find(`answer-${name.toLowerCase()}`);
+    this.answerer = find(`answerer-${name.toLowerCase()}`);
     const panel = find("run-template").content.cloneNode(true).firstElementChild;
     this.panel = panel;
     panel.id = `run-${name.toLowerCase()}`;
@@ -25,9 +30,12 @@ export class Run {
   reset(policy) {
     clearTimeout(this.timer);
     Object.assign(this, { policy, frames: [], prompt: [], text: "", done: null, waiting: false });
+    this.canvas = new Canvas(this.part(".canvas"), this.ends, this.slider);
     this.part(".stage").hidden = true;
-    this.part(".canvas").replaceChildren();
-    if (policy) this.part("h3").textContent = `Policy ${this.name}: ${policy}`;
+    if (!policy) return;
+    this.answer.textContent = "";
+    this.part("h3").textContent = `Policy ${this.name}: ${policy}`;
+    this.answerer.textContent = `Answer of ${this.name}, ${policy}`;
   }
 
   /** Send the request and draw every step of the stream. Throws `Problem`; the panel keeps the steps drawn before. */
@@ -38,10 +46,14 @@ export class Run {
     let first = null;
     try {
       for await (const chunk of events("v1/chat/completions", body, signal)) {
-        if (chunk.remask?.prompts) this.prompt = chunk.remask.prompts[0];
+        if (chunk.remask?.prompts) {
+          this.prompt = chunk.remask.prompts[0];
+          this.canvas.lay(chunk.remask.blocks[0]);
+        }
         const text = chunk.choices[0]?.delta?.content ?? "";
         if (text && first === null) first = performance.now() - started;
         this.text += text;
+        this.answer.textContent = this.text;
         if (chunk.remask?.canvas) this.addStep(chunk.remask);
         if (chunk.usage) this.done = { first, total: performance.now() - started, usage: chunk.usage, work: chunk.remask };
       }
@@ -84,11 +96,10 @@ export class Run {
     this.part(".scrub-text").textContent = words;
     this.slider.setAttribute("aria-valuetext", words);
     this.drawPrompt(frame);
-    this.drawCanvas(frame);
+    this.canvas.draw(frame, this.frames.at(-1).step);
     drawPasses(this.part(".passes"), frame.passes);
     this.part(".words").textContent = inWords(frame.passes);
     this.drawNumbers(frame);
-    this.part(".answer").textContent = this.text;
   }
 
   drawPrompt(frame) {
@@ -99,25 +110,6 @@ export class Run {
     const text = this.part(".prompt-text");
     text.setAttribute("aria-label", "Prompt tokens, the shared prefix underlined");
     text.replaceChildren(make("mark", { text: words(this.prompt.slice(0, shared)) }), ` ${words(this.prompt.slice(shared))}`);
-  }
-
-  drawCanvas(frame) {
-    const list = this.part(".canvas");
-    list.setAttribute("aria-label", `Response canvas after step ${frame.step + 1}`);
-    const last = Math.max(this.frames.at(-1).step, 1);
-    frame.canvas.forEach((token, place) => {
-      const cell = list.children[place] ?? list.appendChild(make("li"));
-      const settled = token.settled !== null && token.settled <= frame.step;
-      const kind = settled ? "settled" : token.text === null ? "masked" : "draft";
-      const text = token.text === null ? "▒" : token.text === "" ? "␣" : token.text.replaceAll("\n", "⏎");
-      cell.className = `token ${kind}`;
-      cell.replaceChildren(text);
-      cell.title = settled ? `settled at step ${token.settled + 1}` : kind === "draft" ? "draft" : "not predicted yet";
-      if (settled) {
-        cell.append(make("sub", { text: String(token.settled + 1) }));
-        cell.style.setProperty("--age", token.settled / last);
-      }
-    });
   }
 
   drawNumbers(frame) {

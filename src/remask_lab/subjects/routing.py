@@ -1,0 +1,316 @@
+"""`remask analyze routing`: which experts the rows of a mixture go to, from step to step and beside no caching.
+
+Requests with a shared prefix run one at a time under each policy. A row that reads older K/V has another hidden state,
+so its router may choose other experts; a row that is not computed keeps the output of those it went to last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from remask.cli.options import add_model_options, open_llm
+from remask.engine.config import EngineConfig
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.observe import ObservedPass, RoutedRows, observe_passes, observe_routes
+from remask.policies import CachePolicy, settings_of
+from remask_lab.arguments.common import COMPARED_CACHES, compared_policies
+from remask_lab.arguments.results import add_result_options
+from remask_lab.arguments.workload import add_workload_options, asked_workload, described
+from remask_lab.bench.workload import token_agreement
+from remask_lab.drawing import distinct_line, label, legend_below, new_figure, save_figures, whole_ticks
+from remask_lab.instruments.series import Floats, Series
+from remask_lab.instruments.watch import NONE, Watcher, check_ends, check_uncached
+from remask_lab.records.outcome import Outcome
+from remask_lab.records.record import Record, about
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "expert choices: how they change between steps, and how far caches move them, by layer"
+EXAMPLES = (
+    "remask analyze routing --model MODEL --task tariff --requests 40 --caches reuse,bicache,dllm-cache",
+    "remask analyze routing --model llada-moe-tiny --load-format dummy --requests 2 --max-tokens 8 --plots pictures",
+)
+
+Sets = NDArray[np.int32]
+"""Experts of a row, ascending, by layer with experts and position: [layers, T, k]; -1 where it was never computed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subject's options."""
+    parser.add_argument("--caches", metavar="SPEC,...", help="policies beside none (default: what suits the model)")
+    parser.add_argument("--cache-config", metavar="JSON", help="settings, as one object per policy")
+    add_workload_options(parser, requests=16)
+    add_result_options(parser)
+    add_model_options(parser)
+
+
+def measure(args: argparse.Namespace) -> Outcome:
+    """Run the requests that `args` name under every policy."""
+    llm = open_llm(args, engine=EngineConfig(max_num_seqs=1))
+    workload = asked_workload(llm, args).seeded
+    named = compared_policies(args, COMPARED_CACHES[llm.loaded.config.kind])
+    policies = [(one.name, llm.policy(one.name, one.settings)) for one in named if one.name != "none"]
+    report = measure_routing(llm, [task.request for task in workload.tasks], policies, progress=llm.progress)
+    record = Record("analyze routing", about(llm, settings=described(workload)), asdict(report))
+    return Outcome(text(report), record, partial(plot_routing, report), reading(report))
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """One policy. Shares are over all passes of all requests, one for each layer with experts; NaN where none is known.
+
+    Attributes:
+        cache, settings: the policy.
+        between: of the rows that a pass computed and an earlier pass of the request too, those that go to other
+            experts than then.
+        moved: of the rows that a pass computed, those that go to other experts than without a cache in the same step.
+        kept: of the rows that a pass left out, those whose last experts are not the ones they would go to in this step
+            without a cache.
+        agreement: share of the response's tokens that are those without a cache.
+    """
+
+    cache: str
+    settings: dict[str, Any]
+    between: Series
+    moved: Series
+    kept: Series
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingReport:
+    """Expert choices under each policy; `none` comes first. `layers` are those with experts, counted from 1."""
+
+    model: str
+    experts: int
+    active: int
+    layers: tuple[int, ...]
+    requests: int
+    policies: tuple[Routing, ...]
+
+
+def reading(report: RoutingReport) -> str:
+    """The report in a paragraph."""
+    none, *others = report.policies
+    parts = [
+        f"Without a cache {_share(none.between)} of the rows go to another set of {report.active} of {report.experts} "
+        f"experts than in the step before, most in layer {_most(report, none.between)}."
+        if not _unknown(none.between)
+        else "No request has two passes, so nothing is known of changes between steps."
+    ]
+    for each in others:
+        sentence = f"Under {each.cache} {_share(each.moved)} of the computed rows go to other experts than without it"
+        if not _unknown(each.kept):
+            sentence += (
+                f", and {_share(each.kept)} of those left out were computed by others than they would be now"
+                f", most in layer {_most(report, each.kept)}"
+            )
+        parts.append(f"{sentence}; {100 * each.agreement:.1f} % of the tokens are the same.")
+    return " ".join(parts)
+
+
+def _unknown(shares: Series) -> bool:
+    return all(math.isnan(share) for share in shares)
+
+
+def _share(shares: Series) -> str:
+    """The mean over layers."""
+    return f"{100 * float(np.nanmean(shares)):.1f} %"
+
+
+def _most(report: RoutingReport, shares: Series) -> int:
+    return report.layers[int(np.nanargmax(shares))]
+
+
+def text(report: RoutingReport) -> str:
+    """One line a layer and policy."""
+    lines = [f"{'cache':<24}{'layer':>6}{'between steps %':>18}{'moved %':>10}{'kept %':>9}"]
+    for each in report.policies:
+        for row in zip(report.layers, each.between, each.moved, each.kept, strict=True):
+            between, moved, kept = ("-" if math.isnan(share) else f"{100 * share:.2f}" for share in row[1:])
+            lines.append(f"{each.cache:<24}{row[0]:>6}{between:>18}{moved:>10}{kept:>9}")
+    return "\n".join(lines)
+
+
+def measure_routing(
+    llm: LLM, requests: Sequence[Request], policies: Sequence[tuple[str, CachePolicy]], progress: bool = False
+) -> RoutingReport:
+    """Run `requests` under `none` and under `policies`, one at a time, each with an empty prefix store.
+
+    Raises `ConfigError` where the model has no experts, there is no request, or one cannot run or asks for guidance.
+    """
+    tracer = RouteTracer(llm)
+    if not requests:
+        raise ConfigError("there is no request to measure; give one at least")
+    for item in requests:
+        check_uncached(item, "routes")
+        for _, policy in policies:
+            tracer.watcher.engine.check(item.with_policy(policy))
+    counts = {name: Counts(len(tracer.layers)) for name, _ in [("none", NONE), *policies]}
+    for item in tqdm(requests, desc="requests", unit="req", disable=not progress):
+        reference = tracer.trace(item.with_policy(NONE))
+        for name, policy in [("none", NONE), *policies]:
+            counts[name].add(reference if name == "none" else tracer.trace(item.with_policy(policy)), reference)
+    mixture = llm.loaded.config.mixture
+    assert mixture is not None
+    settings = {"none": {}, **{name: settings_of(policy) for name, policy in policies}}
+    return RoutingReport(
+        llm.loaded.name,
+        mixture.experts,
+        mixture.active,
+        tuple(layer + 1 for layer in tracer.layers),
+        len(requests),
+        tuple(counts[name].summary(name, settings[name]) for name in counts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPass:
+    """One pass: `before` and `after` it, where each row of the canvas went last, and what it computed, [layers, T]."""
+
+    step: int
+    before: Sets
+    after: Sets
+    computed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTrace:
+    """The passes of one request, and its response."""
+
+    passes: tuple[RoutedPass, ...]
+    tokens: tuple[int, ...]
+
+
+class RouteTracer:
+    """Runs requests of one model one at a time under any policy, and follows the choices of its routers.
+
+    Raises `ConfigError` where the model has no experts.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.watcher = Watcher(llm, prefix_match="exact")
+        observe_routes(self.watcher.engine, self._note)
+        mixture, count = llm.loaded.config.mixture, llm.loaded.config.layers
+        assert mixture is not None
+        self.layers = [layer for layer in range(count) if layer not in mixture.dense_layers]
+        self._active = mixture.active
+        self._begin(0)
+
+    def trace(self, item: Request) -> RouteTrace:
+        """Run a request to its end, its prefix-only pass included. Raises `ConfigError` where it cannot run."""
+        engine = self.watcher.engine
+        passes: list[RoutedPass] = []
+        tokens: Sequence[int] = ()
+        pending = engine.check(item)
+        engine.store.drop()  # so that the prefix-only pass is seen
+        self._begin(pending.decoding.length)
+
+        def observe(observed: Sequence[ObservedPass]) -> None:
+            passes.extend(
+                RoutedPass(each.step, self._before, self._sets.copy(), self._computed.copy()) for each in observed
+            )
+
+        observe_passes(engine, observe)
+        engine.add(item)
+        while engine.busy:
+            events = engine.step()
+            check_ends(events)
+            for event in events:
+                if event.result is not None:
+                    tokens = event.result.token_ids
+        return RouteTrace(tuple(passes), tuple(tokens))
+
+    def _begin(self, length: int) -> None:
+        self._sets: Sets = np.full((len(self.layers), length, self._active), -1, dtype=np.int32)
+        self._before, self._last = self._sets, -1
+        self._computed = np.zeros(self._sets.shape[:2], dtype=np.bool_)
+
+    def _note(self, rows: RoutedRows) -> None:
+        # Layers of a pass follow each other, so where they do not go on another pass has begun.
+        if rows.layer <= self._last:
+            self._before = self._sets.copy()
+            self._computed[:] = False
+        self._last = rows.layer
+        place, positions = self.layers.index(rows.layer), rows.positions.cpu().numpy()
+        self._sets[place, positions] = np.sort(rows.experts.cpu().numpy(), axis=1)
+        self._computed[place, positions] = True
+
+
+class Counts:
+    """Rows that differ, and rows that were compared, by layer; see `Routing` for what is compared."""
+
+    def __init__(self, layers: int) -> None:
+        self._between, self._moved, self._kept = (np.zeros((2, layers)) for _ in range(3))
+        self._agreement: list[float] = []
+
+    def add(self, trace: RouteTrace, uncached: RouteTrace) -> None:
+        """Add a request. `uncached` is the trace of the same one under `none`."""
+        reference = {each.step: each.after for each in uncached.passes}
+        for number, each in enumerate(trace.passes):
+            if number:
+                _count(self._between, each.before, each.after, each.computed)
+            if each.step in reference:
+                _count(self._moved, each.after, reference[each.step], each.computed)
+                _count(self._kept, each.after, reference[each.step], ~each.computed)
+        self._agreement.append(token_agreement(trace.tokens, uncached.tokens))
+
+    def summary(self, cache: str, settings: dict[str, Any]) -> Routing:
+        """The shares."""
+        shares = (tuple(_shares(counts).tolist()) for counts in (self._between, self._moved, self._kept))
+        return Routing(cache, settings, *shares, float(np.mean(self._agreement)))
+
+
+def _count(counts: Floats, these: Sets, those: Sets, rows: NDArray[np.bool_]) -> None:
+    """Count those of `rows` [layers, T] that went to different experts, and all of them, where both are known."""
+    known = rows & (these[..., 0] >= 0) & (those[..., 0] >= 0)
+    counts[0] += (known & (these != those).any(axis=-1)).sum(axis=1)
+    counts[1] += known.sum(axis=1)
+
+
+def _shares(counts: Floats) -> Floats:
+    found: Floats = counts[0] / np.where(counts[1], counts[1], np.nan)
+    return found
+
+
+def plot_routing(report: RoutingReport, folder: str | Path) -> list[Path]:
+    """Draw `routing.png` into `folder`, which is made if it is not there. Returns its path."""
+    return save_figures({"routing": _figure(report)}, folder, report.model)
+
+
+def _figure(report: RoutingReport) -> Figure:
+    others = report.policies[1:]
+    figure = new_figure(
+        f"rows that go to another set of {report.active} of {report.experts} experts",
+        width=10.5,
+        how="left: by themselves, as tokens settle; middle and right: because of the cache",
+    )
+    panels: list[tuple[str, str, Sequence[Routing], Callable[[Routing], Series]]] = [
+        ("than when computed before", "% of rows computed again", report.policies, lambda each: each.between),
+        ("than without a cache", "% of computed rows", others, lambda each: each.moved),
+        ("than they would go now", "% of rows left out", others, lambda each: each.kept),
+    ]
+    names = {each.cache: index for index, each in enumerate(report.policies)}
+    for axes, (title, y, shown, values) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        for each in shown:
+            shares = [100 * share for share in values(each)]
+            distinct_line(axes, names[each.cache], report.layers, shares, each.cache)
+        label(axes, title, "layer", y)
+        axes.set_ylim(bottom=0)
+        whole_ticks(axes.xaxis, 10)
+        axes.grid(alpha=0.3)
+    legend_below(figure, len(report.policies), figure.axes[0])
+    return figure

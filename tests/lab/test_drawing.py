@@ -1,0 +1,83 @@
+"""Labels of points: where they are free to stand."""
+
+import itertools
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
+
+from remask_lab.drawing import DPI, PointLabel, new_figure, place_labels
+
+
+def panel(*points: tuple[float, float], legend: bool = False) -> tuple[Figure, Axes]:
+    figure = new_figure("labels", height=3, width=4)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    axes.plot([x for x, _ in points], [y for _, y in points], "o", label="points")
+    if legend:
+        axes.legend(loc="lower right")
+    return figure, axes
+
+
+def written(figure: Figure, axes: Axes) -> dict[str, Bbox]:
+    """Where each label stands in a picture as it is saved, in pixels."""
+    figure.dpi = DPI
+    figure.draw_without_rendering()
+    notes = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text()]
+    return {note.get_text(): note.get_window_extent() for note in notes}
+
+
+def lines(axes: Axes) -> int:
+    """How many labels are joined to their points."""
+    return sum(isinstance(each, Annotation) and each.arrow_patch is not None for each in axes.texts)
+
+
+def test_names_of_points_that_nearly_coincide_are_all_read() -> None:
+    points = [(85.0, 97.0), (100.0, 97.0), (98.0, 99.0), (97.0, 96.0), (99.0, 98.0)]
+    figure, axes = panel(*points, legend=True)
+    names = ["block-prefix", "none", "uniform-cache", "reuse", "elastic-cache"]
+    place_labels(
+        figure, {axes: [PointLabel(name, point, needed=True) for name, point in zip(names, points, strict=True)]}
+    )
+    boxes = written(figure, axes)
+    assert list(boxes) == names
+    for (name, one), (other, two) in itertools.combinations(boxes.items(), 2):
+        assert not one.overlaps(two), f"{name} and {other} hide each other"
+    legend = axes.get_legend()
+    assert legend is not None
+    for name, box in boxes.items():
+        assert axes.bbox.contains(*box.min), name
+        assert axes.bbox.contains(*box.max), name
+        assert not box.overlaps(legend.get_window_extent())
+    assert lines(axes) > 0, "what stands further away is joined to its point"
+
+
+def test_a_label_stands_beside_its_point_and_hides_no_other() -> None:
+    figure, axes = panel((50, 50), (57, 56))
+    place_labels(figure, {axes: [PointLabel("here", (50, 50))]})
+    box = written(figure, axes)["here"]
+    point, other = axes.transData.transform([(50, 50), (57, 56)])
+    assert not box.contains(*other), "above to the right another point stands"
+    assert not box.contains(*point)
+    assert min(abs(box.x0 - point[0]), abs(box.x1 - point[0])) < 20
+    assert lines(axes) == 0
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_only_a_needed_label_is_written_where_no_place_is_free(needed: bool) -> None:
+    figure, axes = panel((50, 50))
+    wide = "a name that is wider than its panel " * 3
+    place_labels(figure, {axes: [PointLabel(wide, (50, 50), needed=needed)]})
+    assert list(written(figure, axes)) == ([wide] if needed else [])
+
+
+def test_the_first_labels_have_the_first_choice() -> None:
+    figure, axes = panel((50, 50))
+    names = [f"value {number}" for number in range(9)]
+    place_labels(figure, {axes: [PointLabel(name, (50, 50)) for name in names]})
+    boxes = written(figure, axes)
+    assert list(boxes) == names[: len(boxes)], "those after them are left out"
+    assert 4 <= len(boxes) < len(names)
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(boxes.values(), 2))
