@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.meter import CacheMeter
@@ -19,7 +17,7 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, Member, Ran, poisons, read_isolated, run_isolated
+from remask.engine.isolation import Batch, Member, Ran, Scores, poisons, read_isolated, run_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
@@ -193,6 +191,7 @@ class Engine:
                 self.probe(ran.batch.requests, ran.hidden)
             self._settle(ran, read_isolated(self.runner, ran, self._fail))
         if not (self._waiting or len(self._running)):
+            self.runner.forget()
             self.check_integrity()  # before events are taken: what it raises loses none
         events, self._ended = self._ended, []
         self.stats.step_seconds += time.perf_counter() - start
@@ -367,7 +366,7 @@ class Engine:
         else:
             self._queue(running.pending)
 
-    def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, NDArray[np.float32]]]) -> None:
+    def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, Scores]]) -> None:
         """Enter what a pass computed into the store and the requests; `scores` are of those that could be read."""
         batch = ran.batch
         self.stats.steps += 1
@@ -388,7 +387,7 @@ class Engine:
                 elif reason is not None:
                     self._end(running, reason)
 
-    def _apply(self, running: RunningRequest, scores: NDArray[np.float32]) -> None:
+    def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
         if self.meter is not None:
             for branch, plan in running.items():
@@ -401,7 +400,7 @@ class Engine:
         name, events = running.request.id, []
         if running.request.drafts and not running.plan.fills and not running.closing:
             events.append(Event(name, draft=running.draft(tokens, confidence)))
-        transfer = running.apply(tokens.astype(np.int64), confidence)
+        transfer = running.apply(tokens, confidence)
         if running.closing:
             return
         settled = running.newly_settled()

@@ -75,6 +75,7 @@ class RunningRequest:
     _scanned: int = 0  # leading response tokens that `_stops` has seen
     _first_settled: float | None = None  # when the first response token became final
     _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
+    _size: int = 0  # positions of all canvases
     _residual: _Residual | None = None
     _stop_written: bool = False  # whether the last step wrote a stop token
     _pass_index: int = 0  # passes since the step began
@@ -88,6 +89,7 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self.policy.traits.schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
+        self._size = sum(len(branch.canvas) for branch in self.branches)
 
     @property
     def request(self) -> Request:
@@ -127,17 +129,20 @@ class RunningRequest:
     @property
     def cost(self) -> int:
         """Row-layers of the next pass."""
-        return sum(plan.cost for _, plan in self.items())
+        items = self.items()
+        return items[0][1].cost if len(items) == 1 else sum(plan.cost for _, plan in items)
 
     @property
     def predicted(self) -> int:
         """Number of positions that the next pass predicts."""
-        return int(self.plan.predict.sum())
+        return len(self.plan.predicted)
 
     @property
     def saved(self) -> int:
         """Row-layers of the canvases in the next pass that it does not compute."""
-        return sum(len(branch.canvas) * self.layers for branch, _ in self.items()) - self.cost
+        items = self.items()
+        size = self._size if len(items) == len(self.branches) else len(items[0][0].canvas)
+        return size * self.layers - self.cost
 
     @property
     def refreshes(self) -> bool:
@@ -149,7 +154,8 @@ class RunningRequest:
         """Whether the next pass computes rows of the leased prefix, above the boundary."""
         if self.lease is None:
             return False
-        return bool(self.plan.spans[-1].rows[: len(self.lease.entry)].any())
+        live = self.plan.spans[-1].positions
+        return len(live) > 0 and bool(live[0] < len(self.lease.entry))
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
@@ -169,7 +175,7 @@ class RunningRequest:
         count = self.predicted
         if count == 0:
             return None
-        positions = np.flatnonzero(self.plan.predict)
+        positions = self.plan.predicted
         group = self.decoder.group(slice(at, at + count), positions)
         if len(self.branches) == 1:
             return group
@@ -184,14 +190,14 @@ class RunningRequest:
     def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
         if group.guide is not None and not self.policy.guides(self.decoder.step + 1):
-            self._residual = _Residual(np.flatnonzero(self.plan.predict), logits[group.rows] - logits[group.guide])
+            self._residual = _Residual(self.plan.predicted, logits[group.rows] - logits[group.guide])
 
-    def draft(self, tokens: NDArray[np.float32], confidence: NDArray[np.float32]) -> Draft:
+    def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
         """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""
         return Draft(
             step=self.decoder.step,
-            positions=tuple(np.flatnonzero(self.plan.predict).tolist()),
-            token_ids=tuple(tokens.astype(np.int64).tolist()),
+            positions=tuple(self.plan.predicted.tolist()),
+            token_ids=tuple(tokens.tolist()),
             confidences=tuple(confidence.tolist()),
             passes=(*self._fill_passes, self._layer_work()),
         )
@@ -201,18 +207,17 @@ class RunningRequest:
 
         `tokens` and `confidence` are [predicted].
         """
-        plan = self.plan
+        items, plan = self.items(), self.plan
         self._count_pass(plan)
-        clocks = [branch for branch, _ in self.items()]
         self._items = None
         if self.sharing is not None:
             self.sharing.computed(plan, self.sharing.ready())
         if plan.fills:
             self._pass_index += 1
             return None
-        for branch in clocks:
+        for branch, _ in items:
             branch.clock += 1
-        positions = np.flatnonzero(plan.predict)
+        positions = plan.predicted
         self._last_pass = LastPass(positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         written = () if transfer is None else transfer.token_ids
@@ -245,6 +250,8 @@ class RunningRequest:
     def newly_settled(self) -> tuple[int, ...]:
         """Response tokens that have become final, with no gap before them, since the last call."""
         canvas, begin = self.branches[0].canvas, self._reported
+        if canvas.settled_lead == begin:
+            return ()
         self._reported = canvas.settled_lead
         return tuple(canvas.response[begin : self._reported].tolist())
 
@@ -276,8 +283,9 @@ class RunningRequest:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions that are written at the end of the step, and their tokens."""
         block = self.decoder.block
-        inside = (positions >= block.start) & (positions < block.stop)
-        positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
+        if len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
+            inside = (positions >= block.start) & (positions < block.stop)
+            positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
         written = (
             self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
         )
@@ -302,7 +310,8 @@ class RunningRequest:
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
-        return replace(self.policy.plan(view), sees=view.sees)
+        plan = self.policy.plan(view)
+        return plan if plan.sees is view.sees else replace(plan, sees=view.sees)
 
     def _closing_plan(self, branch: CanvasState) -> Plan:
         # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
@@ -332,12 +341,13 @@ class RunningRequest:
             seed=self.pending.decoding.seed,
             decoding=StepFacts(decoder.order, decoder.touched),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
+            memo=branch.memo,
         )
 
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
         canvas = self.branches[0].canvas
-        if canvas.noisy[: canvas.end].any():
+        if canvas.settled_lead < canvas.end - canvas.prompt:
             return False
         rest = canvas.noisy[canvas.end :]
         lead = int(rest.argmax()) if rest.any() else len(rest)
@@ -346,6 +356,7 @@ class RunningRequest:
     def _stop_at(self) -> int | None:
         """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
         canvas, begin = self.branches[0].canvas, self._scanned
-        self._scanned = canvas.settled_lead
-        self._stops.push(canvas.response[begin : self._scanned].tolist())
+        if canvas.settled_lead > begin:
+            self._scanned = canvas.settled_lead
+            self._stops.push(canvas.response[begin : self._scanned].tolist())
         return self._stops.end

@@ -1,13 +1,12 @@
 """`bicache`: reuse of a shared prefix in shallow layers, restart of deep layers from a stored boundary state."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
-
-import numpy as np
 
 from remask.core.checks import is_whole, one_of, whole
 from remask.core.depth import DepthLookup
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, PrefixHit, Span, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
@@ -96,16 +95,22 @@ class BiCache(CachePolicy):
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
-        prefix = np.arange(view.length) < view.prefix.length
-        boundary, leased = view.prefix.boundary, view.prefix.layers
         # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
         # step reads the K/V that it wrote.
-        refresh = self.refreshes(view.step) and view.pass_index == 0 and boundary < view.layers
-        start = 0 if self.boundary_state == "recomputed" else boundary
+        refresh = self.refreshes(view.step) and view.pass_index == 0 and view.prefix.boundary < view.layers
+        spans = view.spans((plan.spans, refresh), partial(self._placed, view, view.prefix, plan.spans, refresh))
+        return Plan(spans, plan.predict, plan.commit, plan.sees, plan.watch, plan.refreshes or refresh)
 
-        def place(span: Span) -> Span:
+    def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
+        """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""
+        prefix = view.rows(0, hit.length)
+        start = 0 if self.boundary_state == "recomputed" else hit.boundary
+
+        def rejoin(span: Span) -> Span:
             if not refresh or span.layers.start < start:
-                return replace(span, rows=span.rows & ~prefix)
-            return replace(span, rows=span.rows | prefix, frozen=prefix if span.layers.start < leased else span.frozen)
+                return span
+            frozen = prefix if span.layers.start < hit.layers else span.frozen
+            return replace(span, rows=span.rows | prefix, frozen=frozen)
 
-        return replace(plan.cut(boundary).cut(leased).map(place), refreshes=plan.refreshes or refresh)
+        without = spans.map(lambda span: replace(span, rows=span.rows & ~prefix))
+        return without.cut(hit.boundary).cut(hit.layers).map(rejoin)

@@ -4,11 +4,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
-from remask.core.plan import Mask, Plan, Span, View
+from remask.core.plan import Plan, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
@@ -30,14 +28,12 @@ class Blockwise(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
-        layers = range(view.layers)
         if view.block_step > 0:
-            rows = self._rows(view)
-            return Plan((Span(layers, rows),), predict=view.candidates & rows, refreshes=self._renews(view))
-        first = _positions(view, range(view.block.start, view.block.start + 1))
-        commit = first if view.shift else None
-        predict = view.candidates if commit is None else first
-        return Plan((Span(layers, view.everything),), predict, commit, refreshes=True)
+            spans = self._spans(view)
+            return Plan(spans, predict=view.candidates & spans[0].rows, refreshes=self._renews(view))
+        commit = view.first if view.shift else None
+        predict = view.candidates if commit is None else commit
+        return Plan(view.over(0, view.length), predict, commit, refreshes=True)
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002
         """Whether a cached pass computes rows that it reads from the cache at other times."""
@@ -47,8 +43,8 @@ class Blockwise(CachePolicy):
         return ("masked",)
 
     @abstractmethod
-    def _rows(self, view: View) -> Mask:
-        """Rows of a cached pass."""
+    def _spans(self, view: View) -> Spans:
+        """The span of a cached pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,8 @@ class BlockPrefix(Blockwise):
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked", "uniform")
 
-    def _rows(self, view: View) -> Mask:
-        return _positions(view, range(view.block.start, view.length))
+    def _spans(self, view: View) -> Spans:
+        return view.over(view.block.start, view.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +92,12 @@ class BlockDual(Blockwise):
         if self.fill_pass == "transfer" or view.block_step > 0:
             return Blockwise.plan(self, view)
         if view.pass_index == 0:
-            nothing = _positions(view, range(0))
-            return Plan((Span(range(view.layers), view.everything),), nothing, commit=nothing, refreshes=True)
-        return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
+            nothing = view.rows(0, 0)
+            return Plan(view.over(0, view.length), nothing, commit=nothing, refreshes=True)
+        return Plan(self._spans(view), predict=view.candidates)
 
-    def _rows(self, view: View) -> Mask:
-        return _positions(view, view.block)
+    def _spans(self, view: View) -> Spans:
+        return view.over(view.block.start, view.block.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +116,12 @@ class UniformCache(Blockwise):
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)
 
-    def _rows(self, view: View) -> Mask:
-        if view.decoding.touched is not None:
-            return view.decoding.touched if view.decoding.touched.any() else view.everything
+    def _spans(self, view: View) -> Spans:
+        touched = view.decoding.touched
+        if touched is not None:
+            return view.over_rows(touched) if touched.any() else view.over(0, view.length)
         more = len(view.block) if self._renews(view) else 0
-        return _positions(view, range(view.block.start, view.block.stop + more))
+        return view.over(view.block.start, view.block.stop + more)
 
     def _renews(self, view: View) -> bool:
         if view.decoding.touched is not None:
@@ -132,9 +129,3 @@ class UniformCache(Blockwise):
         end = view.length if view.response is None else view.response
         due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
         return due and view.block.stop < end
-
-
-def _positions(view: View, positions: range) -> Mask:
-    mask = np.zeros(view.length, dtype=np.bool_)
-    mask[positions.start : positions.stop] = True
-    return mask

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
 from remask.policies.base import CachePolicy, Schedule, Traits
 
 
@@ -19,7 +17,6 @@ class Dense(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
-        layers, at = range(view.layers), np.arange(view.length)
         if view.opens:
-            return Plan((Span(layers, at < view.block.start),), predict=view.first, commit=view.first)
-        return Plan((Span(layers, at < view.horizon),), predict=view.candidates)
+            return Plan(view.over(0, view.block.start), predict=view.first, commit=view.first)
+        return Plan(view.over(0, view.horizon), predict=view.candidates)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 
@@ -30,5 +28,4 @@ class Reuse(CachePolicy):
         """Everything but the prefix, in all layers."""
         if view.prefix is None:
             return self.without_prefix.plan(view)
-        rows = np.arange(view.length) >= view.prefix.length
-        return Plan(spans=(Span(range(view.layers), rows),), predict=view.candidates)
+        return Plan(view.over(view.prefix.length, view.length), predict=view.candidates)
