@@ -65,8 +65,12 @@ class Ledger:
         K/V that were never written, or restores a row that has no boundary state. A plan that watches attention is
         refused too where the hidden states of a row are not kept, because it could not refresh that row.
         """
-        layers, length = self._written.shape
-        plan.check(length)
+        plan.check(self._written.shape[1])
+        self.enter(plan)
+
+    def enter(self, plan: Plan) -> None:
+        """As `apply`, of a plan that fits the canvas."""
+        layers = len(self._written)
         if plan.layers != layers:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         last = self._last

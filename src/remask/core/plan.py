@@ -113,6 +113,13 @@ class Span:
         """Row-layers computed; a projection of V or K alone is not counted."""
         return self.count * len(self.layers)
 
+    def live(self, rows: Positions) -> bool:
+        """Whether all of the ascending `rows` are live."""
+        index = self.index
+        if isinstance(index, slice):
+            return not len(rows) or bool(index.start <= rows[0] and rows[-1] < index.stop)
+        return np.count_nonzero(self.rows[rows]) == len(rows)
+
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
@@ -150,9 +157,9 @@ class Spans(tuple[Span, ...]):
         return sum(span.cost for span in self)
 
     @cached_property
-    def shapes(self) -> frozenset[tuple[int, ...]]:
-        """Shapes of all arrays."""
-        return frozenset(mask.shape for span in self for mask in span.masks if mask is not None)
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the arrays, each once."""
+        return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})
 
     @cached_property
     def saves(self) -> bool:
@@ -238,6 +245,7 @@ class Plan:
         watch: attention to watch. Such a plan may grow while it runs, so it has a span for each layer, and this plan or
             earlier ones keep the hidden states of all rows.
         refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
+        predicted: the positions of `predict`.
     """
 
     spans: Spans
@@ -246,6 +254,7 @@ class Plan:
     sees: Reach | None = None
     watch: Watch | None = None
     refreshes: bool = False
+    predicted: Positions = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -257,32 +266,24 @@ class Plan:
         refreshes: bool = False,
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
-        vars(self).update(
-            spans=spans if isinstance(spans, Spans) else Spans(spans),
-            predict=predict,
-            commit=commit,
-            sees=sees,
-            watch=watch,
-            refreshes=refreshes,
-        )
-
-    @cached_property
-    def predicted(self) -> Positions:
-        """The positions whose logits are wanted."""
-        return np.flatnonzero(self.predict)
+        own = vars(self)  # assignment is what frozen dataclasses refuse
+        own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
+        own["predict"], own["predicted"] = predict, predict.nonzero()[0]
+        own["commit"], own["sees"], own["watch"], own["refreshes"] = commit, sees, watch, refreshes
 
     def check(self, length: int) -> None:
         """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
-        masks: list[NDArray[Any] | None] = [self.predict, self.commit, self.sees]
+        spans, shape = self.spans, (length,)
+        masks: list[NDArray[Any]] = [self.predict]
+        masks += [mask for mask in (self.commit, self.sees) if mask is not None]
         if self.watch is not None:
             masks += [self.watch.window, self.watch.among]
-        shapes = [*self.spans.shapes, *(mask.shape for mask in masks if mask is not None)]
-        wrong = [shape for shape in shapes if shape != (length,)]
-        if wrong:
-            raise PlanError(f"an array of shape {wrong[0]} for a canvas of {length} positions")
+        for found in (*spans.shapes, *[mask.shape for mask in masks]):
+            if found != shape:
+                raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
-        if self.spans[0].save is not None:
+        if spans[0].save is not None:
             raise PlanError("tokens enter the first layer, so no hidden states are kept there")
         if self.watch is None:
             return
@@ -312,7 +313,7 @@ class Plan:
             return len(span.rows)
         return 0 if span.last < 0 else int(self.sees[span.last])
 
-    @cached_property
+    @property
     def fills(self) -> bool:
         """Whether this is a fill pass."""
         return self.commit is not None and not self.commit.any()
@@ -321,7 +322,9 @@ class Plan:
         """The same plan over other spans."""
         if spans is self.spans:
             return self
-        return Plan(spans, self.predict, self.commit, self.sees, self.watch, self.refreshes)
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), spans=spans)
+        return plan
 
     def cut(self, at: int) -> "Plan":
         """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
@@ -403,7 +406,7 @@ class LastPass:
     tracked: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
 class View:
     """All that a policy may see of a request: ints and host arrays, never tensors. Policies must not write to it."""
 

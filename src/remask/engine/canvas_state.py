@@ -83,17 +83,17 @@ class CanvasState:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
         plan.check(len(self.canvas))
         predicted = plan.predicted
-        if not self.canvas.noisy[predicted].all():
+        if np.count_nonzero(self.canvas.noisy[predicted]) < len(predicted):
             raise PlanError("positions are predicted that are already final")
         if self.states is None and plan.spans.saves:
             raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
         if self.tracker is None and plan.watch is not None:
             raise PlanError("attention cannot be watched on a canvas that keeps no attention of the last pass")
         rows = predicting_rows(predicted, self.shift)
-        live = plan.spans[-1].rows[rows]
-        if not live.all():
-            raise PlanError(f"position {rows[~live][0]} should predict, but is not live in the last layer")
-        self.ledger.apply(plan)
+        if not plan.spans[-1].live(rows):
+            dead = rows[~plan.spans[-1].rows[rows]]
+            raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
+        self.ledger.enter(plan)
 
 
 def predicting_rows(predicted: Positions, shift: int) -> Positions:

@@ -326,8 +326,10 @@ class Engine:
             elif self._guarded(item, item.admit, POLICY):
                 batch.requests.append(item)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        waiting = [running.request.id for running in self._running_requests() if batch.passes and not running.ready]
-        self.at_work = (*batch.ids, *waiting)
+        self.at_work = batch.ids
+        if batch.passes:
+            waiting = [running.request.id for running in self._running_requests() if not running.ready]
+            self.at_work = (*batch.ids, *waiting)
         return batch
 
     def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
@@ -392,9 +394,10 @@ class Engine:
         if self.meter is not None:
             for branch, plan in running.items():
                 self.meter.note(branch.ledger, plan)
-        self.stats.refreshes += running.refreshes
-        self.stats.prefix_refreshes += running.refreshes_prefix
-        self.stats.row_layers_saved += running.saved
+        stats = self.stats
+        stats.refreshes += running.refreshes
+        stats.prefix_refreshes += running.refreshes_prefix
+        stats.row_layers_saved += running.saved
         self._refreshes.ran(running)
         tokens, confidence = scores
         name, events = running.request.id, []

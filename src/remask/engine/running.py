@@ -18,7 +18,7 @@ from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
-from remask.policies.base import CachePolicy
+from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.score import RowGroup
 from remask.store.pages import PageRange
@@ -54,6 +54,7 @@ class RunningRequest:
         reported: whether anything but its start has been reported.
         reason: why the response is complete; None while it is not.
         closing: the result is reported, and one more pass completes a page for other requests.
+        request: the request as it was given.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
     """
@@ -67,6 +68,7 @@ class RunningRequest:
     lease: Lease | None = None
     sharing: PageSharing | None = None
     closing: bool = False
+    request: Request = field(init=False)
     decoder: Decoder = field(init=False)
     trace: list[Transfer] = field(default_factory=list)
     reported: bool = False
@@ -75,6 +77,8 @@ class RunningRequest:
     _scanned: int = 0  # leading response tokens that `_stops` has seen
     _first_settled: float | None = None  # when the first response token became final
     _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
+    _cost: int = 0  # of that pass
+    _schedule: Schedule = field(init=False)
     _size: int = 0  # positions of all canvases
     _residual: _Residual | None = None
     _stop_written: bool = False  # whether the last step wrote a stop token
@@ -86,15 +90,12 @@ class RunningRequest:
 
     def __post_init__(self) -> None:
         canvas = self.branches[0].canvas
-        self.decoder = self.pending.decoding.decoder(canvas, self.policy.traits.schedule.idle_passes)
+        self.request = self.pending.request
+        self._schedule = self.policy.traits.schedule
+        self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
         self._size = sum(len(branch.canvas) for branch in self.branches)
-
-    @property
-    def request(self) -> Request:
-        """The request as it was given."""
-        return self.pending.request
 
     @property
     def ready(self) -> bool:
@@ -106,15 +107,18 @@ class RunningRequest:
 
         Each pass is planned once, however long it waits for its turn.
         """
-        if self._items is None:
-            first = self.branches[0]
-            plan = self._closing_plan(first) if self.closing else self._plan(first, self.decoder.step)
-            self._items = ((first, plan),)
-            if len(self.branches) == 2 and self.policy.guides(self.decoder.step):
-                second = self.branches[1]
-                other = self._plan(second, second.clock)
-                # Canvases with clocks of their own still predict the same positions.
-                self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
+        if self._items is not None:
+            return self._items
+        first = self.branches[0]
+        plan = self._closing_plan(first) if self.closing else self._plan(first, self.decoder.step)
+        self._items = ((first, plan),)
+        self._cost = plan.cost
+        if len(self.branches) == 2 and self.policy.guides(self.decoder.step):
+            second = self.branches[1]
+            other = self._plan(second, second.clock)
+            # Canvases with clocks of their own still predict the same positions.
+            self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
+            self._cost += other.cost
         return self._items
 
     def prepare(self) -> None:
@@ -129,8 +133,9 @@ class RunningRequest:
     @property
     def cost(self) -> int:
         """Row-layers of the next pass."""
-        items = self.items()
-        return items[0][1].cost if len(items) == 1 else sum(plan.cost for _, plan in items)
+        if self._items is None:
+            self.items()
+        return self._cost
 
     @property
     def predicted(self) -> int:
@@ -147,7 +152,8 @@ class RunningRequest:
     @property
     def refreshes(self) -> bool:
         """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        return any(plan.refreshes for _, plan in self.items())
+        items = self.items()
+        return items[0][1].refreshes or (len(items) == 2 and items[1][1].refreshes)
 
     @property
     def refreshes_prefix(self) -> bool:
@@ -159,23 +165,26 @@ class RunningRequest:
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
-        if self.plan.fills and self._pass_index > len(self.branches[0].canvas):
+        items = self.items()
+        first = items[0][1]
+        if first.fills and self._pass_index > len(self.branches[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
-        if len(self.items()) < len(self.branches) and self.predicted and self._residual is None:
+        if len(items) < len(self.branches) and self.predicted and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
-        for branch, plan in self.items():
+        for branch, plan in items:
             branch.admit(plan)
 
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
+        self._cost = sum(plan.cost for _, plan in items)
 
     def rows(self, at: int) -> RowGroup | None:
         """How its logits are read if they begin at row `at` of the pass; None where it predicts nothing."""
-        count = self.predicted
+        positions = self.plan.predicted
+        count = len(positions)
         if count == 0:
             return None
-        positions = self.plan.predicted
         group = self.decoder.group(slice(at, at + count), positions)
         if len(self.branches) == 1:
             return group
@@ -220,14 +229,16 @@ class RunningRequest:
         positions = plan.predicted
         self._last_pass = LastPass(positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
-        written = () if transfer is None else transfer.token_ids
-        self._stop_written = not self.pending.stops.token_ids.isdisjoint(written)
+        stops = self.pending.stops.token_ids
+        self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if self._first_settled is None and self.branches[0].canvas.settled_lead:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
-        self._fill_passes.clear()
-        self.decoder.advance()
-        self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
+        if self._fill_passes:
+            self._fill_passes.clear()
+        decoder = self.decoder
+        decoder.advance()
+        self.usage.steps, self.usage.correction_steps = decoder.step, decoder.corrections
         return transfer
 
     def check_end(self) -> None:
@@ -275,7 +286,7 @@ class RunningRequest:
     def _count_pass(self, plan: Plan) -> None:
         if self.request.drafts and plan.fills:
             self._fill_passes.append(self._layer_work())
-        self.usage.forwards += len(self.items()) if self.policy.traits.schedule.own_clocks else 1
+        self.usage.forwards += len(self.items()) if self._schedule.own_clocks else 1
         self.usage.row_layers += self.cost
 
     def _choose(
@@ -287,21 +298,24 @@ class RunningRequest:
             inside = (positions >= block.start) & (positions < block.stop)
             positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
         written = (
-            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
+            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else plan.commit.nonzero()[0]
         )
         self._predicted[positions] = tokens
         return written, self._predicted[written]
 
     def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> Transfer | None:
-        edits, final = self.decoder.edited(positions), self.decoder.final(positions)
+        decoder = self.decoder
+        edits, final = decoder.edited(positions), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, self.decoder.step)
+            branch.canvas.settle(final, decoder.step)
         if not len(positions):
             return None
-        written, edited = tuple(positions.tolist()), tuple(edits.tolist())
-        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited))
-        return self.trace[-1]
+        transfer = Transfer(
+            decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), tuple(edits.tolist()) if len(edits) else ()
+        )
+        self.trace.append(transfer)
+        return transfer
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
         branch = self.branches[0]
@@ -339,7 +353,7 @@ class RunningRequest:
             sees=decoder.sees,
             response=canvas.end,
             seed=self.pending.decoding.seed,
-            decoding=StepFacts(decoder.order, decoder.touched),
+            decoding=_facts(decoder),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
             memo=branch.memo,
         )
@@ -360,3 +374,11 @@ class RunningRequest:
             self._scanned = canvas.settled_lead
             self._stops.push(canvas.response[begin : self._scanned].tolist())
         return self._stops.end
+
+
+_NO_FACTS = StepFacts()
+
+
+def _facts(decoder: Decoder) -> StepFacts:
+    order, touched = decoder.order, decoder.touched
+    return _NO_FACTS if order is None and touched is None else StepFacts(order, touched)

@@ -99,7 +99,8 @@ class BiCache(CachePolicy):
         # step reads the K/V that it wrote.
         refresh = self.refreshes(view.step) and view.pass_index == 0 and view.prefix.boundary < view.layers
         spans = view.spans((plan.spans, refresh), partial(self._placed, view, view.prefix, plan.spans, refresh))
-        return Plan(spans, plan.predict, plan.commit, plan.sees, plan.watch, plan.refreshes or refresh)
+        plan = plan.over(spans)
+        return replace(plan, refreshes=True) if refresh and not plan.refreshes else plan
 
     def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
         """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
-from remask.core.plan import Plan, Spans, View
+from remask.core.plan import Mask, Plan, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
@@ -30,10 +30,14 @@ class Blockwise(CachePolicy):
         """A full pass, or one over the rows that are not cached."""
         if view.block_step > 0:
             spans = self._spans(view)
-            return Plan(spans, predict=view.candidates & spans[0].rows, refreshes=self._renews(view))
+            return Plan(spans, predict=self._predict(view, spans), refreshes=self._renews(view))
         commit = view.first if view.shift else None
         predict = view.candidates if commit is None else commit
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
+
+    def _predict(self, view: View, spans: Spans) -> Mask:  # noqa: ARG002
+        """What a cached pass predicts; its rows are those of the block at least."""
+        return view.candidates
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002
         """Whether a cached pass computes rows that it reads from the cache at other times."""
@@ -122,6 +126,9 @@ class UniformCache(Blockwise):
             return view.over_rows(touched) if touched.any() else view.over(0, view.length)
         more = len(view.block) if self._renews(view) else 0
         return view.over(view.block.start, view.block.stop + more)
+
+    def _predict(self, view: View, spans: Spans) -> Mask:
+        return view.candidates if view.decoding.touched is None else view.candidates & spans[0].rows
 
     def _renews(self, view: View) -> bool:
         if view.decoding.touched is not None:

@@ -33,7 +33,7 @@ from remask.policies.dense import Dense
 LAYERS, DEPTH, INTERVAL = 32, 18, 16
 RESPONSE, BLOCK, STEPS = 256, 32, 128
 PREFIX = 0.9  # of the prompt
-VOCAB = 256
+VOCAB = 8
 POLICIES: Mapping[str, CachePolicy] = {
     "none": Dense(),
     "block-dual": BlockDual(),
