@@ -246,6 +246,7 @@ class Plan:
             earlier ones keep the hidden states of all rows.
         refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
         predicted: the positions of `predict`.
+        again: the plan repeats the one before.
     """
 
     spans: Spans
@@ -255,6 +256,7 @@ class Plan:
     watch: Watch | None = None
     refreshes: bool = False
     predicted: Positions = field(init=False, repr=False)
+    again: bool = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -269,7 +271,8 @@ class Plan:
         own = vars(self)  # assignment is what frozen dataclasses refuse
         own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
         own["predict"], own["predicted"] = predict, predict.nonzero()[0]
-        own["commit"], own["sees"], own["watch"], own["refreshes"] = commit, sees, watch, refreshes
+        own["commit"], own["sees"], own["watch"] = commit, sees, watch
+        own["refreshes"], own["again"] = refreshes, False
 
     def check(self, length: int) -> None:
         """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
@@ -318,10 +321,19 @@ class Plan:
         """Whether this is a fill pass."""
         return self.commit is not None and not self.commit.any()
 
+    def repeated(self, block: range, noisy: Mask) -> "Plan":
+        """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
+        predict = np.zeros_like(noisy)
+        open_ = noisy[block.start : block.stop]
+        predict[block.start : block.stop] = open_
+        plan = object.__new__(Plan)
+        own = vars(plan)
+        own.update(vars(self))
+        own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
+        return plan
+
     def over(self, spans: Spans) -> "Plan":
         """The same plan over other spans."""
-        if spans is self.spans:
-            return self
         plan = object.__new__(Plan)
         vars(plan).update(vars(self), spans=spans)
         return plan

@@ -383,35 +383,37 @@ class Engine:
                 self.stats.prefix_passes += 1
         for running, predicted in scores:
             if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
-                reason = running.reason
                 if running.closing:
                     self._release(running)
-                elif reason is not None:
-                    self._end(running, reason)
+                elif running.reason is not None:
+                    self._end(running, running.reason)
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
         if self.meter is not None:
             for branch, plan in running.items():
                 self.meter.note(branch.ledger, plan)
-        stats = self.stats
-        stats.refreshes += running.refreshes
-        stats.prefix_refreshes += running.refreshes_prefix
-        stats.row_layers_saved += running.saved
+        stats, tally, request = self.stats, running.tally, running.request
+        stats.refreshes += tally.refreshes
+        stats.prefix_refreshes += tally.refreshes_prefix
+        stats.row_layers_saved += tally.saved
         self._refreshes.ran(running)
         tokens, confidence = scores
-        name, events = running.request.id, []
-        if running.request.drafts and not running.plan.fills and not running.closing:
-            events.append(Event(name, draft=running.draft(tokens, confidence)))
+        drafts = request.drafts and not running.plan.fills and not running.closing
+        draft = running.draft(tokens, confidence) if drafts else None
         transfer = running.apply(tokens, confidence)
         if running.closing:
             return
+        if draft is not None:
+            self._tell(running, Event(request.id, draft=draft))
         settled = running.newly_settled()
         running.check_end()
         if transfer is not None or settled:
-            events.append(Event(name, transfer=transfer, settled=settled))
-        running.reported = running.reported or bool(events)
-        self._ended += events
+            self._tell(running, Event(request.id, transfer=transfer, settled=settled))
+
+    def _tell(self, running: RunningRequest, event: Event) -> None:
+        running.reported = True
+        self._ended.append(event)
 
     def _end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
         """Report the end of a request that has not begun."""

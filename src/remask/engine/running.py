@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -36,6 +37,37 @@ class _Residual:
         """The rows of `positions`, which must be among those that were kept."""
         index = np.searchsorted(self.positions, positions)
         return self.logits[torch.from_numpy(index).to(self.logits.device, non_blocking=True)]
+
+
+Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a pass of a request counts as.
+
+    Attributes:
+        cost: row-layers that it computes.
+        saved: row-layers of its canvases that it does not compute.
+        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes_prefix: it computes rows of the leased prefix, above the boundary.
+    """
+
+    cost: int
+    saved: int
+    refreshes: bool
+    refreshes_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+
+    plan: Plan
+    repeats: int
+    step: int
+    block_step: int
+    block: range
 
 
 @dataclass(slots=True, eq=False)
@@ -76,14 +108,14 @@ class RunningRequest:
     _stops: StopScan = field(init=False)
     _scanned: int = 0  # leading response tokens that `_stops` has seen
     _first_settled: float | None = None  # when the first response token became final
-    _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
-    _cost: int = 0  # of that pass
+    _items: Items | None = None  # the next pass, once it is planned
+    _tally: Tally = field(init=False)  # of that pass
+    _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
     _schedule: Schedule = field(init=False)
-    _size: int = 0  # positions of all canvases
     _residual: _Residual | None = None
     _stop_written: bool = False  # whether the last step wrote a stop token
     _pass_index: int = 0  # passes since the step began
-    _last_pass: LastPass = field(default_factory=LastPass)
+    _last_pass: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None  # see `LastPass`
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
     _fill_passes: list[tuple[LayerWork, ...]] = field(default_factory=list)  # of this step, where drafts are wanted
@@ -95,31 +127,57 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
-        self._size = sum(len(branch.canvas) for branch in self.branches)
 
     @property
     def ready(self) -> bool:
         """Whether it can run: the prefix-only pass of the entry that it leases, if any, is done."""
         return self.lease is None or self.lease.entry.ready
 
-    def items(self) -> tuple[tuple[CanvasState, Plan], ...]:
+    def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
 
         Each pass is planned once, however long it waits for its turn.
         """
-        if self._items is not None:
-            return self._items
-        first = self.branches[0]
-        plan = self._closing_plan(first) if self.closing else self._plan(first, self.decoder.step)
-        self._items = ((first, plan),)
-        self._cost = plan.cost
-        if len(self.branches) == 2 and self.policy.guides(self.decoder.step):
-            second = self.branches[1]
-            other = self._plan(second, second.clock)
-            # Canvases with clocks of their own still predict the same positions.
-            self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
-            self._cost += other.cost
+        if self._items is None:
+            again = self._repeated()
+            if again is not None:
+                self._items = ((self.branches[0], again),)
+            else:
+                self._items = self._planned()
+                self._tally = self._counted(self._items)
         return self._items
+
+    def _planned(self) -> Items:
+        first, decoder = self.branches[0], self.decoder
+        if self.closing:
+            return ((first, self._closing_plan(first)),)
+        plan = self._plan(first, decoder.step)
+        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+            return ((first, plan),)
+        second = self.branches[1]
+        other = self._plan(second, second.clock)
+        # Canvases with clocks of their own still predict the same positions.
+        return (first, plan), (second, replace(other, predict=plan.predict))
+
+    def _repeated(self) -> Plan | None:
+        """The plan of the next pass where the last one said that it would be the same; else None."""
+        last, decoder = self._standing, self.decoder
+        if last is None or self.closing:
+            return None
+        since = decoder.step - last.step
+        if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
+            return None
+        return last.plan.repeated(last.block, self.branches[0].canvas.noisy)
+
+    def _counted(self, items: Items) -> Tally:
+        cost = sum(plan.cost for _, plan in items)
+        live, leased = items[0][1].spans[-1].positions, 0 if self.lease is None else len(self.lease.entry)
+        return Tally(
+            cost=cost,
+            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
+            refreshes=any(plan.refreshes for _, plan in items),
+            refreshes_prefix=len(live) > 0 and bool(live[0] < leased),
+        )
 
     def prepare(self) -> None:
         """Plan the next pass, and read of the plan what the scheduler needs."""
@@ -131,11 +189,16 @@ class RunningRequest:
         return self.items()[0][1]
 
     @property
-    def cost(self) -> int:
-        """Row-layers of the next pass."""
+    def tally(self) -> Tally:
+        """What the next pass counts as."""
         if self._items is None:
             self.items()
-        return self._cost
+        return self._tally
+
+    @property
+    def cost(self) -> int:
+        """Row-layers of the next pass."""
+        return self.tally.cost
 
     @property
     def predicted(self) -> int:
@@ -143,25 +206,9 @@ class RunningRequest:
         return len(self.plan.predicted)
 
     @property
-    def saved(self) -> int:
-        """Row-layers of the canvases in the next pass that it does not compute."""
-        items = self.items()
-        size = self._size if len(items) == len(self.branches) else len(items[0][0].canvas)
-        return size * self.layers - self.cost
-
-    @property
     def refreshes(self) -> bool:
         """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        items = self.items()
-        return items[0][1].refreshes or (len(items) == 2 and items[1][1].refreshes)
-
-    @property
-    def refreshes_prefix(self) -> bool:
-        """Whether the next pass computes rows of the leased prefix, above the boundary."""
-        if self.lease is None:
-            return False
-        live = self.plan.spans[-1].positions
-        return len(live) > 0 and bool(live[0] < len(self.lease.entry))
+        return self.tally.refreshes
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
@@ -177,7 +224,7 @@ class RunningRequest:
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
-        self._cost = sum(plan.cost for _, plan in items)
+        self._tally = self._counted(self._items)
 
     def rows(self, at: int) -> RowGroup | None:
         """How its logits are read if they begin at row `at` of the pass; None where it predicts nothing."""
@@ -216,7 +263,8 @@ class RunningRequest:
 
         `tokens` and `confidence` are [predicted].
         """
-        items, plan = self.items(), self.plan
+        items = self.items()
+        plan = items[0][1]
         self._count_pass(plan)
         self._items = None
         if self.sharing is not None:
@@ -227,7 +275,7 @@ class RunningRequest:
         for branch, _ in items:
             branch.clock += 1
         positions = plan.predicted
-        self._last_pass = LastPass(positions, tokens, confidence)
+        self._last_pass = (positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         stops = self.pending.stops.token_ids
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
@@ -287,7 +335,7 @@ class RunningRequest:
         if self.request.drafts and plan.fills:
             self._fill_passes.append(self._layer_work())
         self.usage.forwards += len(self.items()) if self._schedule.own_clocks else 1
-        self.usage.row_layers += self.cost
+        self.usage.row_layers += self._tally.cost
 
     def _choose(
         self, plan: Plan, positions: NDArray[np.int64], tokens: NDArray[np.int64], confidence: NDArray[np.float32]
@@ -325,7 +373,10 @@ class RunningRequest:
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
         plan = self.policy.plan(view)
-        return plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        repeats = self.policy.repeats(view) if len(self.branches) == 1 else 0
+        self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
+        return plan
 
     def _closing_plan(self, branch: CanvasState) -> Plan:
         # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
@@ -338,7 +389,8 @@ class RunningRequest:
         return replace(plan, sees=view.sees)
 
     def _view(self, branch: CanvasState, step: int) -> View:
-        decoder, canvas, last = self.decoder, branch.canvas, self._last_pass
+        decoder, canvas = self.decoder, branch.canvas
+        last = LastPass() if self._last_pass is None else LastPass(*self._last_pass)
         return View(
             layers=self.layers,
             step=step,

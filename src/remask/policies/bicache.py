@@ -90,6 +90,19 @@ class BiCache(CachePolicy):
         """Whether the prefix rows rejoin the deep layers in this step."""
         return step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
 
+    def repeats(self, view: View) -> int:
+        """As the inner policy, until the prefix rows rejoin or leave."""
+        repeats, interval = self.inner.repeats(view), self.refresh_interval
+        if view.prefix is None or view.prefix.boundary == view.layers:
+            return repeats
+        if self._rejoins(view, view.prefix):
+            return 0
+        return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
+
+    def _rejoins(self, view: View, hit: PrefixHit) -> bool:
+        """Whether this pass computes the prefix rows above the boundary."""
+        return self.refreshes(view.step) and view.pass_index == 0 and hit.boundary < view.layers
+
     def plan(self, view: View) -> Plan:
         """The inner plan, cut at the boundary, with the prefix rows taken out below and put in above on refreshes."""
         plan = self.inner.plan(view)
@@ -97,10 +110,9 @@ class BiCache(CachePolicy):
             return plan
         # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
         # step reads the K/V that it wrote.
-        refresh = self.refreshes(view.step) and view.pass_index == 0 and view.prefix.boundary < view.layers
+        refresh = self._rejoins(view, view.prefix)
         spans = view.spans((plan.spans, refresh), partial(self._placed, view, view.prefix, plan.spans, refresh))
-        plan = plan.over(spans)
-        return replace(plan, refreshes=True) if refresh and not plan.refreshes else plan
+        return replace(plan, spans=spans, refreshes=True) if refresh else plan.over(spans)
 
     def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
         """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""

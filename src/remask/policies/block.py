@@ -8,7 +8,7 @@ from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
 from remask.core.plan import Mask, Plan, Spans, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 
@@ -26,11 +26,15 @@ class Blockwise(CachePolicy):
         """A complete block runs no further pass, and thresholds are compared within the block."""
         return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True))
 
+    def repeats(self, view: View) -> int:
+        """A cached pass computes the same rows until its block is done."""
+        return ALWAYS if view.block_step > 0 else 0
+
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
         if view.block_step > 0:
             spans = self._spans(view)
-            return Plan(spans, predict=self._predict(view, spans), refreshes=self._renews(view))
+            return Plan(spans, self._predict(view, spans), refreshes=self._renews(view))
         commit = view.first if view.shift else None
         predict = view.candidates if commit is None else commit
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
@@ -91,6 +95,10 @@ class BlockDual(Blockwise):
                 "next position (Dream); use fill_pass='transfer'"
             )
 
+    def repeats(self, view: View) -> int:
+        """As in every block-wise policy; a cached pass may follow in the first step of a block."""
+        return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
+
     def plan(self, view: View) -> Plan:
         """A fill pass first where it is separate; otherwise as in every block-wise policy."""
         if self.fill_pass == "transfer" or view.block_step > 0:
@@ -133,6 +141,17 @@ class UniformCache(Blockwise):
     def _renews(self, view: View) -> bool:
         if view.decoding.touched is not None:
             return not view.decoding.touched.any()
+        return self._may_renew(view) and (view.block_step + 1) % self.refresh_next == 0
+
+    def _may_renew(self, view: View) -> bool:
         end = view.length if view.response is None else view.response
-        due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
-        return due and view.block.stop < end
+        return self.refresh_next > 0 and view.block.stop < end
+
+    def repeats(self, view: View) -> int:
+        """Until the next block is computed too. In a correction rows depend on what has changed."""
+        if view.block_step == 0 or view.decoding.touched is not None:
+            return 0
+        if not self._may_renew(view):
+            return ALWAYS
+        left = -(view.block_step + 1) % self.refresh_next  # steps to the next one that renews; 0: this one does
+        return max(0, left - 1)

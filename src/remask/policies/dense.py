@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from remask.core.plan import Plan, View
-from remask.policies.base import CachePolicy, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, Schedule, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,10 @@ class Dense(CachePolicy):
     def traits(self) -> Traits:
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
         return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"))
+
+    def repeats(self, view: View) -> int:
+        """The same rows until the block is done, once it has its first token."""
+        return 0 if view.opens else ALWAYS
 
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""

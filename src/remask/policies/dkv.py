@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from remask.core.checks import one_of, whole
 from remask.core.plan import Mask, Plan, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, RequestFacts
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts
 
 SHIFTS = ("un", "un_right")
 
@@ -77,6 +77,10 @@ class DkvDecode(_Delayed):
 @dataclass(frozen=True, slots=True)
 class DkvPrefill(_Delayed):
     """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
+
+    def repeats(self, view: View) -> int:
+        """All steps but the first are the same."""
+        return ALWAYS if view.step > 0 else 0
 
     def _rows(self, view: View) -> Mask:
         return view.everything if self._renews(view) else _after_prefill(view)

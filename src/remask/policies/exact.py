@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from remask.core.checks import whole
 from remask.core.plan import Plan, Span, View
-from remask.policies.base import CachePolicy, Traits
+from remask.policies.base import ALWAYS, CachePolicy, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,10 @@ class Exact(CachePolicy):
     def traits(self) -> Traits:
         """For block-causal models only. Cached K/V are final, so requests can share their pages."""
         return Traits(kinds=("block_causal",), sharing="pages")
+
+    def repeats(self, view: View) -> int:
+        """The block alone, after its first pass."""
+        return ALWAYS if view.block_step > 0 and not view.opens else 0
 
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from remask.core.plan import Plan, View
-from remask.policies.base import CachePolicy
+from remask.policies.base import ALWAYS, CachePolicy
 from remask.policies.dense import Dense
 
 
@@ -23,6 +23,10 @@ class Reuse(CachePolicy):
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
         """All layers."""
         return layers
+
+    def repeats(self, view: View) -> int:  # noqa: ARG002
+        """The same rows in all steps."""
+        return ALWAYS
 
     def plan(self, view: View) -> Plan:
         """Everything but the prefix, in all layers."""
