@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.ledger import LEASED, UNWRITTEN, Ledger
-from remask.core.plan import Mask, Plan, PrefixHit, Span, Watch
+from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
 from remask.errors import PlanError
 
 
@@ -211,10 +211,13 @@ def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
     ledger.apply(layered(rows(4, 3), watch, keep=False))  # older states will do
 
 
+WATCH = Watch(rows(4, 3), rows(4, 0), 0.5)
+
+
 def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None:
     ledger = Ledger(3, 4, None)
     ledger.apply(layered(rows(4, 0, 1, 2, 3)))
-    begun = layered(rows(4, 1, 3))
+    begun = layered(rows(4, 1, 3), WATCH)
     ledger.apply(begun)
     ledger.revise(begun.refreshed(1))
     assert ledger.step == 1
@@ -223,13 +226,30 @@ def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None
     assert ledger.written.tolist() == [[0, 1, 0, 1]] * 3
 
 
-def test_a_bad_revision_records_nothing() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_bad_revision_records_nothing(times: int) -> None:
+    """Also where the last plan repeats the spans of the one before, which is entered without being looked at."""
     ledger = Ledger(3, 4, None)
     ledger.apply(layered(rows(4, 0, 1, 2, 3), keep=False))
-    ledger.apply(begun := layered(rows(4, 1)))
-    written, kept = ledger.written, ledger.kept
+    begun = Plan((Span(range(1), rows(4, 1)), Span(range(1, 3), rows(4, 1), pick=TopRho(rows(4, 1), 1))), rows(4))
+    for _ in range(times):
+        ledger.apply(begun)
+    written, kept = ledger.written.copy(), ledger.kept.copy()
     with pytest.raises(PlanError, match="joins at layer 2"):
-        ledger.revise(begun.refreshed(2))
-    assert ledger.step == 1
-    assert ledger.written is written
-    assert ledger.kept is kept
+        ledger.revise(layered(rows(4, 1)).refreshed(2))
+    assert ledger.step == times
+    assert np.array_equal(ledger.written, written)
+    assert np.array_equal(ledger.kept, kept)
+    ledger.revise(begun.chosen(1, rows(4, 1)))
+    assert ledger.step == times
+    assert ledger.written[:, 1].tolist() == [times, times, 0]
+
+
+def test_a_plan_that_cannot_change_is_not_revised() -> None:
+    ledger = Ledger(1, 2, None)
+    with pytest.raises(PlanError, match="none can take its place"):
+        ledger.revise(one(1, rows(2, 0, 1)))
+    ledger.apply(one(1, rows(2, 0, 1)))
+    with pytest.raises(PlanError, match="neither watches attention nor picks rows"):
+        ledger.revise(one(1, rows(2, 0, 1)))
+    assert ledger.step == 0

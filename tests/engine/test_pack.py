@@ -146,7 +146,7 @@ def check(batch: StepBatch, items: list[tuple[CanvasState, Plan]]) -> None:
     wanted = [
         code(index, LAYERS, position)
         for index, (branch, plan) in enumerate(items)
-        for position in predicting_rows(plan.predict, branch.shift).tolist()
+        for position in predicting_rows(plan.predicted, branch.shift).tolist()
     ]
     assert h[batch.predict, 0].tolist() == wanted
     assert batch.row_layers == sum(plan.cost for _, plan in items)
@@ -277,7 +277,7 @@ def test_the_prefix_pass_keeps_what_leaves_every_layer_but_the_last() -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 def test_predicting_rows(shift: int) -> None:
     predict = np.array([True, False, True, True])
-    assert predicting_rows(predict, shift).tolist() == ([0, 2, 3] if shift == 0 else [0, 1, 2])
+    assert predicting_rows(np.flatnonzero(predict), shift).tolist() == ([0, 2, 3] if shift == 0 else [0, 1, 2])
 
 
 @pytest.mark.parametrize(

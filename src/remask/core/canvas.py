@@ -23,6 +23,7 @@ class Canvas:
         )
         self.noisy: Mask = np.arange(len(self.tokens)) >= self.prompt
         self.settled: NDArray[np.int32] = np.where(self.noisy, NEVER, -1).astype(np.int32)
+        self._lead = 0
 
     @classmethod
     def masked(cls, prompt: Sequence[int], response: int, mask_id: int) -> "Canvas":
@@ -40,8 +41,11 @@ class Canvas:
     @property
     def settled_lead(self) -> int:
         """Number of response positions, counted from the first one, that are final with no gap between them."""
-        noisy = self.noisy[self.prompt : self.end]
-        return int(noisy.argmax()) if noisy.any() else len(noisy)
+        begin = self.prompt + self._lead
+        if begin < self.end and not self.noisy[begin]:  # it never falls, so the search goes on where it ended
+            rest = self.noisy[begin : self.end]
+            self._lead += int(rest.argmax()) or len(rest)
+        return self._lead
 
     def write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """Put tokens at noisy positions, which stay noisy."""

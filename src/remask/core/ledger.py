@@ -1,28 +1,62 @@
 """The ledger replays plans on the host. It refuses a plan that reads K/V which were never written."""
 
-import numpy as np
+from dataclasses import dataclass
 
-from remask.core.plan import Mask, Plan, PrefixHit
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.plan import Mask, Plan, PrefixHit, Reach, Span, Spans
 from remask.errors import PlanError
 
 UNWRITTEN = -2
 LEASED = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """What a plan was entered as: its spans and limits, which a later plan may have too."""
+
+    spans: Spans
+    sees: Reach | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced:
+    """What stood where an entered plan wrote: `written` of its rows and `kept` of its saves, in the order of spans."""
+
+    spans: tuple[Span, ...]
+    written: tuple[NDArray[np.int32], ...]
+    kept: tuple[Mask | None, ...]
+    lead: NDArray[np.int64]
+
+
 class Ledger:
     """Step at which each K/V row was last written, int32 [layers, length]; `LEASED` for rows lent by the store.
 
     One ledger belongs to one canvas. `apply` is called before a plan runs, so a bad plan never reaches the device.
+
+    What is written or kept stays so. So a plan over the same spans as the plan before is allowed because that one was.
+    It changes the step of their rows alone, which is put down when other rows are written.
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
-        self.written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
         self.prefix = prefix
-        if prefix is not None:
-            self.written[: prefix.layers, : prefix.length] = LEASED
         self.step = -1
-        self._before = (self.written, self.kept)
+        self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
+        self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or lent
+        if prefix is not None:
+            self._written[: prefix.layers, : prefix.length] = LEASED
+            self._lead[: prefix.layers] = prefix.length
+        self._last: _Entered | None = None  # the last plan
+        self._stamped = -1  # step that `_written` has for its rows
+        self._replaced: _Replaced | None = None  # by the last plan, where that may change
+
+    @property
+    def written(self) -> NDArray[np.int32]:
+        """Step at which each row was last written, int32 [layers, length]."""
+        self._put_down()
+        return self._written
 
     def apply(self, plan: Plan) -> None:
         """Record `plan` as the next step.
@@ -31,54 +65,130 @@ class Ledger:
         K/V that were never written, or restores a row that has no boundary state. A plan that watches attention is
         refused too where the hidden states of a row are not kept, because it could not refresh that row.
         """
-        layers, length = self.written.shape
-        plan.check(length)
+        plan.check(self._written.shape[1])
+        self.enter(plan)
+
+    def enter(self, plan: Plan) -> None:
+        """As `apply`, of a plan that fits the canvas."""
+        layers = len(self._written)
         if plan.layers != layers:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
-        written, kept = self.written.copy(), self.kept.copy()
-        live = np.ones(length, dtype=np.bool_)  # before layer 0 every row can be embedded
-        for span in plan.spans:
-            self._check_restored(span.layers.start, span.rows & ~live)
-            if span.save is not None:
-                kept[span.layers.start] |= span.save
-            rows = span.computed if span.frozen is None else span.computed & ~span.frozen
-            part = written[span.layers.start : span.layers.stop]
-            cached = span.rows & ~span.computed
-            if (part[:, cached] < 0).any():
-                raise PlanError(f"layers {span.layers}: rows add cached outputs that were never computed")
-            if (part[:, rows] == LEASED).any():
-                raise PlanError(f"layers {span.layers}: leased rows are read-only; freeze them or leave them out")
-            part[:, rows] = self.step + 1
-            seen = part[:, : plan.reach(span.computed | (span.rows if span.pick else False))]
-            if (seen == UNWRITTEN).any():
-                layer, position = np.argwhere(seen == UNWRITTEN)[0]
-                raise PlanError(
-                    f"layer {span.layers.start + layer} attends to position {position}, whose K/V were never written"
-                )
-            live = span.rows
-        if plan.watch is not None and not kept[1:].all():
-            layer, position = np.argwhere(~kept[1:])[0]
-            raise PlanError(f"attention is watched, but of position {position} no input to layer {layer + 1} is kept")
-        self._before = (self.written, self.kept)
-        self.written, self.kept = written, kept
-        self.step += 1
+        last = self._last
+        if last is not None and last.spans is plan.spans and last.sees is plan.sees and plan.watch is None:
+            self._replaced = _Replaced((), (), (), self._lead) if plan.may_change else None
+            self.step += 1
+            return
+        self._check(plan)
+        self._put_down()
+        self._record(_Entered(plan.spans, plan.sees), plan.may_change)
 
     def revise(self, plan: Plan) -> None:
-        """Record `plan` in place of the last plan, which it grew out of. Raises `PlanError` as `apply` does."""
-        recorded = (self.written, self.kept)
-        self.written, self.kept = self._before
-        self.step -= 1
+        """Record `plan` in place of the last plan, which watched attention or picked rows.
+
+        Raises `PlanError` as `apply` does, and where the last plan could not change.
+        """
+        replaced, entered, recorded = self._replaced, self._last, self.step
+        if replaced is None or entered is None:
+            raise PlanError("the last plan neither watches attention nor picks rows, so none can take its place")
+        self._take_back(replaced)
         try:
             self.apply(plan)
         except PlanError:
-            self.written, self.kept = recorded
-            self.step += 1
+            if replaced.spans:
+                self._record(entered, may_change=True)
+            self.step, self._replaced = recorded, replaced
             raise
 
+    def _check(self, plan: Plan) -> None:
+        live: Mask | None = None  # before layer 0 every row can be embedded
+        for span in plan.spans:
+            layers, rows = span.layers, span.written
+            part = self._written[layers.start : layers.stop]
+            if live is not None:
+                self._check_restored(layers.start, span.rows & ~live)
+            if span.computed is not span.rows and (part[:, span.rows & ~span.computed] < 0).any():
+                raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
+            hit = self.prefix
+            if hit is not None and layers.start < hit.layers and rows[: hit.length].any():
+                raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
+            lead, reach = int(self._lead[layers.start : layers.stop].min()), plan.reach(span)
+            if lead < reach:
+                missing = (part[:, lead:reach] == UNWRITTEN) & ~rows[lead:reach]
+                if missing.any():
+                    layer, position = np.argwhere(missing)[0]
+                    raise PlanError(
+                        f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
+                        "written"
+                    )
+            live = span.rows
+        if plan.watch is None:
+            return
+        for span in plan.spans[1:]:
+            kept = self.kept[span.layers.start]
+            kept = kept if span.save is None else kept | span.save
+            if not kept.all():
+                raise PlanError(
+                    f"attention is watched, but of position {np.flatnonzero(~kept)[0]} no input to layer "
+                    f"{span.layers.start} is kept"
+                )
+
     def _check_restored(self, layer: int, rows: Mask) -> None:
+        if not rows.any():
+            return
         missing = rows & ~self.kept[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
             missing[: self.prefix.length] = False
         if missing.any():
             last = np.flatnonzero(missing)[-1]
             raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")
+
+    def _record(self, plan: _Entered, may_change: bool) -> None:
+        """Enter a plan that was checked as the next step."""
+        if may_change:
+            self._replaced = self._copied(plan.spans)
+        else:
+            self._replaced = None
+        self.step += 1
+        for span in plan.spans:
+            if span.save is not None:
+                self.kept[span.layers.start] |= span.save
+        self._last = plan
+        self._stamp(plan.spans)
+        self._lengthen()
+
+    def _put_down(self) -> None:
+        """Bring `_written` up to date."""
+        if self._last is not None and self._stamped != self.step:
+            self._stamp(self._last.spans)
+
+    def _stamp(self, spans: Spans) -> None:
+        for span in spans:
+            self._written[span.layers.start : span.layers.stop, span.written_index] = self.step
+        self._stamped = self.step
+
+    def _lengthen(self) -> None:
+        """Bring `_lead` up to date."""
+        lead, length = int(self._lead.min()), self._written.shape[1]
+        if lead < length:
+            gaps = self._written[:, lead:] == UNWRITTEN
+            self._lead = np.where(gaps.any(axis=1), lead + gaps.argmax(axis=1), length)
+
+    def _copied(self, spans: Spans) -> _Replaced:
+        """What stands where `spans` write. Each of them is copied once."""
+        written = tuple(
+            self._written[span.layers.start : span.layers.stop, span.written_index].copy() for span in spans
+        )
+        kept = tuple(None if span.save is None else self.kept[span.layers.start].copy() for span in spans)
+        return _Replaced(spans, written, kept, self._lead)
+
+    def _take_back(self, replaced: _Replaced) -> None:
+        """Undo the last plan. Where it repeated the spans of the plan before, nothing but the step has changed."""
+        self.step -= 1
+        self._replaced = None
+        if not replaced.spans:
+            return
+        for span, written, kept in zip(replaced.spans, replaced.written, replaced.kept, strict=True):
+            self._written[span.layers.start : span.layers.stop, span.written_index] = written
+            if kept is not None:
+                self.kept[span.layers.start] = kept
+        self._lead, self._last = replaced.lead, None

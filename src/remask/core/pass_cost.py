@@ -125,7 +125,7 @@ def _fed(plan: Plan) -> list[int]:
 
 def _keys(plan: Plan) -> NDArray[np.int64]:
     """How many leading positions any row attends to in each layer, [layers]."""
-    reach = [plan.reach(span.computed) if span.cost else 0 for span in plan.spans]
+    reach = [plan.reach(span) if span.cost else 0 for span in plan.spans]
     return np.repeat(np.array(reach, dtype=np.int64), [len(span.layers) for span in plan.spans])
 
 

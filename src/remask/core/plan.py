@@ -1,11 +1,14 @@
 """Plans: what a denoising step computes, as data.
 
 A policy is a pure function from a `View` to a `Plan`, and one transformer executes any plan. Views and plans hold host
-arrays only, so planning never waits for the device.
+arrays only, so planning never waits for the device. What follows from a plan alone is computed once and kept with it, so
+nobody may write to its arrays.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +20,17 @@ Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
 
 Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading positions each row attends to
 
+Positions: TypeAlias = NDArray[np.int64]  # ascending positions of a canvas
+
 NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
+
+
+def index_of(positions: Positions) -> slice | Positions:
+    """What `positions` are indexed by: a slice where they are one run, which copies nothing; else themselves."""
+    if not len(positions):
+        return slice(0, 0)
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1) if last - first == len(positions) - 1 else positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,7 @@ class TopRho:
     by: Literal["value", "key"] = "value"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
 
@@ -44,21 +57,164 @@ class Span:
     pick: TopRho | None = None
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
 
-    @property
+    @cached_property
     def computed(self) -> Mask:
         """Rows that are fully computed in any case."""
-        rows = self.rows.copy()
+        rows = self.rows
         if self.held is not None:
-            rows &= ~self.held
+            rows = rows & ~self.held
         if self.pick is not None:
-            rows &= ~self.pick.among
+            rows = rows & ~self.pick.among
         return rows
+
+    @cached_property
+    def written(self) -> Mask:
+        """Those of `computed` whose K and V are written."""
+        return self.computed if self.frozen is None else self.computed & ~self.frozen
+
+    @cached_property
+    def written_index(self) -> slice | Positions:
+        """What `written` is indexed by on the canvas."""
+        return index_of(np.flatnonzero(self.written))
+
+    @cached_property
+    def positions(self) -> Positions:
+        """The live rows."""
+        return np.flatnonzero(self.rows)
+
+    @cached_property
+    def index(self) -> slice | Positions:
+        """What the live rows are indexed by on the canvas."""
+        return index_of(self.positions)
+
+    @cached_property
+    def last(self) -> int:
+        """The last row that is computed or may be picked; -1 where there is none."""
+        rows = self.rows if self.pick is not None else self.computed
+        return int(np.flatnonzero(rows)[-1]) if rows.any() else -1
+
+    @cached_property
+    def fixed(self) -> int:
+        """Number of rows that are fully computed in any case."""
+        return int(np.count_nonzero(self.computed))
+
+    @cached_property
+    def writes_all(self) -> bool:
+        """Whether every computed row writes its K and V."""
+        return self.frozen is None or not (self.computed & self.frozen).any()
+
+    @property
+    def count(self) -> int:
+        """Number of rows that are computed, chosen ones included."""
+        return self.fixed + (0 if self.pick is None else self.pick.count)
 
     @property
     def cost(self) -> int:
         """Row-layers computed; a projection of V or K alone is not counted."""
-        rows = int(self.computed.sum()) + (0 if self.pick is None else self.pick.count)
-        return rows * len(self.layers)
+        return self.count * len(self.layers)
+
+    def live(self, rows: Positions) -> bool:
+        """Whether all of the ascending `rows` are live."""
+        index = self.index
+        if isinstance(index, slice):
+            return not len(rows) or bool(index.start <= rows[0] and rows[-1] < index.stop)
+        return np.count_nonzero(self.rows[rows]) == len(rows)
+
+    @property
+    def masks(self) -> tuple[Mask | None, ...]:
+        """All arrays."""
+        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
+
+
+class Spans(tuple[Span, ...]):
+    """Spans that cover the layers of a model in order.
+
+    Plans that compute the same rows may have the same `Spans`. What was found out about them then serves again: the
+    ledger need not look at them twice, nor is anything but tokens and predictions packed anew.
+
+    Raises `PlanError` where layers are left out or come twice.
+    """
+
+    def __new__(cls, spans: Iterable[Span]) -> "Spans":
+        self = super().__new__(cls, spans)
+        if not self:
+            raise PlanError("a plan needs at least one span")
+        at = 0
+        for span in self:
+            if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
+                raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self]}")
+            at = span.layers.stop
+        return self
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of layers covered."""
+        return self[-1].layers.stop
+
+    @cached_property
+    def cost(self) -> int:
+        """Row-layers computed."""
+        return sum(span.cost for span in self)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the arrays, each once."""
+        return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})
+
+    @cached_property
+    def saves(self) -> bool:
+        """Whether hidden states are kept."""
+        return any(span.save is not None for span in self)
+
+    @cached_property
+    def picks(self) -> bool:
+        """Whether rows are chosen on the device."""
+        return any(span.pick is not None for span in self)
+
+    def at(self, layer: int) -> Span:
+        """The span that covers `layer`."""
+        return next(span for span in self if layer in span.layers)
+
+    def cut(self, at: int) -> "Spans":
+        """The same with a boundary before layer `at`, 0 <= at <= layers. Raises `PlanError` elsewhere."""
+        if not 0 <= at <= self.layers:
+            raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
+        spans: list[Span] = []
+        for span in self:
+            if span.layers.start < at < span.layers.stop:
+                spans.append(replace(span, layers=range(span.layers.start, at)))
+                # The rows pass through the new boundary, so what was to be saved was saved at the old one.
+                spans.append(replace(span, layers=range(at, span.layers.stop), save=None))
+            else:
+                spans.append(span)
+        return self if len(spans) == len(self) else Spans(spans)
+
+    def map(self, f: Callable[[Span], Span]) -> "Spans":
+        """`f` of each span."""
+        return Spans(f(span) for span in self)
+
+
+class SpanMemo:
+    """The spans that the plans of one canvas had lately, by what they were made of.
+
+    It saves work and changes no plan: what is made of the same is the same.
+    """
+
+    KEPT = 8  # a policy alternates between very few, and those of earlier blocks do not come again
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[Hashable, Spans] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
+        """What is kept under `key`, or else the spans that `make` returns, which are kept then."""
+        spans = self._made.get(key)
+        if spans is not None:
+            self._made.move_to_end(key)
+            return spans
+        spans = self._made[key] = Spans(make())
+        if len(self._made) > self.KEPT:
+            self._made.popitem(last=False)
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +231,7 @@ class Watch:
     threshold: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, init=False)
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
 
@@ -89,37 +245,48 @@ class Plan:
         watch: attention to watch. Such a plan may grow while it runs, so it has a span for each layer, and this plan or
             earlier ones keep the hidden states of all rows.
         refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
+        predicted: the positions of `predict`.
+        again: the plan repeats the one before.
     """
 
-    spans: tuple[Span, ...]
+    spans: Spans
     predict: Mask
     commit: Mask | None = None
     sees: Reach | None = None
     watch: Watch | None = None
     refreshes: bool = False
+    predicted: Positions = field(init=False, repr=False)
+    again: bool = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if not self.spans:
-            raise PlanError("a plan needs at least one span")
-        at = 0
-        for span in self.spans:
-            if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
-                raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self.spans]}")
-            at = span.layers.stop
+    def __init__(
+        self,
+        spans: Iterable[Span],
+        predict: Mask,
+        commit: Mask | None = None,
+        sees: Reach | None = None,
+        watch: Watch | None = None,
+        refreshes: bool = False,
+    ) -> None:
+        """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
+        own = vars(self)  # assignment is what frozen dataclasses refuse
+        own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
+        own["predict"], own["predicted"] = predict, predict.nonzero()[0]
+        own["commit"], own["sees"], own["watch"] = commit, sees, watch
+        own["refreshes"], own["again"] = refreshes, False
 
     def check(self, length: int) -> None:
         """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
-        masks: list[NDArray[Any] | None] = [self.predict, self.commit, self.sees]
+        spans, shape = self.spans, (length,)
+        masks: list[NDArray[Any]] = [self.predict]
+        masks += [mask for mask in (self.commit, self.sees) if mask is not None]
         if self.watch is not None:
             masks += [self.watch.window, self.watch.among]
-        for span in self.spans:
-            masks += [span.rows, span.frozen, span.save, span.held, None if span.pick is None else span.pick.among]
-        wrong = [mask.shape for mask in masks if mask is not None and mask.shape != (length,)]
-        if wrong:
-            raise PlanError(f"an array of shape {wrong[0]} for a canvas of {length} positions")
+        for found in (*spans.shapes, *[mask.shape for mask in masks]):
+            if found != shape:
+                raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
         if self.commit is not None and (self.commit & ~self.predict).any():
             raise PlanError("positions are committed that are not predicted")
-        if self.spans[0].save is not None:
+        if spans[0].save is not None:
             raise PlanError("tokens enter the first layer, so no hidden states are kept there")
         if self.watch is None:
             return
@@ -131,38 +298,49 @@ class Plan:
     @property
     def layers(self) -> int:
         """Number of layers covered."""
-        return self.spans[-1].layers.stop
+        return self.spans.layers
 
     @property
     def cost(self) -> int:
         """Row-layers that the plan computes."""
-        return sum(span.cost for span in self.spans)
+        return self.spans.cost
 
-    def reach(self, rows: Mask) -> int:
-        """How many leading positions `rows` attend to between them."""
+    @property
+    def may_change(self) -> bool:
+        """Whether the plan may become another one while it runs: it may grow, or the device chooses rows."""
+        return self.watch is not None or self.spans.picks
+
+    def reach(self, span: Span) -> int:
+        """How many leading positions the computed rows of `span` attend to between them."""
         if self.sees is None:
-            return len(rows)
-        last = np.flatnonzero(rows)[-1:]
-        return int(self.sees[last[0]]) if len(last) else 0
+            return len(span.rows)
+        return 0 if span.last < 0 else int(self.sees[span.last])
 
     @property
     def fills(self) -> bool:
         """Whether this is a fill pass."""
         return self.commit is not None and not self.commit.any()
 
+    def repeated(self, block: range, noisy: Mask) -> "Plan":
+        """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
+        predict = np.zeros_like(noisy)
+        open_ = noisy[block.start : block.stop]
+        predict[block.start : block.stop] = open_
+        plan = object.__new__(Plan)
+        own = vars(plan)
+        own.update(vars(self))
+        own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
+        return plan
+
+    def over(self, spans: Spans) -> "Plan":
+        """The same plan over other spans."""
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), spans=spans)
+        return plan
+
     def cut(self, at: int) -> "Plan":
         """The same plan with a span boundary before layer `at` (0 <= at <= layers). Nothing else changes."""
-        if not 0 <= at <= self.layers:
-            raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
-        spans: list[Span] = []
-        for span in self.spans:
-            if span.layers.start < at < span.layers.stop:
-                spans.append(replace(span, layers=range(span.layers.start, at)))
-                # The rows pass through the new boundary, so what was to be saved was saved at the old one.
-                spans.append(replace(span, layers=range(at, span.layers.stop), save=None))
-            else:
-                spans.append(span)
-        return replace(self, spans=tuple(spans))
+        return self.over(self.spans.cut(at))
 
     def refreshed(self, at: int) -> "Plan":
         """The plan with all rows live from layer `at` >= 1 on; those that were not restart from their kept states."""
@@ -173,7 +351,7 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        return replace(self.cut(at).map(whole), refreshes=True)
+        return replace(self, spans=self.spans.cut(at).map(whole), refreshes=True)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
@@ -184,11 +362,11 @@ class Plan:
             rest = span.pick.among & ~rows
             return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
 
-        return self.cut(layer).cut(layer + 1).map(settled)
+        return self.over(self.spans.cut(layer).cut(layer + 1).map(settled))
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""
-        return replace(self, spans=tuple(f(span) for span in self.spans))
+        return self.over(self.spans.map(f))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +418,7 @@ class LastPass:
     tracked: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
 class View:
     """All that a policy may see of a request: ints and host arrays, never tensors. Policies must not write to it."""
 
@@ -259,6 +437,29 @@ class View:
     seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
+    memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
+
+    def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
+        """The spans that `make` returns, or those that it returned before for this canvas under an equal `key`.
+
+        Whatever the spans depend on must be in `key`, but for what never changes on a canvas: the settings of its
+        policy, and the fields `layers`, `prompt`, `prefix`, `shift` and `response`.
+        """
+        return self.memo.get(key, make)
+
+    def over(self, start: int, stop: int) -> Spans:
+        """All layers over the rows from `start` up to `stop`, as one span."""
+        return self.memo.get((start, stop), lambda: [Span(range(self.layers), self.rows(start, stop))])
+
+    def over_rows(self, rows: Mask) -> Spans:
+        """All layers over `rows`, as one span."""
+        return self.memo.get(rows.tobytes(), lambda: [Span(range(self.layers), rows)])
+
+    def rows(self, start: int, stop: int) -> Mask:
+        """A fresh mask of the positions from `start` up to `stop`."""
+        mask = np.zeros(len(self.noisy), dtype=np.bool_)
+        mask[start:stop] = True
+        return mask
 
     @property
     def length(self) -> int:

@@ -83,7 +83,7 @@ class BlockStart:
     knobs: Knobs
 
 
-def _scheduled(step: Step) -> select.Chosen:
+def scheduled(step: Step) -> select.Chosen:
     """As many as the schedule says, the most confident first."""
     return select.top(step.confidence, step.count)
 
@@ -93,7 +93,7 @@ def _every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
     return lambda _: choose
 
 
-_BY_SCHEDULE = _every_block(_scheduled)
+_BY_SCHEDULE = _every_block(scheduled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ Chosen = NDArray[np.int64]
 
 def top(confidence: Confidence, count: int) -> Chosen:
     """Return the `count` most confident."""
-    return np.sort(_ranked(confidence)[:count])
+    chosen = _ranked(confidence)[:count]
+    chosen.sort()
+    return chosen
 
 
 def above(confidence: Confidence, threshold: float) -> Chosen:
@@ -51,4 +53,4 @@ def entropy_bounded(entropy: Confidence, bound: float) -> Chosen:
 
 
 def _ranked(confidence: Confidence) -> Chosen:
-    return np.argsort(-confidence, kind="stable")
+    return (-confidence).argsort(kind="stable")

@@ -1,7 +1,7 @@
 """One canvas on the device: its K/V slots per layer, its ledger and its step clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.pass_cost import ExecutedPlan
-from remask.core.plan import Plan, PrefixHit, Span
+from remask.core.plan import Plan, Positions, PrefixHit, Span, SpanMemo
 from remask.engine.tracker import Tracker
 from remask.errors import PlanError
 from remask.models.stage import Run
@@ -51,15 +51,19 @@ class CanvasState:
     prefix: PrefixHit | None = None  # leading positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
+    memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
+    sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
+
+    def __post_init__(self) -> None:
+        self.sharing = (-1 if self.lease is None else self.lease.entry.key), self.chain
 
     def slots(self, layer: int) -> NDArray[np.int64]:
         """Its K/V slots in `layer`, [T]."""
-        return next(table.slots for table in self.tables if layer in table.layers)
+        return self.table(layer).slots
 
-    @property
-    def sharing(self) -> tuple[int, int]:
-        """Equal for branches that read the same shared prefix in place."""
-        return (-1 if self.lease is None else self.lease.entry.key), self.chain
+    def table(self, layer: int) -> SlotTable:
+        """Its slots in `layer` and in others."""
+        return next(table for table in self.tables if layer in table.layers)
 
     @property
     def extra_bytes(self) -> int:
@@ -77,23 +81,27 @@ class CanvasState:
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
+        if plan.again:  # it predicts some of what the plan before did, and nothing has become noisy since
+            self.ledger.enter(plan)
+            return
         plan.check(len(self.canvas))
-        if (plan.predict & ~self.canvas.noisy).any():
+        predicted = plan.predicted
+        if np.count_nonzero(self.canvas.noisy[predicted]) < len(predicted):
             raise PlanError("positions are predicted that are already final")
-        if self.states is None and any(span.save is not None for span in plan.spans):
+        if self.states is None and plan.spans.saves:
             raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
         if self.tracker is None and plan.watch is not None:
             raise PlanError("attention cannot be watched on a canvas that keeps no attention of the last pass")
-        live = plan.spans[-1].rows
-        rows = predicting_rows(plan.predict, self.shift)
-        if not live[rows].all():
-            raise PlanError(f"position {rows[~live[rows]][0]} should predict, but is not live in the last layer")
-        self.ledger.apply(plan)
+        rows = predicting_rows(predicted, self.shift)
+        if not plan.spans[-1].live(rows):
+            dead = rows[~plan.spans[-1].rows[rows]]
+            raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
+        self.ledger.enter(plan)
 
 
-def predicting_rows(predict: NDArray[np.bool_], shift: int) -> NDArray[np.int64]:
-    """The rows whose logits belong to the positions in `predict`, in their order: position p is read at p - shift."""
-    return np.maximum(np.flatnonzero(predict) - shift, 0)
+def predicting_rows(predicted: Positions, shift: int) -> Positions:
+    """The rows whose logits belong to the positions `predicted`, in their order: position p is read at p - shift."""
+    return np.maximum(predicted - shift, 0) if shift else predicted
 
 
 def leased_tables(lease: Lease, own: Sequence[PageRange]) -> tuple[SlotTable, ...]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.meter import CacheMeter
@@ -19,7 +17,7 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, Member, Ran, poisons, read_isolated, run_isolated
+from remask.engine.isolation import Batch, Member, Ran, Scores, poisons, read_isolated, run_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
@@ -193,6 +191,7 @@ class Engine:
                 self.probe(ran.batch.requests, ran.hidden)
             self._settle(ran, read_isolated(self.runner, ran, self._fail))
         if not (self._waiting or len(self._running)):
+            self.runner.forget()
             self.check_integrity()  # before events are taken: what it raises loses none
         events, self._ended = self._ended, []
         self.stats.step_seconds += time.perf_counter() - start
@@ -327,8 +326,10 @@ class Engine:
             elif self._guarded(item, item.admit, POLICY):
                 batch.requests.append(item)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
-        waiting = [running.request.id for running in self._running_requests() if batch.passes and not running.ready]
-        self.at_work = (*batch.ids, *waiting)
+        self.at_work = batch.ids
+        if batch.passes:
+            waiting = [running.request.id for running in self._running_requests() if not running.ready]
+            self.at_work = (*batch.ids, *waiting)
         return batch
 
     def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
@@ -367,7 +368,7 @@ class Engine:
         else:
             self._queue(running.pending)
 
-    def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, NDArray[np.float32]]]) -> None:
+    def _settle(self, ran: Ran, scores: Sequence[tuple[RunningRequest, Scores]]) -> None:
         """Enter what a pass computed into the store and the requests; `scores` are of those that could be read."""
         batch = ran.batch
         self.stats.steps += 1
@@ -382,34 +383,37 @@ class Engine:
                 self.stats.prefix_passes += 1
         for running, predicted in scores:
             if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
-                reason = running.reason
                 if running.closing:
                     self._release(running)
-                elif reason is not None:
-                    self._end(running, reason)
+                elif running.reason is not None:
+                    self._end(running, running.reason)
 
-    def _apply(self, running: RunningRequest, scores: NDArray[np.float32]) -> None:
+    def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
         if self.meter is not None:
             for branch, plan in running.items():
                 self.meter.note(branch.ledger, plan)
-        self.stats.refreshes += running.refreshes
-        self.stats.prefix_refreshes += running.refreshes_prefix
-        self.stats.row_layers_saved += running.saved
+        stats, tally, request = self.stats, running.tally, running.request
+        stats.refreshes += tally.refreshes
+        stats.prefix_refreshes += tally.refreshes_prefix
+        stats.row_layers_saved += tally.saved
         self._refreshes.ran(running)
         tokens, confidence = scores
-        name, events = running.request.id, []
-        if running.request.drafts and not running.plan.fills and not running.closing:
-            events.append(Event(name, draft=running.draft(tokens, confidence)))
-        transfer = running.apply(tokens.astype(np.int64), confidence)
+        drafts = request.drafts and not running.plan.fills and not running.closing
+        draft = running.draft(tokens, confidence) if drafts else None
+        transfer = running.apply(tokens, confidence)
         if running.closing:
             return
+        if draft is not None:
+            self._tell(running, Event(request.id, draft=draft))
         settled = running.newly_settled()
         running.check_end()
         if transfer is not None or settled:
-            events.append(Event(name, transfer=transfer, settled=settled))
-        running.reported = running.reported or bool(events)
-        self._ended += events
+            self._tell(running, Event(request.id, transfer=transfer, settled=settled))
+
+    def _tell(self, running: RunningRequest, event: Event) -> None:
+        running.reported = True
+        self._ended.append(event)
 
     def _end_waiting(self, pending: PendingRequest, reason: FinishReason, error: str | None = None) -> None:
         """Report the end of a request that has not begun."""

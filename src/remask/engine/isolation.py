@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 Member: TypeAlias = RunningRequest | PrefixPass
 Fail: TypeAlias = Callable[[Member, Exception], None]
+Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Token and confidence of each predicted position of one request."""
 
 # How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
 _DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
@@ -112,15 +114,16 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
         batch.enter(items)
         parts = _parts(runner, members, fail)
     else:
-        batch.enter(ran)
+        if ran is not items:
+            batch.enter(ran)
         yield Ran(batch, ran, hidden)
         return
     for part in parts:
         yield from run_isolated(runner, Batch.of(part), fail)
 
 
-def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, NDArray[np.float32]]]:
-    """Token and confidence of what each request of a pass predicted, float32 [2, predicted].
+def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, Scores]]:
+    """What each request of a pass predicted.
 
     Requests whose logits cannot be read are left out, and `fail` is called for them.
     """
@@ -136,8 +139,12 @@ def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningReq
             fail(requests[0], error)
             return []
     else:
-        ends = np.cumsum([running.predicted for running in requests])[:-1]
-        return list(zip(requests, np.split(scores, ends, axis=1), strict=True))
+        tokens, confidence = scores[0].astype(np.int64), scores[1]
+        read, at = list[tuple[RunningRequest, Scores]](), 0
+        for running in requests:
+            start, at = at, at + running.predicted
+            read.append((running, (tokens[start:at], confidence[start:at])))
+        return read
     read, at = [], 0
     for running in requests:
         rows = running.predicted * len(running.items())

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan
+from remask.core.plan import Plan, Reach, Span, Spans
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.segments import make_segments
 from remask.engine.stage_rows import Index, StageRows, send, send_run
@@ -26,6 +26,93 @@ def pack(
     Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
     come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
     """
+    return _lay_out(items, device, first, apart).fill(items, device)
+
+
+class Packer:
+    """Packs pass after pass. Where canvases and spans are those of the pass before, only tokens and predictions are new.
+
+    What it returns is valid until the next pass is packed.
+    """
+
+    def __init__(self, device: torch.device, apart: bool) -> None:
+        self.device, self.apart = device, apart
+        self._layout: _Layout | None = None
+        self.reused = 0  # passes whose layout was that of the pass before
+
+    def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
+        """As the function `pack`. Layouts from a later layer on are made once, and not kept."""
+        if first:
+            return pack(items, self.device, first, self.apart)
+        layout = self._layout
+        if layout is not None and layout.serves(items):
+            self.reused += 1
+        else:
+            layout = self._layout = _lay_out(items, self.device, 0, self.apart)
+        return layout.fill(items, self.device)
+
+    def forget(self) -> None:
+        """Let go of the canvases of the last pass, and of what they hold on the device."""
+        self._layout = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a pass is packed to, but for its tokens and predictions.
+
+    Attributes:
+        canvases: the canvases, each with the spans that it runs and what its rows see.
+        stages: the packed stages.
+        starts: first row of each canvas in the last stage.
+        row_layers: work of the pass.
+    """
+
+    canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
+    stages: tuple[Stage, ...]
+    starts: tuple[int, ...]
+    row_layers: int
+
+    def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
+        """Whether `items` are the same canvases, with the same spans."""
+        return len(items) == len(self.canvases) and all(
+            branch is canvas and plan.spans is spans and plan.sees is sees
+            for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True)
+        )
+
+    def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
+        """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
+        numbers = [branch.canvas.tokens[plan.spans[0].index] for branch, plan in items]
+        entering = sum(map(len, numbers))
+        for start, (branch, plan) in zip(self.starts, items, strict=True):
+            predicted = plan.predicted
+            if len(predicted):
+                numbers.append(_places(plan.spans[-1], predicting_rows(predicted, branch.shift), start))
+        sent = send(np.concatenate(numbers), device)
+        stages = self.stages
+        if any(stage.partial is not None and stage.partial.picks for stage in stages):
+            stages = tuple(map(_unchosen, stages))
+        return StepBatch(sent[:entering], stages, sent[entering:], self.row_layers)
+
+
+def _places(span: Span, positions: Index, start: int) -> Index:
+    """Where the live rows `positions` of a span are, if its first one is at `start`."""
+    index = span.index
+    if isinstance(index, slice):
+        return positions + (start - index.start)
+    return start + np.searchsorted(index, positions)
+
+
+def _unchosen(stage: Stage) -> Stage:
+    """The stage before its layers have chosen rows."""
+    if stage.partial is None:
+        return stage
+    picks = tuple(replace(pick, chosen=[]) for pick in stage.partial.picks)
+    return replace(stage, partial=replace(stage.partial, picks=picks))
+
+
+def _lay_out(
+    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool
+) -> _Layout:
     ends = {span.layers.stop for _, plan in items for span in plan.spans}
     ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
     edges = sorted(end for end in ends if end > first)
@@ -35,16 +122,11 @@ def pack(
         parts = _parts(items, start)
         stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, apart))
         before = parts
-    tokens = np.concatenate([part.branch.canvas.tokens[part.positions] for part in _parts(items, 0)])
-    predict = [
-        part.rows.start + np.searchsorted(part.positions, predicting_rows(plan.predict, branch.shift))
-        for part, (branch, plan) in zip(before, items, strict=True)
-    ]
-    return StepBatch(
-        tokens=send(tokens, device),
-        stages=tuple(stages),
-        predict=send(np.concatenate(predict), device),
-        row_layers=sum(plan.cost for _, plan in items),
+    return _Layout(
+        tuple((branch, plan.spans, plan.sees) for branch, plan in items),
+        tuple(stages),
+        tuple(part.rows.start for part in before),
+        sum(plan.cost for _, plan in items),
     )
 
 
@@ -52,9 +134,8 @@ def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageR
     parts = []
     at = 0
     for branch, plan in items:
-        span = next(span for span in plan.spans if layer in span.layers)
-        table = next(table for table in branch.tables if layer in table.layers)
-        positions = np.flatnonzero(span.rows)
+        span, table = plan.spans.at(layer), branch.table(layer)
+        positions = span.positions
         sees = None if plan.sees is None else plan.sees[positions]
         parts.append(StageRows(branch, span, table, positions, slice(at, at + len(positions)), sees))
         at += len(positions)
@@ -70,7 +151,8 @@ def _stage(
     apart: bool,
 ) -> Stage:
     same = bool(before) and all(
-        np.array_equal(part.positions, old.positions) for part, old in zip(parts, before, strict=True)
+        part.span.rows is old.span.rows or np.array_equal(part.span.rows, old.span.rows)
+        for part, old in zip(parts, before, strict=True)
     )
     written, slots = _writes(parts)
     partial = _partial(parts, device) if any(part.span.pick or part.span.held is not None for part in parts) else None
@@ -94,17 +176,12 @@ def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     """The same canvases with the rows that are computed, numbered among those. Which ones a pick takes stays open."""
     computed, at = [], 0
     for part in parts:
-        count = _computed_count(part)
+        count = part.span.count
         if part.sees is not None:
             raise PlanError("all rows are computed where not every row attends to all positions")
         computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count)))
         at += count
     return computed
-
-
-def _computed_count(part: StageRows) -> int:
-    chosen = 0 if part.span.pick is None else part.span.pick.count
-    return int(part.span.computed.sum()) + chosen
 
 
 def _partial(parts: list[StageRows], device: torch.device) -> Partial:
@@ -153,25 +230,26 @@ class _Picked:
 
 def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
     """Which of the computed rows write their K/V (None: all), and the slots of those that are known beforehand."""
-    rows, slots, frozen, at = [], [], False, 0
+    slots = np.concatenate([part.table.slots[part.span.written_index] for part in parts])
+    if all(part.span.writes_all for part in parts):
+        return None, slots
+    rows, at = [], 0
     for part in parts:
-        fixed = part.positions[part.span.computed[part.positions]]
-        keep = np.ones(_computed_count(part), dtype=np.bool_)  # the fixed rows, then those that a pick takes
-        if part.span.frozen is not None:
-            keep[: len(fixed)] = ~part.span.frozen[fixed]
-            frozen = frozen or not keep.all()
-        rows.append(at + np.flatnonzero(keep))
-        slots.append(part.table.slots[fixed[keep[: len(fixed)]]])
-        at += len(keep)
-    return np.concatenate(rows) if frozen else None, np.concatenate(slots)
+        span, count = part.span, part.span.count
+        if span.writes_all:
+            rows.append(np.arange(at, at + count))
+        else:  # the fixed rows, then those that a pick takes
+            fixed = np.flatnonzero(span.written[np.flatnonzero(span.computed)])
+            rows.append(at + np.concatenate([fixed, np.arange(span.fixed, count)]))
+        at += count
+    return np.concatenate(rows), slots
 
 
 def _carry(parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Tensor, Tensor | None]:
     source, target = [], []
     for part, old in zip(parts, before, strict=True):
-        _, here, there = np.intersect1d(part.positions, old.positions, assume_unique=True, return_indices=True)
-        source.append(old.rows.start + there)
-        target.append(part.rows.start + here)
+        source.append(old.rows.start + np.flatnonzero(part.span.rows[old.positions]))
+        target.append(part.rows.start + np.flatnonzero(old.span.rows[part.positions]))
     rows = np.concatenate(target)
     complete = len(rows) == parts[-1].rows.stop
     return send(np.concatenate(source), device), None if complete else send(rows, device)
@@ -180,13 +258,13 @@ def _carry(parts: list[StageRows], before: list[StageRows], device: torch.device
 def _restores(layer: int, parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Restore, ...]:
     restores = []
     for part, old in zip(parts, before, strict=True):
-        joining = np.setdiff1d(part.positions, old.positions, assume_unique=True)
+        joining = np.flatnonzero(~old.span.rows[part.positions])
         if not len(joining):
             continue
         if part.branch.restored is None:
             raise PlanError(f"rows that join at layer {layer} must have stored states")
-        rows = send_run(part.rows.start + np.searchsorted(part.positions, joining), device)
-        restores.append(Restore(rows, part.branch.restored[layer - 1], send_run(joining, device)))
+        rows = send_run(part.rows.start + joining, device)
+        restores.append(Restore(rows, part.branch.restored[layer - 1], send_run(part.positions[joining], device)))
     return tuple(restores)
 
 

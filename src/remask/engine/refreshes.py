@@ -19,7 +19,9 @@ class RefreshWatch:
 
     def ran(self, running: RunningRequest) -> None:
         """Note the cost of the next pass of `running`, which has run and has not been applied."""
-        self._least[running] = min(running.cost, self._least.get(running, running.cost))
+        cost = running.cost
+        if cost < self._least.get(running, cost + 1):
+            self._least[running] = cost
 
     def forget(self, running: RunningRequest) -> None:
         """Drop what is known of a request that has ended."""

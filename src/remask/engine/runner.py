@@ -11,7 +11,7 @@ from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import PrefixPass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift
-from remask.engine.pack import pack
+from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.models.pool import Pool
@@ -26,6 +26,7 @@ class Runner:
 
     def __init__(self, model: Transformer, pool: Pool) -> None:
         self.model, self.pool = model, pool
+        self._packer = Packer(model.device, model.arithmetic.invariant)
 
     @torch.inference_mode()
     def run(self, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
@@ -93,7 +94,12 @@ class Runner:
 
     def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
-        return keep_leaving_states(pack(items, self.model.device, first, self.model.arithmetic.invariant), passes)
+        batch = self._packer.pack(items, first)
+        return keep_leaving_states(batch, passes) if passes else batch
+
+    def forget(self) -> None:
+        """Let go of what the last pass holds on the device."""
+        self._packer.forget()
 
     def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""
@@ -116,7 +122,7 @@ def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
     items = list(items)
     for number, (branch, plan) in enumerate(items):
         for layer, keys, slots in chosen:
-            pick = next(span.pick for span in plan.spans if layer in span.layers)
+            pick = plan.spans.at(layer).pick
             if pick is not None and (pick.by == "key") == keys:
                 plan = plan.chosen(layer, pick.among & np.isin(branch.slots(layer), slots))
         items[number] = branch, plan

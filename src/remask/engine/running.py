@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
-from remask.policies.base import CachePolicy
+from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.score import RowGroup
 from remask.store.pages import PageRange
@@ -38,6 +39,37 @@ class _Residual:
         return self.logits[torch.from_numpy(index).to(self.logits.device, non_blocking=True)]
 
 
+Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a pass of a request counts as.
+
+    Attributes:
+        cost: row-layers that it computes.
+        saved: row-layers of its canvases that it does not compute.
+        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes_prefix: it computes rows of the leased prefix, above the boundary.
+    """
+
+    cost: int
+    saved: int
+    refreshes: bool
+    refreshes_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+
+    plan: Plan
+    repeats: int
+    step: int
+    block_step: int
+    block: range
+
+
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request with its place in memory.
@@ -54,6 +86,7 @@ class RunningRequest:
         reported: whether anything but its start has been reported.
         reason: why the response is complete; None while it is not.
         closing: the result is reported, and one more pass completes a page for other requests.
+        request: the request as it was given.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
     """
@@ -67,6 +100,7 @@ class RunningRequest:
     lease: Lease | None = None
     sharing: PageSharing | None = None
     closing: bool = False
+    request: Request = field(init=False)
     decoder: Decoder = field(init=False)
     trace: list[Transfer] = field(default_factory=list)
     reported: bool = False
@@ -74,46 +108,76 @@ class RunningRequest:
     _stops: StopScan = field(init=False)
     _scanned: int = 0  # leading response tokens that `_stops` has seen
     _first_settled: float | None = None  # when the first response token became final
-    _items: tuple[tuple[CanvasState, Plan], ...] | None = None  # the next pass, once it is planned
+    _items: Items | None = None  # the next pass, once it is planned
+    _tally: Tally = field(init=False)  # of that pass
+    _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
+    _schedule: Schedule = field(init=False)
     _residual: _Residual | None = None
     _stop_written: bool = False  # whether the last step wrote a stop token
     _pass_index: int = 0  # passes since the step began
-    _last_pass: LastPass = field(default_factory=LastPass)
+    _last_pass: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None  # see `LastPass`
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
     _fill_passes: list[tuple[LayerWork, ...]] = field(default_factory=list)  # of this step, where drafts are wanted
 
     def __post_init__(self) -> None:
         canvas = self.branches[0].canvas
-        self.decoder = self.pending.decoding.decoder(canvas, self.policy.traits.schedule.idle_passes)
+        self.request = self.pending.request
+        self._schedule = self.policy.traits.schedule
+        self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
-
-    @property
-    def request(self) -> Request:
-        """The request as it was given."""
-        return self.pending.request
 
     @property
     def ready(self) -> bool:
         """Whether it can run: the prefix-only pass of the entry that it leases, if any, is done."""
         return self.lease is None or self.lease.entry.ready
 
-    def items(self) -> tuple[tuple[CanvasState, Plan], ...]:
+    def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
 
         Each pass is planned once, however long it waits for its turn.
         """
         if self._items is None:
-            first = self.branches[0]
-            plan = self._closing_plan(first) if self.closing else self._plan(first, self.decoder.step)
-            self._items = ((first, plan),)
-            if len(self.branches) == 2 and self.policy.guides(self.decoder.step):
-                second = self.branches[1]
-                other = self._plan(second, second.clock)
-                # Canvases with clocks of their own still predict the same positions.
-                self._items = ((first, plan), (second, replace(other, predict=plan.predict)))
+            again = self._repeated()
+            if again is not None:
+                self._items = ((self.branches[0], again),)
+            else:
+                self._items = self._planned()
+                self._tally = self._counted(self._items)
         return self._items
+
+    def _planned(self) -> Items:
+        first, decoder = self.branches[0], self.decoder
+        if self.closing:
+            return ((first, self._closing_plan(first)),)
+        plan = self._plan(first, decoder.step)
+        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+            return ((first, plan),)
+        second = self.branches[1]
+        other = self._plan(second, second.clock)
+        # Canvases with clocks of their own still predict the same positions.
+        return (first, plan), (second, replace(other, predict=plan.predict))
+
+    def _repeated(self) -> Plan | None:
+        """The plan of the next pass where the last one said that it would be the same; else None."""
+        last, decoder = self._standing, self.decoder
+        if last is None or self.closing:
+            return None
+        since = decoder.step - last.step
+        if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
+            return None
+        return last.plan.repeated(last.block, self.branches[0].canvas.noisy)
+
+    def _counted(self, items: Items) -> Tally:
+        cost = sum(plan.cost for _, plan in items)
+        live, leased = items[0][1].spans[-1].positions, 0 if self.lease is None else len(self.lease.entry)
+        return Tally(
+            cost=cost,
+            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
+            refreshes=any(plan.refreshes for _, plan in items),
+            refreshes_prefix=len(live) > 0 and bool(live[0] < leased),
+        )
 
     def prepare(self) -> None:
         """Plan the next pass, and read of the plan what the scheduler needs."""
@@ -125,51 +189,49 @@ class RunningRequest:
         return self.items()[0][1]
 
     @property
+    def tally(self) -> Tally:
+        """What the next pass counts as."""
+        if self._items is None:
+            self.items()
+        return self._tally
+
+    @property
     def cost(self) -> int:
         """Row-layers of the next pass."""
-        return sum(plan.cost for _, plan in self.items())
+        return self.tally.cost
 
     @property
     def predicted(self) -> int:
         """Number of positions that the next pass predicts."""
-        return int(self.plan.predict.sum())
-
-    @property
-    def saved(self) -> int:
-        """Row-layers of the canvases in the next pass that it does not compute."""
-        return sum(len(branch.canvas) * self.layers for branch, _ in self.items()) - self.cost
+        return len(self.plan.predicted)
 
     @property
     def refreshes(self) -> bool:
         """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
-        return any(plan.refreshes for _, plan in self.items())
-
-    @property
-    def refreshes_prefix(self) -> bool:
-        """Whether the next pass computes rows of the leased prefix, above the boundary."""
-        if self.lease is None:
-            return False
-        return bool(self.plan.spans[-1].rows[: len(self.lease.entry)].any())
+        return self.tally.refreshes
 
     def admit(self) -> None:
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
-        if self.plan.fills and self._pass_index > len(self.branches[0].canvas):
+        items = self.items()
+        first = items[0][1]
+        if first.fills and self._pass_index > len(self.branches[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
-        if len(self.items()) < len(self.branches) and self.predicted and self._residual is None:
+        if len(items) < len(self.branches) and self.predicted and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
-        for branch, plan in self.items():
+        for branch, plan in items:
             branch.admit(plan)
 
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
+        self._tally = self._counted(self._items)
 
     def rows(self, at: int) -> RowGroup | None:
         """How its logits are read if they begin at row `at` of the pass; None where it predicts nothing."""
-        count = self.predicted
+        positions = self.plan.predicted
+        count = len(positions)
         if count == 0:
             return None
-        positions = np.flatnonzero(self.plan.predict)
         group = self.decoder.group(slice(at, at + count), positions)
         if len(self.branches) == 1:
             return group
@@ -184,14 +246,14 @@ class RunningRequest:
     def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
         if group.guide is not None and not self.policy.guides(self.decoder.step + 1):
-            self._residual = _Residual(np.flatnonzero(self.plan.predict), logits[group.rows] - logits[group.guide])
+            self._residual = _Residual(self.plan.predicted, logits[group.rows] - logits[group.guide])
 
-    def draft(self, tokens: NDArray[np.float32], confidence: NDArray[np.float32]) -> Draft:
+    def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
         """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""
         return Draft(
             step=self.decoder.step,
-            positions=tuple(np.flatnonzero(self.plan.predict).tolist()),
-            token_ids=tuple(tokens.astype(np.int64).tolist()),
+            positions=tuple(self.plan.predicted.tolist()),
+            token_ids=tuple(tokens.tolist()),
             confidences=tuple(confidence.tolist()),
             passes=(*self._fill_passes, self._layer_work()),
         )
@@ -201,28 +263,30 @@ class RunningRequest:
 
         `tokens` and `confidence` are [predicted].
         """
-        plan = self.plan
+        items = self.items()
+        plan = items[0][1]
         self._count_pass(plan)
-        clocks = [branch for branch, _ in self.items()]
         self._items = None
         if self.sharing is not None:
             self.sharing.computed(plan, self.sharing.ready())
         if plan.fills:
             self._pass_index += 1
             return None
-        for branch in clocks:
+        for branch, _ in items:
             branch.clock += 1
-        positions = np.flatnonzero(plan.predict)
-        self._last_pass = LastPass(positions, tokens, confidence)
+        positions = plan.predicted
+        self._last_pass = (positions, tokens, confidence)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
-        written = () if transfer is None else transfer.token_ids
-        self._stop_written = not self.pending.stops.token_ids.isdisjoint(written)
+        stops = self.pending.stops.token_ids
+        self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if self._first_settled is None and self.branches[0].canvas.settled_lead:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
-        self._fill_passes.clear()
-        self.decoder.advance()
-        self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
+        if self._fill_passes:
+            self._fill_passes.clear()
+        decoder = self.decoder
+        decoder.advance()
+        self.usage.steps, self.usage.correction_steps = decoder.step, decoder.corrections
         return transfer
 
     def check_end(self) -> None:
@@ -245,6 +309,8 @@ class RunningRequest:
     def newly_settled(self) -> tuple[int, ...]:
         """Response tokens that have become final, with no gap before them, since the last call."""
         canvas, begin = self.branches[0].canvas, self._reported
+        if canvas.settled_lead == begin:
+            return ()
         self._reported = canvas.settled_lead
         return tuple(canvas.response[begin : self._reported].tolist())
 
@@ -268,32 +334,36 @@ class RunningRequest:
     def _count_pass(self, plan: Plan) -> None:
         if self.request.drafts and plan.fills:
             self._fill_passes.append(self._layer_work())
-        self.usage.forwards += len(self.items()) if self.policy.traits.schedule.own_clocks else 1
-        self.usage.row_layers += self.cost
+        self.usage.forwards += len(self.items()) if self._schedule.own_clocks else 1
+        self.usage.row_layers += self._tally.cost
 
     def _choose(
         self, plan: Plan, positions: NDArray[np.int64], tokens: NDArray[np.int64], confidence: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions that are written at the end of the step, and their tokens."""
         block = self.decoder.block
-        inside = (positions >= block.start) & (positions < block.stop)
-        positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
+        if len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
+            inside = (positions >= block.start) & (positions < block.stop)
+            positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
         written = (
-            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
+            self.decoder.choose(positions, tokens, confidence) if plan.commit is None else plan.commit.nonzero()[0]
         )
         self._predicted[positions] = tokens
         return written, self._predicted[written]
 
     def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> Transfer | None:
-        edits, final = self.decoder.edited(positions), self.decoder.final(positions)
+        decoder = self.decoder
+        edits, final = decoder.edited(positions), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
-            branch.canvas.settle(final, self.decoder.step)
+            branch.canvas.settle(final, decoder.step)
         if not len(positions):
             return None
-        written, edited = tuple(positions.tolist()), tuple(edits.tolist())
-        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited))
-        return self.trace[-1]
+        transfer = Transfer(
+            decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), tuple(edits.tolist()) if len(edits) else ()
+        )
+        self.trace.append(transfer)
+        return transfer
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
         branch = self.branches[0]
@@ -302,7 +372,11 @@ class RunningRequest:
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)
-        return replace(self.policy.plan(view), sees=view.sees)
+        plan = self.policy.plan(view)
+        plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        repeats = self.policy.repeats(view) if len(self.branches) == 1 else 0
+        self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
+        return plan
 
     def _closing_plan(self, branch: CanvasState) -> Plan:
         # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
@@ -315,7 +389,8 @@ class RunningRequest:
         return replace(plan, sees=view.sees)
 
     def _view(self, branch: CanvasState, step: int) -> View:
-        decoder, canvas, last = self.decoder, branch.canvas, self._last_pass
+        decoder, canvas = self.decoder, branch.canvas
+        last = LastPass() if self._last_pass is None else LastPass(*self._last_pass)
         return View(
             layers=self.layers,
             step=step,
@@ -330,14 +405,15 @@ class RunningRequest:
             sees=decoder.sees,
             response=canvas.end,
             seed=self.pending.decoding.seed,
-            decoding=StepFacts(decoder.order, decoder.touched),
+            decoding=_facts(decoder),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
+            memo=branch.memo,
         )
 
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
         canvas = self.branches[0].canvas
-        if canvas.noisy[: canvas.end].any():
+        if canvas.settled_lead < canvas.end - canvas.prompt:
             return False
         rest = canvas.noisy[canvas.end :]
         lead = int(rest.argmax()) if rest.any() else len(rest)
@@ -346,6 +422,15 @@ class RunningRequest:
     def _stop_at(self) -> int | None:
         """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
         canvas, begin = self.branches[0].canvas, self._scanned
-        self._scanned = canvas.settled_lead
-        self._stops.push(canvas.response[begin : self._scanned].tolist())
+        if canvas.settled_lead > begin:
+            self._scanned = canvas.settled_lead
+            self._stops.push(canvas.response[begin : self._scanned].tolist())
         return self._stops.end
+
+
+_NO_FACTS = StepFacts()
+
+
+def _facts(decoder: Decoder) -> StepFacts:
+    order, touched = decoder.order, decoder.touched
+    return _NO_FACTS if order is None and touched is None else StepFacts(order, touched)

@@ -57,7 +57,7 @@ class Scheduler(Generic[T]):
             taken.append(item)
             spent += price
             refreshing += heavy
-        for item in taken:
-            self._line.remove(item)
-            self._line.append(item)
+        if len(taken) < len(self._line):
+            going = {id(item) for item in taken}
+            self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
         return taken

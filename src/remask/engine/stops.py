@@ -49,14 +49,12 @@ class StopScan:
             if self.end is not None:
                 return
             self._seen += 1
-            if token in self._rule.token_ids or self._completes(token):
+            if token in self._rule.token_ids or (self._text is not None and self._completes(self._text, token)):
                 self.end = self._seen
 
-    def _completes(self, token: int) -> bool:
+    def _completes(self, decoder: IncrementalDecoder, token: int) -> bool:
         """Whether a stop text ends within the text of `token`."""
-        if self._text is None:
-            return False
-        new = self._text.push([token])
+        new = decoder.push([token])
         if not new:
             return False
         text = self._tail + new

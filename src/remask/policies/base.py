@@ -7,6 +7,9 @@ from typing import Literal, TypeAlias
 from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 
+ALWAYS = 1 << 62
+"""What `CachePolicy.repeats` answers of a plan that serves until its block is done."""
+
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
 Kept: TypeAlias = Literal["outputs", "attention"]
 Sharing: TypeAlias = Literal["prefix", "pages"]
@@ -112,6 +115,14 @@ class CachePolicy(ABC):
     def closing(self, view: View) -> Plan | None:  # noqa: ARG002
         """A pass after the last step, which makes the K/V of the last block fit to be shared; None without one."""
         return None
+
+    def repeats(self, view: View) -> int:  # noqa: ARG002
+        """How many of the next steps of the block have the plan of `view` again, whatever the steps before transfer.
+
+        They may differ in the positions that they predict: these, and those of `view`, are the block's noisy ones. The
+        engine does not ask for the plans of such steps. 0 is always right.
+        """
+        return 0
 
     @abstractmethod
     def plan(self, view: View) -> Plan:

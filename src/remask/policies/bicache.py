@@ -1,13 +1,12 @@
 """`bicache`: reuse of a shared prefix in shallow layers, restart of deep layers from a stored boundary state."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
-
-import numpy as np
 
 from remask.core.checks import is_whole, one_of, whole
 from remask.core.depth import DepthLookup
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, PrefixHit, Span, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
@@ -91,21 +90,40 @@ class BiCache(CachePolicy):
         """Whether the prefix rows rejoin the deep layers in this step."""
         return step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
 
+    def repeats(self, view: View) -> int:
+        """As the inner policy, until the prefix rows rejoin or leave."""
+        repeats, interval = self.inner.repeats(view), self.refresh_interval
+        if view.prefix is None or view.prefix.boundary == view.layers:
+            return repeats
+        if self._rejoins(view, view.prefix):
+            return 0
+        return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
+
+    def _rejoins(self, view: View, hit: PrefixHit) -> bool:
+        """Whether this pass computes the prefix rows above the boundary."""
+        return self.refreshes(view.step) and view.pass_index == 0 and hit.boundary < view.layers
+
     def plan(self, view: View) -> Plan:
         """The inner plan, cut at the boundary, with the prefix rows taken out below and put in above on refreshes."""
         plan = self.inner.plan(view)
         if view.prefix is None:
             return plan
-        prefix = np.arange(view.length) < view.prefix.length
-        boundary, leased = view.prefix.boundary, view.prefix.layers
         # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
         # step reads the K/V that it wrote.
-        refresh = self.refreshes(view.step) and view.pass_index == 0 and boundary < view.layers
-        start = 0 if self.boundary_state == "recomputed" else boundary
+        refresh = self._rejoins(view, view.prefix)
+        spans = view.spans((plan.spans, refresh), partial(self._placed, view, view.prefix, plan.spans, refresh))
+        return replace(plan, spans=spans, refreshes=True) if refresh else plan.over(spans)
 
-        def place(span: Span) -> Span:
+    def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
+        """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""
+        prefix = view.rows(0, hit.length)
+        start = 0 if self.boundary_state == "recomputed" else hit.boundary
+
+        def rejoin(span: Span) -> Span:
             if not refresh or span.layers.start < start:
-                return replace(span, rows=span.rows & ~prefix)
-            return replace(span, rows=span.rows | prefix, frozen=prefix if span.layers.start < leased else span.frozen)
+                return span
+            frozen = prefix if span.layers.start < hit.layers else span.frozen
+            return replace(span, rows=span.rows | prefix, frozen=frozen)
 
-        return replace(plan.cut(boundary).cut(leased).map(place), refreshes=plan.refreshes or refresh)
+        without = spans.map(lambda span: replace(span, rows=span.rows & ~prefix))
+        return without.cut(hit.boundary).cut(hit.layers).map(rejoin)

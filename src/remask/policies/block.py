@@ -4,13 +4,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
-from remask.core.plan import Mask, Plan, Span, View
+from remask.core.plan import Mask, Plan, Spans, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 
@@ -28,16 +26,22 @@ class Blockwise(CachePolicy):
         """A complete block runs no further pass, and thresholds are compared within the block."""
         return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True))
 
+    def repeats(self, view: View) -> int:
+        """A cached pass computes the same rows until its block is done."""
+        return ALWAYS if view.block_step > 0 else 0
+
     def plan(self, view: View) -> Plan:
         """A full pass, or one over the rows that are not cached."""
-        layers = range(view.layers)
         if view.block_step > 0:
-            rows = self._rows(view)
-            return Plan((Span(layers, rows),), predict=view.candidates & rows, refreshes=self._renews(view))
-        first = _positions(view, range(view.block.start, view.block.start + 1))
-        commit = first if view.shift else None
-        predict = view.candidates if commit is None else first
-        return Plan((Span(layers, view.everything),), predict, commit, refreshes=True)
+            spans = self._spans(view)
+            return Plan(spans, self._predict(view, spans), refreshes=self._renews(view))
+        commit = view.first if view.shift else None
+        predict = view.candidates if commit is None else commit
+        return Plan(view.over(0, view.length), predict, commit, refreshes=True)
+
+    def _predict(self, view: View, spans: Spans) -> Mask:  # noqa: ARG002
+        """What a cached pass predicts; its rows are those of the block at least."""
+        return view.candidates
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002
         """Whether a cached pass computes rows that it reads from the cache at other times."""
@@ -47,8 +51,8 @@ class Blockwise(CachePolicy):
         return ("masked",)
 
     @abstractmethod
-    def _rows(self, view: View) -> Mask:
-        """Rows of a cached pass."""
+    def _spans(self, view: View) -> Spans:
+        """The span of a cached pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class BlockPrefix(Blockwise):
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked", "uniform")
 
-    def _rows(self, view: View) -> Mask:
-        return _positions(view, range(view.block.start, view.length))
+    def _spans(self, view: View) -> Spans:
+        return view.over(view.block.start, view.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +95,21 @@ class BlockDual(Blockwise):
                 "next position (Dream); use fill_pass='transfer'"
             )
 
+    def repeats(self, view: View) -> int:
+        """As in every block-wise policy; a cached pass may follow in the first step of a block."""
+        return ALWAYS if view.pass_index > 0 else Blockwise.repeats(self, view)
+
     def plan(self, view: View) -> Plan:
         """A fill pass first where it is separate; otherwise as in every block-wise policy."""
         if self.fill_pass == "transfer" or view.block_step > 0:
             return Blockwise.plan(self, view)
         if view.pass_index == 0:
-            nothing = _positions(view, range(0))
-            return Plan((Span(range(view.layers), view.everything),), nothing, commit=nothing, refreshes=True)
-        return Plan((Span(range(view.layers), self._rows(view)),), predict=view.candidates)
+            nothing = view.rows(0, 0)
+            return Plan(view.over(0, view.length), nothing, commit=nothing, refreshes=True)
+        return Plan(self._spans(view), predict=view.candidates)
 
-    def _rows(self, view: View) -> Mask:
-        return _positions(view, view.block)
+    def _spans(self, view: View) -> Spans:
+        return view.over(view.block.start, view.block.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +128,30 @@ class UniformCache(Blockwise):
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)
 
-    def _rows(self, view: View) -> Mask:
-        if view.decoding.touched is not None:
-            return view.decoding.touched if view.decoding.touched.any() else view.everything
+    def _spans(self, view: View) -> Spans:
+        touched = view.decoding.touched
+        if touched is not None:
+            return view.over_rows(touched) if touched.any() else view.over(0, view.length)
         more = len(view.block) if self._renews(view) else 0
-        return _positions(view, range(view.block.start, view.block.stop + more))
+        return view.over(view.block.start, view.block.stop + more)
+
+    def _predict(self, view: View, spans: Spans) -> Mask:
+        return view.candidates if view.decoding.touched is None else view.candidates & spans[0].rows
 
     def _renews(self, view: View) -> bool:
         if view.decoding.touched is not None:
             return not view.decoding.touched.any()
+        return self._may_renew(view) and (view.block_step + 1) % self.refresh_next == 0
+
+    def _may_renew(self, view: View) -> bool:
         end = view.length if view.response is None else view.response
-        due = self.refresh_next > 0 and (view.block_step + 1) % self.refresh_next == 0
-        return due and view.block.stop < end
+        return self.refresh_next > 0 and view.block.stop < end
 
-
-def _positions(view: View, positions: range) -> Mask:
-    mask = np.zeros(view.length, dtype=np.bool_)
-    mask[positions.start : positions.stop] = True
-    return mask
+    def repeats(self, view: View) -> int:
+        """Until the next block is computed too. In a correction rows depend on what has changed."""
+        if view.block_step == 0 or view.decoding.touched is not None:
+            return 0
+        if not self._may_renew(view):
+            return ALWAYS
+        left = -(view.block_step + 1) % self.refresh_next  # steps to the next one that renews; 0: this one does
+        return max(0, left - 1)

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from remask.core.plan import Plan, Span, View
-from remask.policies.base import CachePolicy, Schedule, Traits
+from remask.core.plan import Plan, View
+from remask.policies.base import ALWAYS, CachePolicy, Schedule, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +15,12 @@ class Dense(CachePolicy):
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
         return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"))
 
+    def repeats(self, view: View) -> int:
+        """The same rows until the block is done, once it has its first token."""
+        return 0 if view.opens else ALWAYS
+
     def plan(self, view: View) -> Plan:
         """One span of all layers over all rows that can have an effect."""
-        layers, at = range(view.layers), np.arange(view.length)
         if view.opens:
-            return Plan((Span(layers, at < view.block.start),), predict=view.first, commit=view.first)
-        return Plan((Span(layers, at < view.horizon),), predict=view.candidates)
+            return Plan(view.over(0, view.block.start), predict=view.first, commit=view.first)
+        return Plan(view.over(0, view.horizon), predict=view.candidates)

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.checks import one_of, whole
-from remask.core.plan import Mask, Plan, Span, View
+from remask.core.plan import Mask, Plan, View
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, RequestFacts
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts
 
 SHIFTS = ("un", "un_right")
 
@@ -21,7 +21,7 @@ class _Delayed(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """One span over the rows that are not cached."""
-        return Plan((Span(range(view.layers), self._rows(view)),), view.candidates, refreshes=self._renews(view))
+        return Plan(view.over_rows(self._rows(view)), view.candidates, refreshes=self._renews(view))
 
     @abstractmethod
     def _renews(self, view: View) -> bool:
@@ -78,6 +78,10 @@ class DkvDecode(_Delayed):
 class DkvPrefill(_Delayed):
     """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
 
+    def repeats(self, view: View) -> int:
+        """All steps but the first are the same."""
+        return ALWAYS if view.step > 0 else 0
+
     def _rows(self, view: View) -> Mask:
         return view.everything if self._renews(view) else _after_prefill(view)
 
@@ -132,7 +136,7 @@ class DkvGreedy(_Delayed):
         assert view.decoding.order is not None
         predict = np.zeros(view.length, dtype=np.bool_)
         predict[view.decoding.order] = True
-        return Plan((Span(range(view.layers), self._rows(view)),), predict, refreshes=self._renews(view))
+        return Plan(view.over_rows(self._rows(view)), predict, refreshes=self._renews(view))
 
     def _renews(self, view: View) -> bool:
         interval = self.refresh_interval
@@ -176,5 +180,4 @@ def _shifted(view: View, shift: str) -> NDArray[np.int32]:
 
 def _after_prefill(view: View) -> Mask:
     """Rows that the prefill cache does not hold: the prompt's last and all after it."""
-    rows: Mask = np.arange(view.length) >= view.prompt - 1
-    return rows
+    return view.rows(view.prompt - 1, view.length)

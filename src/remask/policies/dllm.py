@@ -1,12 +1,13 @@
 """`dllm-cache`: refreshes prompt and response at intervals of their own, and recomputes moved rows in between."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from remask.core.checks import one_of, real, whole
-from remask.core.plan import Mask, Plan, Span, TopRho, View
+from remask.core.plan import Mask, Plan, Span, Spans, TopRho, View
 from remask.policies.base import CachePolicy, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
@@ -62,18 +63,38 @@ class DllmCache(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
-        response = np.arange(view.length) >= view.prompt
-        refresh_prompt = view.step % self.prompt_interval == 0
-        refresh_response = view.step % self.response_interval == 0
-        rows = view.everything if refresh_prompt else np.arange(view.length) >= view.prompt - view.shift
-        held: Mask = rows & ~response if not refresh_prompt else np.zeros(view.length, dtype=np.bool_)
-        count = 0 if refresh_response else int(int(response.sum()) * self.ratio)
+        refresh_prompt, refresh_response = self._due(view.step)
+        count = 0 if refresh_response else self._count(view)
+        make = partial(self._spans, view, refresh_prompt, refresh_response, count)
+        drawn = self.select == "random" and count > 0
+        spans = Spans(make()) if drawn else view.spans(("dllm-cache", refresh_prompt, refresh_response), make)
+        # Guidance that is kept must serve the positions of later blocks too.
+        predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
+        return Plan(spans, predict, refreshes=refresh_prompt or refresh_response)
+
+    def repeats(self, view: View) -> int:
+        """Until the next refresh, unless rows are drawn, which are others in every step."""
+        drawn = self.select == "random" and self._count(view) > 0
+        if drawn or any(self._due(view.step)) or self.guidance_interval > 1:
+            return 0
+        return min(interval - 1 - view.step % interval for interval in (self.prompt_interval, self.response_interval))
+
+    def _due(self, step: int) -> tuple[bool, bool]:
+        """Whether the prompt is refreshed in a step, and the response."""
+        return step % self.prompt_interval == 0, step % self.response_interval == 0
+
+    def _count(self, view: View) -> int:
+        """Rows of the response that are recomputed between refreshes."""
+        return int((view.length - view.prompt) * self.ratio)
+
+    def _spans(self, view: View, refresh_prompt: bool, refresh_response: bool, count: int) -> tuple[Span, ...]:
+        response = view.rows(view.prompt, view.length)
+        rows = view.everything if refresh_prompt else view.rows(view.prompt - view.shift, view.length)
+        held = view.rows(0, 0) if refresh_prompt else rows & ~response
         if not refresh_response and not count:
             held = held | response
         deep = self._deep(view, rows, held, response, count) if view.layers > 1 else ()
-        # Guidance that is kept must serve the positions of later blocks too.
-        predict = view.candidates if self.guidance_interval == 1 else view.noisy.copy()
-        return Plan((Span(range(1), rows), *deep), predict, refreshes=refresh_prompt or refresh_response)
+        return (Span(range(1), rows), *deep)
 
     def _deep(self, view: View, rows: Mask, held: Mask, response: Mask, count: int) -> tuple[Span, ...]:
         """All layers but the first. Of the `response` only `count` rows are computed, where `count` is above 0."""

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from remask.core.checks import whole
-from remask.core.plan import Mask, Plan, Span, View
-from remask.policies.base import CachePolicy, Traits
+from remask.core.plan import Plan, Span, View
+from remask.policies.base import ALWAYS, CachePolicy, Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +33,36 @@ class Exact(CachePolicy):
         """For block-causal models only. Cached K/V are final, so requests can share their pages."""
         return Traits(kinds=("block_causal",), sharing="pages")
 
+    def repeats(self, view: View) -> int:
+        """The block alone, after its first pass."""
+        return ALWAYS if view.block_step > 0 and not view.opens else 0
+
     def plan(self, view: View) -> Plan:
         """A chunk of the prompt, or the current block with what is to be committed before it."""
-        block, layers = view.block, range(view.layers)
+        block = view.block
         if view.step == 0:
             chunk = max(len(block), self.prefill_chunk // len(block) * len(block))
             start = (0 if view.prefix is None else view.prefix.length) + view.pass_index * chunk
             if block.start - start > chunk:
-                nothing = _rows(view, 0, 0)
-                return Plan((Span(layers, _rows(view, start, start + chunk)),), nothing, commit=nothing)
+                nothing = view.rows(0, 0)
+                return Plan(view.over(start, start + chunk), nothing, commit=nothing)
         else:
             start = block.start - (len(block) if view.block_step == 0 else 0)
         if view.opens:
             return Plan((self._opening(view, start),), predict=view.first, commit=view.first)
         if view.shift and view.step > 0:
             start = block.start  # its opening pass has committed what stands before
-        return Plan((Span(layers, _rows(view, start, block.stop)),), predict=view.candidates)
+        return Plan(view.over(start, block.stop), predict=view.candidates)
 
     def _opening(self, view: View, start: int) -> Span:
         """The uncommitted rows before the block, and always the last row before it, even if all rows are shared."""
         stop = view.block.start
-        rows = _rows(view, min(start, stop - len(view.block)), stop)
+        rows = view.rows(min(start, stop - len(view.block)), stop)
         leased = 0 if view.prefix is None else view.prefix.length
-        frozen = rows & _rows(view, 0, leased)
+        frozen = rows & view.rows(0, leased)
         return Span(range(view.layers), rows, frozen=frozen if frozen.any() else None)
 
     def closing(self, view: View) -> Plan:
         """The last block's commit pass."""
-        nothing = _rows(view, 0, 0)
-        rows = _rows(view, view.block.start, view.block.stop)
-        return Plan((Span(range(view.layers), rows),), nothing, commit=nothing)
-
-
-def _rows(view: View, start: int, stop: int) -> Mask:
-    mask = np.zeros(view.length, dtype=np.bool_)
-    mask[start:stop] = True
-    return mask
+        nothing = view.rows(0, 0)
+        return Plan(view.over(view.block.start, view.block.stop), nothing, commit=nothing)

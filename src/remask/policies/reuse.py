@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from remask.core.plan import Plan, Span, View
-from remask.policies.base import CachePolicy
+from remask.core.plan import Plan, View
+from remask.policies.base import ALWAYS, CachePolicy
 from remask.policies.dense import Dense
 
 
@@ -26,9 +24,12 @@ class Reuse(CachePolicy):
         """All layers."""
         return layers
 
+    def repeats(self, view: View) -> int:  # noqa: ARG002
+        """The same rows in all steps."""
+        return ALWAYS
+
     def plan(self, view: View) -> Plan:
         """Everything but the prefix, in all layers."""
         if view.prefix is None:
             return self.without_prefix.plan(view)
-        rows = np.arange(view.length) >= view.prefix.length
-        return Plan(spans=(Span(range(view.layers), rows),), predict=view.candidates)
+        return Plan(view.over(view.prefix.length, view.length), predict=view.candidates)

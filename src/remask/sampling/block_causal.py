@@ -15,7 +15,7 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
 from remask.sampling.schedule import even_count
-from remask.sampling.score import Penalty, RowGroup, step_seed
+from remask.sampling.score import Penalty, RowGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ class BlockCausalDecoder(Uncorrected):
             temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
-            seed=step_seed(self._decoding.seed, self.step),
+            seed=self._decoding.seed,
+            step=self.step,
         )
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
@@ -189,11 +190,11 @@ class BlockCausalDecoder(Uncorrected):
 
     def _begin_block(self) -> None:
         self.block_step = 0
-        masks = int(self._canvas.noisy[self.block.start : self.block.stop].sum())
+        masks = np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop])
         self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
 
     def _noisy(self) -> bool:
-        return bool(self._canvas.noisy[self.block.start : self.block.stop].any())
+        return np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]) > 0
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
         params = self._decoding.params

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from remask.core import select
 from remask.core.canvas import Canvas
-from remask.core.remasking import BlockStart, Step
+from remask.core.remasking import BlockStart, Step, scheduled
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
@@ -16,7 +16,7 @@ from remask.sampling.blocks import Blocks, even_blocks
 from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_count
-from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.score import Basis, RowGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class MaskedDecoding:
 class MaskedDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
-    `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
+    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
     no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
     """
 
@@ -124,6 +124,9 @@ class MaskedDecoder(Uncorrected):
         self._by_value = by_value and rule.remasking.counts != "rule"
         self._times = TimeSchedule(blocks.steps, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
+        basis: Basis = "filtered" if rule.remasking.filtered else "logits"
+        temperature = 0.0 if params.greedy else params.temperature
+        self._reading = (rule.remasking.measure, basis, temperature, params.top_k, params.top_p)
         self._begin_block()
         self._skip_idle()
 
@@ -138,12 +141,6 @@ class MaskedDecoder(Uncorrected):
         return self.block_index == self.blocks.count
 
     @property
-    def block(self) -> range:
-        """Canvas positions of the current block."""
-        start = self.canvas.prompt + self.block_index * self.blocks.length
-        return range(start, start + self.blocks.length)
-
-    @property
     def order(self) -> Positions | None:
         """The positions that this step transfers, in order, where the rule knows them before the pass; else None."""
         if self.rule.remasking.order is None:
@@ -153,16 +150,7 @@ class MaskedDecoder(Uncorrected):
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
         """Return how rows are read: by the rule's measure."""
-        params = self.params
-        return RowGroup(
-            rows=rows,
-            measure=self.rule.remasking.measure,
-            basis="filtered" if self.rule.remasking.filtered else "logits",
-            temperature=0.0 if params.greedy else params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            seed=step_seed(self.seed, self.step),
-        )
+        return RowGroup(rows, *self._reading, self.seed, self.step)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Return which of the noisy `positions` of the block are transferred now, ascending."""
@@ -172,6 +160,8 @@ class MaskedDecoder(Uncorrected):
             return positions[select.above(confidence, self.params.threshold)]
         if self._by_value and self.params.factor is not None:
             return positions[select.by_factor(confidence, self.params.factor)]
+        if self._choose is scheduled:
+            return positions[select.top(confidence, self._scheduled())]
         step = Step(
             positions=positions,
             confidence=confidence,
@@ -201,13 +191,15 @@ class MaskedDecoder(Uncorrected):
                 self._begin_block()
 
     def _begin_block(self) -> None:
+        start = self.canvas.prompt + self.block_index * self.blocks.length
+        self.block = range(start, start + self.blocks.length)
         self.block_step = 0
         masks = self._masks()
         self._begun_with = masks
         self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
 
     def _masks(self) -> int:
-        return int(self.canvas.noisy[self.block.start : self.block.stop].sum())
+        return np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop])
 
     def _block_over(self) -> bool:
         # A block whose first pass committed less than its share takes as many steps more as it needs.

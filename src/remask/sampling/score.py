@@ -37,9 +37,11 @@ class Penalty:
         logits.scatter_add_(1, tokens.clamp_min(0), loss)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each request of each pass
 class RowGroup:
     """The rows of one request among the logits, and how they are turned into tokens and confidences.
+
+    What is drawn depends on the request's `seed` and `step` alone.
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
@@ -57,6 +59,7 @@ class RowGroup:
     top_k: int | None
     top_p: float | None
     seed: int
+    step: int = 0
     guide: slice | None = None
     residual: Tensor | None = None
     cfg_scale: float = 0.0
@@ -68,6 +71,20 @@ class RowGroup:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
         return plain and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
+
+
+def _cover(groups: Sequence[RowGroup], rows: int) -> bool:
+    """Whether `groups` are all of `rows` rows, in their order."""
+    at = 0
+    for group in groups:
+        if group.rows.start != at:
+            return False
+        at = group.rows.stop
+    return at == rows
+
+
+def _seed(group: RowGroup) -> int:
+    return step_seed(group.seed, group.step)
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -91,6 +108,8 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
     own = [group for group in groups if apart or not group.greedy]
+    if not own and _cover(groups, len(logits)):
+        return _greedy(logits, mask_id)
     parts = {id(group): _read(logits[group.rows], group, mask_id) for group in own}
     if len(own) < len(groups):
         greedy = _greedy(logits, mask_id)
@@ -115,7 +134,7 @@ def _greedy(logits: Tensor, mask_id: int) -> Tensor:
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
     if group.noisy is not None:
-        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.seed)
+        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, _seed(group))
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
@@ -125,7 +144,7 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     choice = tempered.clone()
     choice[:, mask_id] = -torch.inf
     choice = top_k(top_p(choice, group.top_p), group.top_k)
-    tokens = draw(choice, group.seed) if group.temperature > 0 else choice.argmax(dim=-1)
+    tokens = draw(choice, _seed(group)) if group.temperature > 0 else choice.argmax(dim=-1)
     if group.measure == "entropy":
         probabilities = measured.exp()
         confidence = (probabilities * (probabilities + 1e-10).log()).sum(dim=-1)

@@ -15,7 +15,7 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
-from remask.sampling.score import RowGroup, step_seed
+from remask.sampling.score import RowGroup
 from remask.sampling.uniform_correction import TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
@@ -218,7 +218,8 @@ class UniformDecoder(Unedited):
             temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
-            seed=step_seed(decoding.seed, self.step),
+            seed=decoding.seed,
+            step=self.step,
             noisy=noisy,
         )
 
@@ -267,7 +268,8 @@ class UniformDecoder(Unedited):
             temperature=0.0 if is_greedy(temperature) else temperature,
             top_k=None,
             top_p=None,
-            seed=step_seed(decoding.seed, self.step),
+            seed=decoding.seed,
+            step=self.step,
             noisy=NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions)),
         )
 

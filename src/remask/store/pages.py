@@ -47,11 +47,14 @@ class PageAllocator:
     def __init__(self, layers: int, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.references = np.zeros((layers, pages), dtype=np.int32)
+        self._used: int | None = 0  # counted anew when it is asked for after a change
 
     @property
     def used(self) -> int:
         """Pages in use, summed over layers."""
-        return int((self.references > 0).sum())
+        if self._used is None:
+            self._used = int(np.count_nonzero(self.references))
+        return self._used
 
     def pages_for(self, tokens: int) -> int:
         """Pages that `tokens` consecutive positions take in one layer."""
@@ -93,6 +96,7 @@ class PageAllocator:
         if (part[:, extent.pages] > 0).any():
             raise IntegrityError(f"claimed pages that are in use: {extent.pages.tolist()} in layers {extent.layers}")
         part[:, extent.pages] = 1
+        self._used = None
 
     def retain(self, extent: PageRange) -> None:
         """Add a reference to every page of `extent`. Raises `IntegrityError` where one is not in use."""
@@ -110,6 +114,7 @@ class PageAllocator:
         if (part[:, extent.pages] < 1).any():
             raise IntegrityError(f"released pages that are free: {extent.pages.tolist()} in layers {extent.layers}")
         part[:, extent.pages] -= 1
+        self._used = None
 
 
 def _first_run(free: NDArray[np.bool_], need: int) -> NDArray[np.int64]:

@@ -1,0 +1,136 @@
+"""The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
+
+    scripts/host [--json FILE] [--against COMMIT]
+
+A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at once;
+what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is denoised in
+blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all requests share, at depth 18 with R = 16. A figure is
+CPU time of the engine's thread, the mean over all steps of a decode, refreshes included. It begins when the requests have
+been placed and their prefix has been computed. Of `--rounds` decodes the least is taken, as other work on the machine
+only adds to it.
+
+`--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from remask.errors import ConfigError
+from remask.outputs import write_whole
+from remask_lab.records.machine import commit, host
+from remask_lab.records.markdown import markdown_table
+from remask_lab.speed.command import command_parser, run_command
+
+ROOT = Path(__file__).parents[3]
+DECODE = Path(__file__).with_name("host_decode.py")
+POLICIES, CANVASES, REQUESTS = ("none", "block-dual", "bicache+block-dual"), (1024, 4096), (1, 8, 32, 128)
+
+
+class Decodes:
+    """A process that decodes with the engine of one tree."""
+
+    def __init__(self, tree: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+        # -P, or modules beside the file would hide those of the standard library.
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(DECODE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def measure(self, case: dict[str, Any]) -> float:
+        """Milliseconds a step. Raises `ConfigError` where the tree's engine cannot be driven so."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(case), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise ConfigError("the decode failed, as its errors say above; an older commit may have another interface")
+        return float(json.loads(line)["ms_per_step"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@contextmanager
+def checkout(name: str) -> Iterator[Path]:
+    """A worktree of a commit, for as long as it is needed. Raises `ConfigError` for a commit that there is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        added = _git("worktree", "add", "--detach", str(tree), name)
+        if added.returncode:
+            raise ConfigError(f"--against {name}: {added.stderr.strip()}")
+        try:
+            yield tree
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def measure(rounds: int, against: str | None, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each case."""
+    with ExitStack() as stack:
+        trees = [ROOT] if against is None else [ROOT, stack.enter_context(checkout(against))]
+        decodes = [Decodes(tree) for tree in trees]
+        for each in decodes:
+            stack.callback(each.close)
+        rows = []
+        for case in cases:
+            turns = [[each.measure(case) for each in decodes] for _ in range(rounds)]
+            own, *other = (min(figures) for figures in zip(*turns, strict=True))
+            row = {**case, "ms_per_step": own}
+            if other:
+                row |= {"against_ms_per_step": other[0], "ratio": other[0] / own}
+            rows.append(row)
+        return rows
+
+
+def main() -> None:
+    """Measure, print a table, and write the rows where `--json` says."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="decodes of each case (default 2)")
+    parser.add_argument("--against", metavar="COMMIT", help="measure this commit in turns with this one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--canvases", nargs="+", type=int, default=CANVASES, help="positions, 512 or more")
+    parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests at a time")
+    args = parser.parse_args()
+    cases = [
+        {"policy": policy, "canvas": canvas, "requests": requests}
+        for policy, canvas, requests in product(args.policies, args.canvases, args.requests)
+    ]
+    rows = measure(args.rounds, args.against, cases)
+    report = {"machine": host(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
+    if args.json is not None:
+        write_whole("figures", args.json, json.dumps(report, indent=2) + "\n")
+    header = ["policy", "canvas", "requests", "ms a step"]
+    if args.against is not None:
+        header += [f"at {args.against}", "ratio"]
+    figures = ("ms_per_step", "against_ms_per_step", "ratio")
+    cells = [
+        [row["policy"], str(row["canvas"]), str(row["requests"]), *(f"{row[name]:.2f}" for name in figures if name in row)]
+        for row in rows
+    ]
+    print(markdown_table(header, cells, aligned=True))
+
+
+def _git(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
