@@ -330,6 +330,7 @@ class RunningRequest:
             sees=decoder.sees,
             response=canvas.end,
             seed=self.pending.decoding.seed,
+            steps=self.pending.decoding.scheduled_steps,
             decoding=StepFacts(decoder.order, decoder.touched),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
         )

@@ -7,10 +7,13 @@ import numpy as np
 
 from remask.core.checks import one_of, real, whole
 from remask.core.plan import Mask, Plan, Span, TopRho, View
-from remask.policies.base import CachePolicy, Schedule, Traits
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
 SELECTS: tuple[Select, ...] = ("value", "key", "random")
+Phase: TypeAlias = Literal["up", "down"]
+PHASES: tuple[Phase, ...] = ("up", "down")
 GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
 
 
@@ -19,8 +22,9 @@ class DllmCache(CachePolicy):
     """dLLM-Cache (arXiv 2506.06295): K, V, attention and FFN outputs are cached per layer.
 
     Prompt rows are computed every `prompt_interval` steps, response rows every `response_interval`; steps are counted
-    over the request. In between, the share `ratio` of the response whose value vectors moved most is recomputed, layer
-    by layer. The first layer is always computed, as its inputs are the tokens themselves.
+    over the request, and the first one computes both. In between, the share `ratio` of the response whose value vectors
+    moved most is recomputed, layer by layer. The first layer is always computed, as its inputs are the tokens
+    themselves.
 
     `select` names the rule that chooses rows (the paper's ablation). "key" compares keys in place of values, and renews
     K in place of V for all rows that it compares. "random" draws the rows of each layer from the request's seed and the
@@ -36,6 +40,9 @@ class DllmCache(CachePolicy):
         guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
             the first five.
         select: how the share is chosen.
+        phase: steps are counted up from 0, as in the authors' code, or "down" from their number K to 1, as in the
+            paper's text (a refresh where k = 0 modulo the interval). "down" needs a schedule that says how many steps
+            there are.
     """
 
     prompt_interval: int = 100
@@ -43,6 +50,7 @@ class DllmCache(CachePolicy):
     ratio: float = 0.25
     guidance_interval: int = field(default=1, metadata={"setting": "cfg_interval"})
     select: Select = "value"
+    phase: Phase = "up"
 
     def __post_init__(self) -> None:
         whole("prompt_interval", self.prompt_interval, low=1)
@@ -50,11 +58,20 @@ class DllmCache(CachePolicy):
         real("ratio", self.ratio, low=0, high=1)
         whole("cfg_interval", self.guidance_interval, low=1)
         one_of("select", self.select, SELECTS)
+        one_of("phase", self.phase, PHASES)
 
     @property
     def traits(self) -> Traits:
         """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
         return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}))
+
+    def check(self, facts: RequestFacts) -> None:
+        """Refuses to count down where nothing says from where."""
+        if self.phase == "down" and facts.steps is None:
+            raise ConfigError(
+                "phase='down' counts steps from their number, and here a threshold, a factor or the remasking rule "
+                "decides how many there are; use phase='up', or sampling with 'steps'"
+            )
 
     def guides(self, step: int) -> bool:
         """In the first five steps, and every Kcfg steps."""
@@ -63,8 +80,10 @@ class DllmCache(CachePolicy):
     def plan(self, view: View) -> Plan:
         """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
         response = np.arange(view.length) >= view.prompt
-        refresh_prompt = view.step % self.prompt_interval == 0
-        refresh_response = view.step % self.response_interval == 0
+        first = not view.step
+        clock = view.step if self.phase == "up" else (view.steps or 0) - view.step
+        refresh_prompt = first or clock % self.prompt_interval == 0
+        refresh_response = first or clock % self.response_interval == 0
         rows = view.everything if refresh_prompt else np.arange(view.length) >= view.prompt - view.shift
         held: Mask = rows & ~response if not refresh_prompt else np.zeros(view.length, dtype=np.bool_)
         count = 0 if refresh_response else int(int(response.sum()) * self.ratio)
