@@ -111,6 +111,8 @@ def slowfast(rng: random.Random) -> Line:
         "window": rng.choice([1, 2, 3]),
         "variance": rng.choice([0.0, 1.0, 4.0]),
         "threshold": rng.choice([0.3, 0.6]),
+        "slow_threshold": rng.choice([None, 0.3]),
+        "leave_early": rng.random() < 0.7,
     }
     return sampling | {"remasking": "slowfast", "slowfast": knobs}
 
