@@ -40,6 +40,48 @@ def test_a_shared_prompt_is_held_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (end["hit_tokens"], end["asked_tokens"]) == (80, 120)
 
 
+def test_who_shares_which_pages_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect(tmp_path, lines(3), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    full, end = told["fullest"], told["end"]
+    chain = [part for part in full["stored"] if part["readers"] == ["1", "2", "3"]]
+    assert [part["tokens"] for part in chain] == [8, 16, 24, 32, 40]
+    assert [part["parent"] for part in chain] == [None, *(part["id"] for part in chain[:-1])]
+    assert all(part["table"]["references"] == [4] for part in chain), "three requests and the store"
+    shared = [part["table"]["pages"][0] for part in chain]
+    holders = {holder["name"]: holder for holder in full["holders"]}
+    for name in "123":
+        pages = [page for table in holders[name]["tables"] for page in table["pages"]]
+        assert set(shared) <= set(pages)
+        assert len(pages) == 6
+    # The next turns branch off behind the prompt.
+    ends = [part for part in end["stored"] if part["tokens"] == 48]
+    assert len(ends) == 3
+    assert {part["parent"] for part in ends} == {chain[-1]["id"]}
+    assert all(part["readers"] == [] for part in end["stored"])
+
+
+def test_nested_prefixes_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "requests.jsonl"
+    asked: list[dict[str, Any]] = [
+        {"prompt_token_ids": [*range(length), 99], "prefix_length": length, "sampling": {"max_tokens": 4}}
+        for length in (40, 16, 24)
+    ]
+    asked[2]["prompt_token_ids"][0] = 7
+    file.write_text("\n".join(map(json.dumps, asked)) + "\n")
+    model = ["--model", "llada-tiny", "--load-format", "dummy", "--dtype", "float32", "--cache", "reuse"]
+    assert main(["--quiet", "inspect", "store", "--input", str(file), *model, "--page-size", "8"]) == 0
+    text = capsys.readouterr().out.split("At the end:")[0]
+    tree = [line for line in text.splitlines() if " tokens, layers " in line]
+    assert [(len(line) - len(line.lstrip()), line.split()[1], line.split()[-1]) for line in tree] == [
+        (2, "16", "2"),
+        (4, "40", "1"),
+        (2, "24", "3"),
+    ]
+    assert "layers 0-1: pages" in tree[0]
+    assert "(held by 2)" in tree[0]
+
+
 def test_unused_slots_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = {"prompt_token_ids": [1, 2], "sampling": {"max_tokens": 2, "ignore_eos": True}}
     assert inspect(tmp_path, [short], "--json") == 0

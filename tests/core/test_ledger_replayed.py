@@ -112,7 +112,11 @@ def some_spans(draw: st.DrawFn) -> Spans:
 
 SEES = (None, np.array([2, 2, 3, 5, 5]), np.array([5] * 5), np.array([1, 2, 3, 4, 5]))
 SAVED = Spans(
-    Span(range(layer, layer + 1), np.ones(LENGTH, dtype=np.bool_), save=np.ones(LENGTH, dtype=np.bool_) if layer else None)
+    Span(
+        range(layer, layer + 1),
+        np.ones(LENGTH, dtype=np.bool_),
+        save=np.ones(LENGTH, dtype=np.bool_) if layer else None,
+    )
     for layer in range(LAYERS)
 )
 NOTHING, ONE = np.zeros(LENGTH, dtype=np.bool_), np.arange(LENGTH) == 0

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.core.sampling import SamplingParams
 from remask.core.slowfast import SlowFast, SlowFastKnobs
+from remask.errors import UnknownNameError
 from tests.sampling.test_masked import Bench, Idle
 
 
@@ -27,21 +30,24 @@ class Block:
         return taken
 
 
-def test_a_slow_step_takes_the_most_confident_of_the_span() -> None:
+def test_a_slow_step_takes_the_most_confident_of_the_block() -> None:
     block = Block(4, min_confidence=0.5)
     assert block.step([0.6, 0.7, 0.5, 0.4]) == [11]
     assert block.sampler.end is None
 
 
-def test_what_stands_beyond_the_last_confident_position_is_left_alone() -> None:
-    """Position 13 is more confident than 10, and less than it would need to be in the span."""
-    block = Block(4, min_confidence=0.6, slow_tokens=3)
-    assert block.step([0.2, 0.6, 0.1, 0.5]) == [10, 11]
+def test_where_nothing_is_confident_the_span_is_the_first_position_and_the_best_is_taken_anywhere() -> None:
+    block = Block(3, min_confidence=0.9, window=1)
+    assert block.step([0.1, 0.2, 0.8]) == [12]
+    assert block.sampler.end == 10
 
 
-def test_where_nothing_is_confident_the_span_is_the_first_position() -> None:
-    block = Block(3, min_confidence=0.9)
-    assert block.step([0.1, 0.2, 0.8]) == [10]
+def test_a_slow_step_takes_all_that_are_sure_where_there_are_two() -> None:
+    block = Block(4, slow_threshold=0.8)
+    assert block.step([0.1, 0.8, 0.2, 0.9]) == [11, 13]
+    assert block.step([0.85, 0.0, 0.2, 0.0]) == [10], "one alone is no reason"
+    block = Block(4, slow_threshold=0.8, slow_tokens=3)
+    assert block.step([0.1, 0.8, 0.2, 0.9]) == [11, 12, 13]
 
 
 def test_several_a_slow_step() -> None:
@@ -50,20 +56,21 @@ def test_several_a_slow_step() -> None:
 
 
 def test_the_fast_stage_begins_when_the_end_is_stable() -> None:
-    block = Block(8, min_confidence=0.5, window=2, variance=0.0, threshold=0.9)
+    block = Block(8, min_confidence=0.5, window=2, variance=0.01, threshold=0.9)
     block.step([0.9, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
     assert block.sampler.end is None
     block.step([0.1, 0.6, 0.1, 0.7, 0.1, 0.1, 0.1, 0.1])
     assert block.sampler.end is None, "the end moved from 11 to 13"
-    block.step([0.1, 0.6, 0.1, 0.5, 0.1, 0.1, 0.1, 0.1])
+    block.step([0.1, 0.7, 0.1, 0.1, 0.6, 0.1, 0.1, 0.1])
     assert block.noisy == [12, 14, 15, 16, 17], "13 was settled, 11 is, and the end moved again"
     assert block.sampler.end is None
     assert block.step([0.1, 0.1, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1]) == [14]
+    assert block.sampler.end == 14, "the pass that finds it stable still transfers slowly"
 
 
 def test_the_variance_of_the_end_over_the_window_decides() -> None:
-    """Ends 12 and 14 have a variance of 1."""
-    for variance, stable in ((1.0, True), (0.99, False)):
+    """Ends 12 and 14 have a variance of 1, which must be below the limit."""
+    for variance, stable in ((1.01, True), (1.0, False)):
         block = Block(6, min_confidence=0.5, variance=variance)
         block.step([0.9, 0.1, 0.5, 0.1, 0.1, 0.1])
         block.step([0.1, 0.1, 0.9, 0.1, 0.6, 0.1])
@@ -76,12 +83,47 @@ def test_a_window_of_one_step_explores_once() -> None:
     assert block.sampler.end == 13
 
 
-def test_exploring_ends_after_so_many_steps() -> None:
-    block = Block(9, min_confidence=0.5, slow_steps=3, window=3, variance=0.0)
+def test_exploring_ends_after_so_many_steps_at_the_mean_of_the_window() -> None:
+    block = Block(9, min_confidence=0.5, slow_steps=3, window=2, variance=1.0)
     for last in (2, 5, 8):
         assert block.sampler.end is None
         block.step([0.6 if p == last else 0.9 * (p == 0) for p in range(9)])
-    assert block.sampler.end == 18
+    assert block.sampler.end == 16, "15 and 18, rounded down"
+
+
+def test_without_an_early_end_all_slow_steps_are_taken_and_the_first_stable_end_counts() -> None:
+    ends = (3, 3, 6, 7)
+    for early, steps in ((True, 2), (False, 4)):
+        block = Block(9, min_confidence=0.5, slow_steps=4, leave_early=early)
+        for last in ends[:steps]:
+            assert block.sampler.end is None
+            block.step([0.6 if p == last else 0.7 if p < 3 else 0.1 for p in range(9)])
+        assert block.sampler.end == 13
+    block = Block(9, min_confidence=0.5, slow_steps=3, leave_early=False)
+    for last in (2, 5, 8):
+        block.step([0.6 if p == last else 0.9 * (p == 0) for p in range(9)])
+    assert block.sampler.end == 16, "none was stable"
+
+
+def test_an_empty_span_begins_the_next_cycle() -> None:
+    """The mean of the ends may stand before every position that is left."""
+    block = Block(6, min_confidence=0.5, slow_steps=2, variance=0.0)
+    block.step([0.9, 0.1, 0.1, 0.1, 0.1, 0.1])
+    block.step([0.0, 0.6, 0.1, 0.1, 0.1, 0.1])
+    assert block.sampler.end == 10
+    assert block.step([0.0, 0.0, 0.1, 0.2, 0.1, 0.1]) == [13]
+    assert block.sampler.end is None
+
+
+def test_presets() -> None:
+    assert SlowFastKnobs.from_mapping("paper") == SlowFastKnobs()
+    released = SlowFastKnobs.from_mapping("released")
+    assert (released.min_confidence, released.threshold, released.slow_steps, released.window) == (0.3, 0.9, 6, 2)
+    assert (released.slow_threshold, released.leave_early) == (0.9, False)
+    with pytest.raises(UnknownNameError, match=r"Unknown slowfast 'relased'. Did you mean 'released'"):
+        SlowFastKnobs.from_mapping("relased")
+    params = SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": "released"})
+    assert params.slowfast == released
 
 
 def fast(length: int, end: int, **knobs: Any) -> Block:
@@ -111,7 +153,7 @@ def test_a_filled_span_begins_the_next_cycle() -> None:
 
 @given(st.data())
 def test_every_block_is_filled_from_spans_in_order(data: st.DataObject) -> None:
-    """A fast step stays within its span; nothing beyond a span is taken before the span is full."""
+    """A fast step stays within its span, and a slow one takes as many as it may."""
     length = data.draw(st.integers(1, 12))
     knobs = {
         "slow_tokens": data.draw(st.integers(1, 3)),

@@ -59,14 +59,20 @@ def llada_sampling(rng: random.Random) -> Line:
 
 
 def whole_canvas(rng: random.Random) -> Line:
-    """Dream's own sampler."""
+    """Dream's own samplers."""
+    if rng.random() < 0.75:
+        return scheduled_canvas(rng)
     tokens = rng.randint(4, 10)
-    canvas: Line = {"max_tokens": tokens, "block_length": tokens}
-    if rng.random() < 0.25:
-        steps = rng.choice([n for n in range(1, tokens + 1) if tokens % n == 0])
-        return canvas | {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5]), "steps": steps}
-    remasking = rng.choice(["entropy", "topk_margin", "maskgit_plus"])
-    return canvas | {"remasking": remasking, "steps": rng.randint(2, tokens + 2), "eps": rng.choice([1e-3, 0.05])}
+    steps = rng.choice([n for n in range(1, tokens + 1) if tokens % n == 0])
+    rule = {"remasking": "confidence_threshold", "threshold": rng.choice([0.2, 0.5])}
+    return {"max_tokens": tokens, "block_length": tokens, "steps": steps, **rule}
+
+
+def scheduled_canvas(rng: random.Random) -> Line:
+    """Those of Dream's samplers whose number of steps is known."""
+    tokens = rng.randint(4, 10)
+    rule = {"remasking": rng.choice(["entropy", "topk_margin", "maskgit_plus"]), "eps": rng.choice([1e-3, 0.05])}
+    return {"max_tokens": tokens, "block_length": tokens, "steps": rng.randint(2, tokens + 2), **rule}
 
 
 def guided(rng: random.Random) -> Line:
@@ -105,6 +111,8 @@ def slowfast(rng: random.Random) -> Line:
         "window": rng.choice([1, 2, 3]),
         "variance": rng.choice([0.0, 1.0, 4.0]),
         "threshold": rng.choice([0.3, 0.6]),
+        "slow_threshold": rng.choice([None, 0.3]),
+        "leave_early": rng.random() < 0.7,
     }
     return sampling | {"remasking": "slowfast", "slowfast": knobs}
 
@@ -126,8 +134,16 @@ def dkv_dream_config(rng: random.Random, layers: int) -> Line:
     return dkv_config(rng, layers) | {"shift": rng.choice(["un", "un_right"])}
 
 
+def dkv_right_config(rng: random.Random, layers: int) -> Line:
+    return dkv_config(rng, layers) | {"shift": "right"}
+
+
 def greedy_config(rng: random.Random, layers: int) -> Line:
     return dkv_config(rng, layers) | {"window": rng.choice([0, 1, 2, 4])}
+
+
+def greedy_previous_config(rng: random.Random, layers: int) -> Line:
+    return dkv_config(rng, layers) | {"window": rng.choice([1, 2, 4]), "centre": "previous"}
 
 
 def bicache_config(rng: random.Random, layers: int) -> Line:
@@ -145,6 +161,11 @@ def dllm_config(rng: random.Random, layers: int) -> Line:
         "response_interval": rng.choice([1, 2, 3, 5]),
         "ratio": rng.choice([0.0, 0.25, 0.5, 1.0]),
     }
+
+
+def dllm_down_config(rng: random.Random, layers: int) -> Line:
+    """Intervals at which counting down is something else than counting up."""
+    return dllm_config(rng, layers) | {"response_interval": rng.choice([2, 3, 5]), "phase": "down"}
 
 
 def dllm_key_config(rng: random.Random, layers: int) -> Line:
@@ -177,8 +198,10 @@ LLADA: dict[str, Kind] = {
     "bicache+block-dual": (fixed, bicache_dual_config),
     "dkv-decode": (llada_sampling, dkv_config),
     "dkv-greedy": (ordered, greedy_config),
+    "dkv-greedy, around the last step": (ordered, greedy_previous_config),
     "dllm-cache": (llada_sampling, dllm_config),
     "dllm-cache, guided": (guided, dllm_guided_config),
+    "dllm-cache, counting down": (fixed, dllm_down_config),
     "none, slowfast": (slowfast, no_config),
     "bicache, slowfast": (slowfast, bicache_config),
     "block-prefix, slowfast": (slowfast, no_config),
@@ -201,13 +224,17 @@ DREAM: dict[str, Kind] = {
     "block-prefix": (dream_blocks, no_config),
     "block-dual": (dream_blocks, no_config),
     "dkv-decode": (whole_canvas, dkv_dream_config),
+    "dkv-decode, shifted right": (whole_canvas, dkv_right_config),
+    "dkv-decode, slowfast, shifted right": (slowfast, dkv_right_config),
     "dkv-pd": (whole_canvas, dkv_dream_config),
+    "dkv-pd, shifted right": (whole_canvas, dkv_right_config),
     "dkv-prefill": (whole_canvas, no_config),
     "dllm-cache": (whole_canvas, dllm_config),
     "none, slowfast": (slowfast, no_config),
     "dkv-decode, slowfast": (slowfast, dkv_dream_config),
     "dkv-prefill, slowfast": (slowfast, no_config),
     "dllm-cache, slowfast": (slowfast, dllm_config),
+    "dllm-cache, counting down": (scheduled_canvas, dllm_down_config),
     "dllm-cache, by key": (whole_canvas, dllm_key_config),
     "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
     "elastic-cache": (whole_canvas, elastic_config),

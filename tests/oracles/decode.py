@@ -83,7 +83,8 @@ def _decode_llada(
         case "dkv-decode":
             dkv.llada_decode(model, canvas, sampler, config["refresh_interval"])
         case "dkv-greedy":
-            dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"])
+            centre = config.get("centre", "current")
+            dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"], centre)
         case "dllm-cache" if cfg_scale:
             dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config, sampling), cfg_scale, config["cfg_interval"])
         case _:
@@ -150,4 +151,5 @@ def _rule(sampling: Line) -> Rule:
 
 def _intervals(config: Line, sampling: Line) -> dllm.Intervals:
     select, seed = config.get("select", "value"), sampling.get("seed", 0)
-    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"], select, seed)
+    total = sampling.get("steps", sampling["max_tokens"]) if config.get("phase") == "down" else None
+    return dllm.Intervals(config["prompt_interval"], config["response_interval"], config["ratio"], select, seed, total)

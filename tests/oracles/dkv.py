@@ -25,8 +25,13 @@ def llada_decode(model: DenseModel, canvas: Canvas, sampler: BlockSampler, inter
         sampler.commit(out.logits)
 
 
-def llada_greedy(model: DenseModel, canvas: Canvas, sampler: BlockSampler, interval: int, window: int) -> None:
-    """Section 5.2: a pass computes the positions of the last and of this step, and a window around the latter."""
+def llada_greedy(
+    model: DenseModel, canvas: Canvas, sampler: BlockSampler, interval: int, window: int, centre: str = "current"
+) -> None:
+    """Section 5.2: a pass computes the positions of the last and of this step, and a window around the latter.
+
+    With `centre` "previous" the window stands around the positions of the last step, from the left.
+    """
     stored = model.empty_kv(canvas.length)
     last: list[int] = []
     while not sampler.done:
@@ -34,7 +39,7 @@ def llada_greedy(model: DenseModel, canvas: Canvas, sampler: BlockSampler, inter
         if sampler.block_step % interval == 0:
             out = model.forward(canvas.tokens)
         else:
-            active = _with_window(canvas, [*last, *now], now, window)
+            active = _with_window(canvas, [*last, *now], now if centre == "current" else sorted(last), window)
             out = model.forward(canvas.tokens, active, stored.only(~active))
         stored, last = out.kv, now
         canvas.ran(out.rows)
@@ -61,9 +66,11 @@ def _with_window(canvas: Canvas, positions: list[int], centres: list[int], windo
 
 def dream_cacheable(canvas: Canvas, shift: str) -> Tensor:
     """Section 7: the rows whose K/V may be cached, given what is known now."""
-    if shift not in ("un", "un_right"):
+    if shift not in ("un", "right", "un_right"):
         raise ValueError(f"unusable shift {shift!r}")
     known = canvas.known
+    if shift == "right":
+        return torch.cat([known[:1], known[:-1]])
     following = torch.cat([known[1:], known[:1]])
     if shift == "un":
         return following
@@ -78,20 +85,33 @@ def dream_decode(
     """Sections 7.1 and, with `prefill`, 7.3: row p is cached once token p+1 is known, one step late.
 
     With `prefill` the prompt rows but the last are cached by the first pass for good, and a refresh leaves them out.
+    With shift "right" row p is cached once token p-1 is known. A cached row that predicts a noisy position of the block
+    is computed for its logits, and its K/V stay as they are cached.
     """
     prompt = canvas.span(0, canvas.prompt_length - 1)
     fixed = prompt if prefill else torch.zeros_like(prompt)
     stored, cached = model.empty_kv(canvas.length), torch.zeros_like(prompt)
     while not sampler.done:
-        cacheable = dream_cacheable(canvas, shift) if sampler.step else prompt
+        cacheable = dream_cacheable(canvas, shift) if sampler.step or shift == "right" else prompt
         if sampler.step == 0:
             out = model.forward(canvas.tokens)
         else:
             kept = fixed if sampler.step % interval == 0 else cached | fixed
-            out = model.forward(canvas.tokens, ~kept, stored.only(kept))
+            live, frozen = ~kept, None
+            if shift == "right":
+                stale = kept & torch.cat([_wanted(canvas, sampler)[1:], torch.tensor([False])])
+                live, frozen = live | stale, dict.fromkeys(range(model.layers), stale)
+            out = model.forward(canvas.tokens, live, stored.only(kept), frozen=frozen)
         stored, cached = out.kv, cacheable
         canvas.ran(out.rows)
         sampler.commit(model.predictions(out.logits))
+
+
+def _wanted(canvas: Canvas, sampler: Sampler) -> Tensor:
+    """Noisy positions of the block that is decoded, or of the whole response."""
+    if isinstance(sampler, BlockSampler):
+        return canvas.noisy & canvas.span(sampler.start, sampler.stop)
+    return canvas.noisy
 
 
 def dream_prefill(model: DenseModel, canvas: Canvas, sampler: Sampler) -> None:

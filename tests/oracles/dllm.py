@@ -18,7 +18,8 @@ from tests.oracles.sampling import Sampler
 class Intervals:
     """The knobs: refresh intervals of prompt and response, and the share of response rows renewed in between.
 
-    `select` says which: those whose "value" or "key" moved most, or "random" ones, drawn from `seed`.
+    `select` says which: those whose "value" or "key" moved most, or "random" ones, drawn from `seed`. `total` is K
+    where steps count down to 1, as in the paper; else they count up from 0.
     """
 
     prompt: int
@@ -26,6 +27,11 @@ class Intervals:
     ratio: float
     select: str = "value"
     seed: int = 0
+    total: int | None = None
+
+    def due(self, step: int, interval: int) -> bool:
+        """Whether the pass of 0-based `step` renews what has this interval."""
+        return step == 0 or (step if self.total is None else self.total - step) % interval == 0
 
 
 class CanvasState:
@@ -63,8 +69,8 @@ class CanvasState:
     def _due_rows(self) -> Iterator[Tensor]:
         """Per layer the rows that are due by the clock; layer 0 is always due."""
         prompt = self.canvas.span(0, self.canvas.prompt_length)
-        prompt_due = self.step % self.knobs.prompt == 0
-        response_due = self.step % self.knobs.response == 0
+        prompt_due = self.knobs.due(self.step, self.knobs.prompt)
+        response_due = self.knobs.due(self.step, self.knobs.response)
         for layer in range(self.model.layers):
             yield (prompt & (prompt_due or layer == 0)) | (~prompt & (response_due or layer == 0))
 

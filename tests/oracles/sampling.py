@@ -62,6 +62,8 @@ class SlowFast:
     window: int = 2
     variance: float = 1.0
     threshold: float = 0.85
+    slow_threshold: float | None = None
+    leave_early: bool = True
 
 
 Rule = Fixed | Ordered | Threshold | Factor | SlowFast
@@ -95,21 +97,30 @@ def take_factor(confidence: Tensor, ranks: Sequence[int], value: float) -> list[
 
 def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]], None]:
     """Cycles of exploring and filling: is sent each step's confidences and noisy positions, yields what to transfer."""
+
+    def by_confidence(positions: list[int]) -> list[int]:
+        return sorted(positions, key=lambda p: (-float(confidence[p]), p))
+
     confidence, noisy = yield []
     while True:
         ends: list[int] = []
-        stable = False
-        while not stable and len(ends) < knobs.slow_steps:
+        found: int | None = None
+        while len(ends) < knobs.slow_steps and (found is None or not knobs.leave_early):
             ends.append(max([p for p in noisy if confidence[p] >= knobs.min_confidence], default=min(noisy)))
             recent = ends[-knobs.window :]
             mean = sum(recent) / len(recent)
             spread = sum((end - mean) ** 2 for end in recent) / len(recent)
-            stable = len(recent) == knobs.window and spread <= knobs.variance
-            best = sorted((p for p in noisy if p <= ends[-1]), key=lambda p: (-float(confidence[p]), p))
-            confidence, noisy = yield best[: knobs.slow_tokens]
-        while any(p <= ends[-1] for p in noisy):
-            best = sorted((p for p in noisy if p <= ends[-1]), key=lambda p: (-float(confidence[p]), p))
-            confidence, noisy = yield take_threshold(confidence, best, knobs.threshold)
+            if found is None and len(recent) == knobs.window and spread < knobs.variance:
+                found = ends[-1]
+            best = by_confidence(noisy)
+            taken = best[: knobs.slow_tokens]
+            sure = [p for p in best if knobs.slow_threshold is not None and confidence[p] >= knobs.slow_threshold]
+            confidence, noisy = yield sorted({*taken, *sure}) if len(sure) >= 2 else taken
+        end = int(mean) if found is None else found
+        while any(p <= end for p in noisy):
+            confidence, noisy = yield take_threshold(
+                confidence, by_confidence([p for p in noisy if p <= end]), knobs.threshold
+            )
 
 
 class BlockSampler:

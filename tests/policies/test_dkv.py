@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from remask.core.depth import DepthLookup
 from remask.core.ledger import Ledger
-from remask.core.plan import StepFacts
+from remask.core.plan import NEVER, StepFacts, View
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, CachePolicy, parse
 from remask.policies.base import RequestFacts
-from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dkv import SHIFTS, DkvDecode, DkvGreedy, DkvPd, DkvPrefill, Shift
 from tests.policies.views import Walk, positions, rows_of
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
 DREAM = RequestFacts(layers=3, shift=1, ordered=False, canvas=12, response=8)
 INTERVALS = st.none() | st.integers(1, 6)
-SHIFTS: tuple[Literal["un", "un_right"], ...] = ("un", "un_right")
 
 
 def no_table() -> DepthLookup:
@@ -66,9 +65,9 @@ def cacheable(known: set[int], length: int, shift: str) -> set[int]:
     return both | ({length - 1} if length - 2 in both else set())
 
 
-@given(walks(shift=1), INTERVALS, st.sampled_from([None, *SHIFTS]), st.booleans())
+@given(walks(shift=1), INTERVALS, st.sampled_from([None, "un", "un_right"]), st.booleans())
 def test_on_dream_rows_follow_the_positions_that_they_predict(
-    walk: Walk, interval: int | None, shift: Literal["un", "un_right"] | None, prefill: bool
+    walk: Walk, interval: int | None, shift: Shift | None, prefill: bool
 ) -> None:
     """Sections 7.1 and 7.3."""
     everything, prompt = set(range(walk.length)), set(range(walk.prompt - 1))
@@ -82,6 +81,31 @@ def test_on_dream_rows_follow_the_positions_that_they_predict(
             expected -= prompt
         policy = DkvPd(interval, shift) if prefill else DkvDecode(interval, shift)
         assert rows_of(policy.plan(view)) == expected
+
+
+def test_shifted_right_by_hand() -> None:
+    """Prompt 0 1 2, response 3 to 6; row p predicts position p + 1, and is cached a step after token p - 1 is known."""
+    settled = np.array([-1, -1, -1, NEVER, 0, 1, NEVER], dtype=np.int32)
+    noisy = settled == NEVER
+    view = View(2, 2, 2, range(3, 7), 3, noisy, settled, None, shift=1)
+    (span,) = DkvDecode(None, "right").plan(view).spans
+    # Rows 0 to 3 follow prompt tokens, and row 5 token 4, which the first step wrote. Rows 4 and 6 follow tokens 3,
+    # which is noisy, and 5, which the last step wrote. Positions 3 and 6 are wanted of rows 2 and 5, which are cached.
+    assert positions(span.rows) == {2, 4, 5, 6}
+    assert span.frozen is not None
+    assert positions(span.frozen) == {2, 5}
+    (unshifted,) = DkvDecode(None, "un").plan(view).spans
+    assert positions(unshifted.rows) == {2, 4, 5}
+    assert unshifted.frozen is None
+
+
+def test_a_window_around_the_last_step_by_hand() -> None:
+    """The last step wrote position 3, this one writes 7; the window of two stands around 7, or around 3."""
+    settled = np.array([-1, NEVER, NEVER, 1, NEVER, NEVER, 0, NEVER, NEVER, NEVER], dtype=np.int32)
+    view = View(2, 2, 2, range(1, 10), 1, settled == NEVER, settled, None)
+    view = replace(view, decoding=StepFacts(order=np.array([7])))
+    assert rows_of(DkvGreedy(None, 2).plan(view)) == {3, 7, 8, 5}
+    assert rows_of(DkvGreedy(None, 2, "previous").plan(view)) == {3, 7, 2, 4}
 
 
 @given(walks(), INTERVALS)
@@ -134,7 +158,7 @@ def test_greedy_computes_this_steps_and_the_lasts_rows_and_a_window(
 POLICIES: list[CachePolicy] = [DkvDecode(), DkvDecode(None), DkvPrefill(), DkvPd(3), DkvPd(None)]
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, DkvGreedy(), DkvGreedy(None, 0)], ids=repr)
+@pytest.mark.parametrize("policy", [*POLICIES, DkvGreedy(), DkvGreedy(None, 0), DkvGreedy(3, 2, "previous")], ids=repr)
 @pytest.mark.parametrize("idle", [(), (0, 1), (2, 3)])
 def test_plans_read_only_what_was_written_and_change_no_view(policy: CachePolicy, idle: tuple[int, ...]) -> None:
     for shift in (0, 1):
@@ -180,7 +204,7 @@ def test_what_they_say_of_themselves() -> None:
 
 @pytest.mark.parametrize("kind", [DkvDecode, DkvPd])
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_a_shift_is_for_dream(kind: type[DkvDecode], shift: Literal["un", "un_right"]) -> None:
+def test_a_shift_is_for_dream(kind: type[DkvDecode], shift: Shift) -> None:
     kind(8, shift).check(DREAM)
     kind(8).check(DREAM)
     kind(8).check(LLADA)
@@ -246,16 +270,9 @@ def test_bad_windows(window: Any) -> None:
         parse("dkv-greedy", {"window": window}, no_table)
 
 
-@pytest.mark.parametrize("spec", ["dkv-decode", "dkv-pd", "bicache+dkv-decode"])
-def test_shift_right_is_refused_with_the_reason(spec: str) -> None:
-    depth = {"depth": 1} if spec.startswith("bicache") else {}
-    with pytest.raises(ConfigError, match=r"shift='right' .*NaN; use 'un' or 'un_right'"):
-        parse(spec, {"shift": "right", **depth}, no_table)
-
-
 @pytest.mark.parametrize("shift", ["left", "", "UN", True, 1, ["un"]])
 def test_unknown_shifts(shift: Any) -> None:
-    with pytest.raises(UnknownNameError, match=r"Unknown shift .*Available: un, un_right"):
+    with pytest.raises(UnknownNameError, match=r"Unknown shift .*Available: right, un, un_right"):
         parse("dkv-decode", {"shift": shift}, no_table)
 
 

@@ -154,6 +154,29 @@ def test_what_it_says_of_itself() -> None:
         policy.check(RequestFacts(3, shift, ordered=False, canvas=12, response=8))
 
 
+def test_counting_down_by_hand() -> None:
+    """Ten steps, Kp = 4 and Kr = 3: k runs from 10 to 1, and the first step fills the caches whatever k is."""
+    policy = DllmCache(4, 3, 0.0, phase="down")
+    walk = Walk(layers=2, block_length=10, blocks=1)
+    plans = [policy.plan(replace(view, steps=10)) for view in walk.views()]
+    held = [plan.spans[1].held for plan in plans]
+    computed = [
+        plan.spans[1].rows & ~(np.zeros(walk.length, dtype=np.bool_) if h is None else h)
+        for plan, h in zip(plans, held, strict=True)
+    ]
+    prompt = [bool(rows[: walk.prompt].any()) for rows in computed]
+    response = [bool(rows[walk.prompt :].any()) for rows in computed]
+    assert [10 - step for step in range(10) if prompt[step]] == [10, 8, 4]
+    assert [10 - step for step in range(10) if response[step]] == [10, 9, 6, 3]
+
+
+def test_counting_down_needs_a_number_of_steps() -> None:
+    policy = DllmCache(phase="down")
+    policy.check(RequestFacts(3, 0, ordered=False, canvas=12, response=8, steps=8))
+    with pytest.raises(ConfigError, match=r"phase='down' counts steps .*use phase='up', or sampling with 'steps'"):
+        policy.check(RequestFacts(3, 0, ordered=False, canvas=12, response=8))
+
+
 @pytest.mark.parametrize(
     ("interval", "expected"), [(1, list(range(13))), (3, [0, 1, 2, 3, 4, 6, 9, 12]), (100, [0, 1, 2, 3, 4])]
 )

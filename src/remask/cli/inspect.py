@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ from remask.cli.lines import add_default_options, defaults_of, read_requests
 from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
 from remask.cli.parser import examples
 from remask.engine.engine import Engine
-from remask.engine.report import MemoryReport
+from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
 
 
@@ -57,11 +57,12 @@ def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, Memory
     """Run `work`. Returns the memory report of the step with most pages and references in use, and the last report."""
     for item in work:
         engine.add(item)
-    fullest = engine.memory_report()
+    fullest = engine.memory_report(detail=True)
     while engine.busy:
         engine.step()
-        fullest = max(fullest, engine.memory_report(), key=lambda report: (report.used, report.references))
-    return fullest, engine.memory_report()
+        now = engine.memory_report(detail=True)
+        fullest = max(fullest, now, key=lambda report: (report.used, report.references))
+    return fullest, engine.memory_report(detail=True)
 
 
 def text(report: MemoryReport) -> str:
@@ -75,8 +76,34 @@ def text(report: MemoryReport) -> str:
         "",
         f"  {'holder':<12}{'tokens':>8}{'pages':>8}{'shared':>8}{'found':>8}",
     ]
-    lines += [f"  {h.name:<12}{h.tokens:>8}{h.pages:>8}{h.shared:>8}{h.found:>8}" for h in report.holders]
+    for holder in report.holders:
+        numbers = (holder.tokens, holder.pages, holder.shared, holder.found)
+        lines.append(f"  {holder.name:<12}" + "".join(f"{number:>8}" for number in numbers))
+        lines += [f"    {_table_text(table)}" for table in holder.tables]
+    if report.stored:
+        lines += ["", "  stored (hash, tokens up to its end, pages, who reads it):", *_tree(report.stored)]
     return "\n".join(lines)
+
+
+def _tree(stored: Sequence[StoredPart], parent: str | None = None, indent: str = "  ") -> Iterator[str]:
+    """A line for each part of the store, below the one that it continues."""
+    for part in stored:
+        if part.parent == parent:
+            readers = ", ".join(part.readers) or "nobody"
+            yield f"{indent}{part.id}  {part.tokens} tokens, {_table_text(part.table)}: {readers}"
+            yield from _tree(stored, part.id, indent + "  ")
+
+
+def _table_text(table: PageTable) -> str:
+    """A page table in a line: runs of pages that are held by equally many."""
+    runs: list[list[int]] = []  # first page, last page, references
+    for page, count in zip(table.pages, table.references, strict=True):
+        if runs and runs[-1][1:] == [page - 1, count]:
+            runs[-1][1] = page
+        else:
+            runs.append([page, page, count])
+    named = [f"{first}{f'-{last}' if last > first else ''} (held by {count})" for first, last, count in runs]
+    return f"layers {table.layers[0]}-{table.layers[1] - 1}: pages {', '.join(named) or 'none'}"
 
 
 def _plain(report: MemoryReport) -> dict[str, Any]:

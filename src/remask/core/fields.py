@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from remask.core.checks import Values, shown
+from remask.core.checks import Values, one_of, shown
 from remask.core.kinds import KINDS, ModelKind, in_words
 from remask.errors import ConfigError, UnknownNameError
 
@@ -90,15 +90,19 @@ def parse(cls: type[T], values: object, name: str, item: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Nested(Values):
-    """Values of another declared class, or objects that `parse` makes one of. `item` names one of its fields."""
+    """Values of another declared class, objects that `parse` makes one of, or names of presets.
+
+    `item` names a field of the class.
+    """
 
     cls: type[Any]
     item: str
+    presets: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """Such as "an object of slowfast knobs"."""
-        return f"an object of {self.item}s"
+        return " or ".join([f"an object of {self.item}s", *map(repr, self.presets)])
 
     def fits(self, value: object) -> bool:
         """Whether `value` is an instance, or an object that makes one."""
@@ -110,11 +114,13 @@ class Nested(Values):
 
     def check(self, name: str, value: object) -> None:
         """Raise `ConfigError` naming the first field that is not allowed."""
-        if not isinstance(value, self.cls):
+        if isinstance(value, str) and self.presets:
+            one_of(name, value, self.presets)
+        elif not isinstance(value, self.cls):
             parse(self.cls, value, name, self.item)
 
     def schema(self) -> dict[str, Any]:
-        """An object of the declared fields, each of which may be null or left out."""
+        """An object of the declared fields, each of which may be null or left out, or a preset's name."""
         properties = {
             name: {
                 "anyOf": [declaration.values.schema(), {"type": "null"}],
@@ -123,4 +129,5 @@ class Nested(Values):
             }
             for name, declaration in declared(self.cls).items()
         }
-        return {"type": "object", "properties": properties, "additionalProperties": False}
+        found = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {"anyOf": [found, {"type": "string", "enum": list(self.presets)}]} if self.presets else found

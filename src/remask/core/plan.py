@@ -435,6 +435,7 @@ class View:
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
     seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
+    steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`

@@ -7,7 +7,7 @@ from remask.core.checks import LARGEST, POSITIONS, Choice, Flag, ListOf, Real, T
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
 from remask.core.remasking import REMASKING
-from remask.core.slowfast import SlowFastKnobs
+from remask.core.slowfast import PRESETS, SlowFastKnobs
 from remask.errors import ConfigError
 
 _MASKED: tuple[ModelKind, ...] = ("masked",)
@@ -201,7 +201,7 @@ class SamplingParams:
         None, _COUNT, "Positions that one correction step may change; by default 1.", kinds=_UNIFORM
     )
     slowfast: SlowFastKnobs | None = declare(
-        None, Nested(SlowFastKnobs, "slowfast knob"), "Knobs of remasking `slowfast`.", kinds=_MASKED
+        None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
     )
 
     def __post_init__(self) -> None:

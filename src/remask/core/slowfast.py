@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.checks import POSITIONS, Real, Whole
+from remask.core.checks import POSITIONS, Flag, Real, Whole, one_of
 from remask.core.fields import check, declare, parse
 
 
@@ -23,10 +23,19 @@ class SlowFastKnobs:
     min_confidence: float = declare(0.1, Real(0, 1), "The span ends at the last position at least this confident.")
     window: int = declare(2, Whole(1, POSITIONS), "Slow steps over which the span's end must be stable.")
     variance: float = declare(
-        1.0, Real(0, 1e15), "The span's end is stable up to this variance over the window, in positions squared."
+        1.0, Real(0, 1e15), "The span's end is stable below this variance over the window, in positions squared."
     )
     threshold: float = declare(
         0.85, Real(0, 1), "A fast step transfers every position of the span at least this confident."
+    )
+
+    slow_threshold: float | None = declare(
+        None,
+        Real(0, 1),
+        "A slow step transfers every position at least this confident too, where there are two.",
+    )
+    leave_early: bool = declare(
+        True, Flag(), "Whether the slow stage ends when the span is stable; without it all slow steps are taken."
     )
 
     def __post_init__(self) -> None:
@@ -34,17 +43,31 @@ class SlowFastKnobs:
 
     @classmethod
     def from_mapping(cls, values: object) -> "SlowFastKnobs":
-        """Knobs from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
+        """Knobs from JSON-like values, or from the name of a preset.
+
+        Raises `ConfigError` on unknown names and on values of the wrong kind.
+        """
+        if isinstance(values, str):
+            one_of("slowfast", values, tuple(PRESETS))
+            return PRESETS[values]
         return parse(cls, values, "slowfast", "slowfast knob")
+
+
+PRESETS = {
+    "paper": SlowFastKnobs(),
+    # What the authors' code for LLaDA runs where its caller sets nothing.
+    "released": SlowFastKnobs(slow_steps=6, min_confidence=0.3, threshold=0.9, slow_threshold=0.9, leave_early=False),
+}
 
 
 class SlowFast:
     """One block's place between the two stages. A cycle explores, then fills the span that it found.
 
-    Slow stage: the span ends at the last candidate of at least `min_confidence`, or is the first candidate alone; the
-    most confident candidates in it are transferred. When its end has been stable, or after `slow_steps`, the fast
-    stage begins: every candidate of the span that reaches `threshold` is transferred, and always one, until none is
-    left there. Everything before a span is final, so a span is known by its end.
+    Slow stage: the span ends at the last candidate of at least `min_confidence`, or is the first candidate alone. The
+    most confident candidates of the whole block are transferred. When its end has been stable, the fast stage begins.
+    Where that has not come about in `slow_steps`, the span ends at the mean of the last ends. Fast stage: every
+    candidate of the span that reaches `threshold` is transferred, and always one, until none is left there. What stands
+    before a span is final, so a span is known by its end.
     """
 
     def __init__(self, knobs: SlowFastKnobs) -> None:
@@ -66,14 +89,23 @@ class SlowFast:
 
     def _explore(self, candidates: NDArray[np.int64], confidence: select.Confidence) -> select.Chosen:
         confident = np.flatnonzero(confidence >= self.knobs.min_confidence)
-        last = int(confident[-1]) if len(confident) else 0
-        self._ends.append(int(candidates[last]))
-        if self._converged():
-            self.end = self._ends[-1]
-        return select.top(confidence[: last + 1], self.knobs.slow_tokens)
+        self._ends.append(int(candidates[confident[-1] if len(confident) else 0]))
+        self.end = self._converged()
+        best = select.top(confidence, self.knobs.slow_tokens)
+        if self.knobs.slow_threshold is None:
+            return best
+        sure = np.flatnonzero(confidence >= self.knobs.slow_threshold)
+        return np.union1d(best, sure) if len(sure) > 1 else best
 
-    def _converged(self) -> bool:
-        if len(self._ends) >= self.knobs.slow_steps:
-            return True
-        window = self._ends[-self.knobs.window :]
-        return len(window) == self.knobs.window and float(np.var(window)) <= self.knobs.variance
+    def _converged(self) -> int | None:
+        """Where the span ends that this cycle has found; None while it explores."""
+        knobs, ends = self.knobs, self._ends
+        last = len(ends) == knobs.slow_steps
+        if not (last or knobs.leave_early):
+            return None
+        # Without an early end the first stable one counts, whenever it was.
+        for stop in (len(ends),) if knobs.leave_early else range(1, len(ends) + 1):
+            window = ends[max(0, stop - knobs.window) : stop]
+            if len(window) == knobs.window and float(np.var(window)) < knobs.variance:
+                return window[-1]
+        return int(np.mean(ends[-knobs.window :])) if last else None

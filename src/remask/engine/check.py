@@ -59,7 +59,8 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, decoding.length, params.max_tokens))
+    length, steps = decoding.length, decoding.scheduled_steps
+    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, params.max_tokens, steps))
     pending = PendingRequest(request, decoding, stops)
     skips = policy.traits.schedule.idle_passes == "skipped"
     limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)

@@ -217,9 +217,9 @@ class Engine:
             self._begin_again(running, error)
         self.memory.reset()
 
-    def memory_report(self) -> MemoryReport:
-        """Who holds which pages now, and how many of their slots are of use."""
-        return report(self.memory, self._running_requests())
+    def memory_report(self, *, detail: bool = False) -> MemoryReport:
+        """Who holds which pages now, and how many of their slots are of use; with `detail` page tables too."""
+        return report(self.memory, self._running_requests(), detail=detail)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless every page is owned by a running request or a store entry, exactly once each.

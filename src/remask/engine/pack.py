@@ -110,9 +110,7 @@ def _unchosen(stage: Stage) -> Stage:
     return replace(stage, partial=replace(stage.partial, picks=picks))
 
 
-def _lay_out(
-    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool
-) -> _Layout:
+def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool) -> _Layout:
     ends = {span.layers.stop for _, plan in items for span in plan.spans}
     ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
     edges = sorted(end for end in ends if end > first)

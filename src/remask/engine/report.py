@@ -1,13 +1,34 @@
-"""Who holds which K/V pages, and how many of their slots are of use."""
+"""Who holds which K/V pages, what is stored in them, and how many of their slots are of use."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
+from remask.store.chain import Page
+from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
+
+Counts: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Held: TypeAlias = set[tuple[int, int]]  # layer, page
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """The pages of consecutive positions, which are the same in all of these layers.
+
+    Attributes:
+        layers: the first one, and the one after the last.
+        pages: their numbers, in the order of the positions.
+        references: how many hold each of them, in the layer where these are most.
+    """
+
+    layers: tuple[int, int]
+    pages: tuple[int, ...]
+    references: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +41,7 @@ class Holder:
         pages: page-layers that it references.
         shared: those of `pages` that another holder references too.
         found: tokens that it took from the store instead of computing them.
+        tables: its page tables, those of what it reads from the store included; empty for the store itself.
     """
 
     name: str
@@ -27,6 +49,26 @@ class Holder:
     pages: int
     shared: int
     found: int = 0
+    tables: tuple[PageTable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A shared prefix, or an exact page, in the store.
+
+    Attributes:
+        id: its hash, in hexadecimal.
+        parent: of a prefix the longest stored one that it begins with, of a page the one before it; None for a first.
+        tokens: from the first of the canvas to its last, those of its ancestors included.
+        readers: ids of the running requests that read it.
+        table: its pages.
+    """
+
+    id: str
+    parent: str | None
+    tokens: int
+    readers: tuple[str, ...]
+    table: PageTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +83,7 @@ class MemoryReport:
         bytes: of the used page-layers and of boundary states.
         asked_tokens, hit_tokens: tokens that exact pages were looked up for so far, and found.
         holders: who references pages, running requests first.
+        stored: what the store holds, each after its parent.
     """
 
     page_size: int
@@ -54,6 +97,7 @@ class MemoryReport:
     asked_tokens: int
     hit_tokens: int
     holders: tuple[Holder, ...]
+    stored: tuple[StoredPart, ...]
 
     @property
     def utilisation(self) -> float:
@@ -61,21 +105,31 @@ class MemoryReport:
         return 1 - self.wasted / self.slots if self.slots else 1.0
 
 
-def report(memory: Memory, requests: Iterable[RunningRequest]) -> MemoryReport:
-    """The pages of `memory` as they are, with `requests` running. Changes nothing."""
+def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool = False) -> MemoryReport:
+    """The pages of `memory` as they are, with `requests` running. Changes nothing.
+
+    Without `detail` there are no page tables, and `stored` is empty: their time grows with the number of pages.
+    """
     counts, size = memory.allocator.references, memory.allocator.page_size
     filled = np.zeros_like(counts)
     holders = []
+    held: dict[str, Held] = {}
     for running in requests:
         extents = list(running.owned) if running.lease is None else [*running.owned, running.lease.extent]
-        tokens = sum(len(branch.canvas) for branch in running.branches)
-        holders.append(_holder(running.request.id, tokens, extents, counts, filled, size, running.usage.cached_tokens))
-    stored = [entry.extent for entry in memory.store.entries]
+        name, tokens = running.request.id, sum(len(branch.canvas) for branch in running.branches)
+        tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
+        holders.append(_holder(name, tokens, extents, counts, filled, running.usage.cached_tokens, tables))
+        if detail:
+            held[name] = set().union(*map(_pairs, extents))
+    prefixes = [entry.extent for entry in memory.store.entries]
     pages = [page.extent for page in memory.chain.pages]
-    if stored:
-        holders.append(_holder("prefixes", memory.store.tokens, stored, counts, filled, size))
+    if prefixes:
+        holders.append(_holder("prefixes", memory.store.tokens, prefixes, counts, filled))
     if pages:
-        holders.append(_holder("pages", memory.chain.tokens, pages, counts, filled, size))
+        holders.append(_holder("pages", memory.chain.tokens, pages, counts, filled))
+    stored: list[StoredPart] = []
+    if detail:
+        stored = [*_prefixes(memory.store.entries, counts, held), *_pages(memory.chain.pages, counts, held)]
     used = int((counts > 0).sum())
     return MemoryReport(
         page_size=size,
@@ -89,24 +143,73 @@ def report(memory: Memory, requests: Iterable[RunningRequest]) -> MemoryReport:
         asked_tokens=memory.chain.stats.queries,
         hit_tokens=memory.chain.stats.hits,
         holders=tuple(holders),
+        stored=tuple(stored),
     )
+
+
+def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, held: Mapping[str, Held]) -> list[StoredPart]:
+    """The entries of the store, shorter ones first."""
+    told: list[StoredPart] = []
+    shorter: list[PrefixEntry] = []
+    for entry in sorted(entries, key=len):
+        levels = [each for each in shorter if each.holds(entry.tokens[: len(each)], entry.cache_salt)]
+        parent = _hex(levels[-1].key) if levels else None
+        told.append(_stored(entry.key, parent, len(entry), entry.extent, counts, held))
+        shorter.append(entry)
+    return told
+
+
+def _pages(pages: Iterable[Page], counts: Counts, held: Mapping[str, Held]) -> list[StoredPart]:
+    """The exact pages, each after the one before it on its chain."""
+    left = {page.key: page for page in pages}
+    depth: dict[int | None, int] = {None: 0}
+    told: list[StoredPart] = []
+    while left:
+        for page in [page for page in left.values() if page.parent in depth]:
+            depth[page.key] = depth[page.parent] + len(page.tokens)
+            parent = None if page.parent is None else _hex(page.parent)
+            told.append(_stored(page.key, parent, depth[page.key], page.extent, counts, held))
+            del left[page.key]
+    return told
+
+
+def _stored(
+    key: int, parent: str | None, tokens: int, extent: PageRange, counts: Counts, held: Mapping[str, Held]
+) -> StoredPart:
+    own = _pairs(extent)
+    readers = tuple(name for name, theirs in held.items() if not own.isdisjoint(theirs))
+    return StoredPart(_hex(key), parent, tokens, readers, _table(extent, counts))
+
+
+def _pairs(extent: PageRange) -> Held:
+    return {(layer, page) for layer in extent.layers for page in extent.pages.tolist()}
+
+
+def _hex(key: int) -> str:
+    return f"{key:016x}"
+
+
+def _table(extent: PageRange, counts: Counts) -> PageTable:
+    layers = extent.layers
+    most = counts[layers.start : layers.stop, extent.pages].max(axis=0, initial=0)
+    return PageTable((layers.start, layers.stop), tuple(extent.pages.tolist()), tuple(most.tolist()))
 
 
 def _holder(
     name: str,
     tokens: int,
-    extents: list[PageRange],
-    counts: np.ndarray[tuple[int, int], np.dtype[np.int32]],
-    filled: np.ndarray[tuple[int, int], np.dtype[np.int32]],
-    size: int,
+    extents: Sequence[PageRange],
+    counts: Counts,
+    filled: Counts,
     found: int = 0,
+    tables: tuple[PageTable, ...] = (),
 ) -> Holder:
     """Count the pages of a holder, and note in `filled` how many slots of each page hold a token."""
     pages = shared = 0
     for extent in extents:
-        layers = slice(extent.layers.start, extent.layers.stop)
+        layers, size = slice(extent.layers.start, extent.layers.stop), extent.page_size
         pages += len(extent.pages) * len(extent.layers)
         shared += int((counts[layers, extent.pages] > 1).sum())
         held = np.minimum(extent.tokens - np.arange(len(extent.pages)) * size, size)
         filled[layers, extent.pages] = np.maximum(filled[layers, extent.pages], held)
-    return Holder(name, tokens, pages, shared, found)
+    return Holder(name, tokens, pages, shared, found, tables)

@@ -405,6 +405,7 @@ class RunningRequest:
             sees=decoder.sees,
             response=canvas.end,
             seed=self.pending.decoding.seed,
+            steps=self.pending.decoding.scheduled_steps,
             decoding=_facts(decoder),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
             memo=branch.memo,

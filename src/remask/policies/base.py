@@ -25,6 +25,7 @@ class RequestFacts:
         ordered: the sampler knows the positions of a step before its pass.
         canvas: positions of the canvas.
         response: positions of the canvas that are denoised.
+        steps: denoising steps of the whole response; None where no schedule says how many there are.
     """
 
     layers: int
@@ -32,6 +33,7 @@ class RequestFacts:
     ordered: bool
     canvas: int
     response: int
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,8 +122,9 @@ class BiCache(CachePolicy):
         def rejoin(span: Span) -> Span:
             if not refresh or span.layers.start < start:
                 return span
-            frozen = prefix if span.layers.start < hit.layers else span.frozen
-            return replace(span, rows=span.rows | prefix, frozen=frozen)
+            lent = span.layers.start < hit.layers
+            frozen = prefix if span.frozen is None else prefix | span.frozen
+            return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
 
         without = spans.map(lambda span: replace(span, rows=span.rows & ~prefix))
         return without.cut(hit.boundary).cut(hit.layers).map(rejoin)

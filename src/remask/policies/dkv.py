@@ -1,18 +1,21 @@
 """dKV-Cache (arXiv 2505.15781): a token's K/V are cached one step after it is decoded."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.checks import one_of, whole
-from remask.core.plan import Mask, Plan, View
+from remask.core.plan import Mask, Plan, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts
 
-SHIFTS = ("un", "un_right")
+Shift: TypeAlias = Literal["un", "right", "un_right"]
+SHIFTS: tuple[Shift, ...] = ("un", "right", "un_right")
+Centre: TypeAlias = Literal["current", "previous"]
+CENTRES: tuple[Centre, ...] = ("current", "previous")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +40,36 @@ class DkvDecode(_Delayed):
     """`dkv-decode`: noisy rows, and those decoded one step ago; everything every `refresh_interval` steps.
 
     On LLaDA every block starts anew: its first two passes are full, and steps are counted within it. On Dream steps
-    are counted over the request, and a row counts as decoded when the position that it predicts is (`shift="un"`), or
-    when its own position is too ("un_right").
+    are counted over the request, and `shift` says when a row counts as decoded (section 4.3): when the position that it
+    predicts is ("un", the default), when the position before it is ("right"), or when its own and the one that it
+    predicts are ("un_right").
+
+    Under "right" a row may count as decoded before it has predicted anything. It is computed then, as its logits are
+    wanted, and its K/V stay those of the cache. The paper measures that this harms.
     """
 
     refresh_interval: int | None = 8
-    shift: Literal["un", "un_right"] | None = None
+    shift: Shift | None = None
 
     def __post_init__(self) -> None:
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
-        shift: object = self.shift
-        if shift == "right":
-            raise ConfigError(
-                "shift='right' needs logits of rows that were left out, so the authors' code yields NaN; use 'un' "
-                "or 'un_right'"
-            )
-        if shift is not None:
-            one_of("shift", shift, SHIFTS)
+        if self.shift is not None:
+            one_of("shift", self.shift, SHIFTS)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses `shift` on a model whose rows predict their own position."""
         if self.shift is not None and not facts.shift:
             raise ConfigError(f"shift={self.shift!r} is for models whose rows predict the next position (Dream)")
+
+    def plan(self, view: View) -> Plan:
+        """As the base's; under "right" rows that predict are live too, with the K/V that are cached of them."""
+        plan = _Delayed.plan(self, view)
+        if self.shift != "right":
+            return plan
+        (span,) = plan.spans
+        predicting = np.append(plan.predict[1:], False)
+        cached = predicting & ~span.rows
+        return plan.over(Spans([replace(span, rows=span.rows | predicting, frozen=cached)])) if cached.any() else plan
 
     def _rows(self, view: View) -> Mask:
         return view.everything if self._renews(view) else self._uncached(view)
@@ -101,21 +112,25 @@ class DkvPd(DkvDecode):
 
 @dataclass(frozen=True, slots=True)
 class DkvGreedy(_Delayed):
-    """`dkv-greedy`: rows decoded by this step and the last, and a window around the former; everything on refreshes.
+    """`dkv-greedy`: rows decoded by this step and the last, and a window around them; everything on refreshes.
 
     It needs a decoding order that is known before the pass. Steps are counted within the block.
 
     Attributes:
         refresh_interval: everything is computed every so many steps.
-        window: noisy rows computed beside each position that this step decodes.
+        window: noisy rows computed beside each position of `centre`.
+        centre: the window stands around the positions that this step decodes, as in the authors' code ("current"), or
+            that the last step decoded, which the paper's text found better ("previous").
     """
 
     refresh_interval: int | None = 8
     window: int = 4
+    centre: Centre = "current"
 
     def __post_init__(self) -> None:
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         whole("window", self.window, low=0)
+        one_of("centre", self.centre, CENTRES)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""
@@ -146,11 +161,12 @@ class DkvGreedy(_Delayed):
         if self._renews(view):
             return view.everything
         assert view.decoding.order is not None
-        rows = np.zeros(view.length, dtype=np.bool_)
-        rows[view.settled == view.step - 1] = True
+        last = view.settled == view.step - 1
+        rows = last.copy()
         rows[view.decoding.order] = True
         reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
-        for position in view.decoding.order.tolist():
+        centres = view.decoding.order if self.centre == "current" else np.flatnonzero(last)
+        for position in centres.tolist():
             self._add_window(rows, reachable, position)
         return rows
 
@@ -169,11 +185,14 @@ def _shifted(view: View, shift: str) -> NDArray[np.int32]:
     """Step at whose end a row counts as decoded, on a model whose row p predicts position p + 1.
 
     The last row predicts nothing: under "un" it counts from the end of step 0 on, as the original's roll makes it
-    follow the first token; under "un_right" it follows the row before it.
+    follow the first token; under "un_right" it follows the row before it. No position stands before the first row:
+    under "right" it follows its own.
     """
     settled = view.settled
     if shift == "un":
         return np.append(settled[1:], np.int32(0))
+    if shift == "right":
+        return np.append(settled[:1], settled[:-1])
     later = np.maximum(settled[:-1], settled[1:])
     return np.append(later, later[-1:])
 

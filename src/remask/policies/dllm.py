@@ -8,10 +8,13 @@ import numpy as np
 
 from remask.core.checks import one_of, real, whole
 from remask.core.plan import Mask, Plan, Span, Spans, TopRho, View
-from remask.policies.base import CachePolicy, Schedule, Traits
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
 Select: TypeAlias = Literal["value", "key", "random"]
 SELECTS: tuple[Select, ...] = ("value", "key", "random")
+Phase: TypeAlias = Literal["up", "down"]
+PHASES: tuple[Phase, ...] = ("up", "down")
 GUIDED_STEPS = 5  # first steps in which the unconditional canvas always runs, as in the authors' code
 
 
@@ -20,8 +23,9 @@ class DllmCache(CachePolicy):
     """dLLM-Cache (arXiv 2506.06295): K, V, attention and FFN outputs are cached per layer.
 
     Prompt rows are computed every `prompt_interval` steps, response rows every `response_interval`; steps are counted
-    over the request. In between, the share `ratio` of the response whose value vectors moved most is recomputed, layer
-    by layer. The first layer is always computed, as its inputs are the tokens themselves.
+    over the request, and the first one computes both. In between, the share `ratio` of the response whose value vectors
+    moved most is recomputed, layer by layer. The first layer is always computed, as its inputs are the tokens
+    themselves.
 
     `select` names the rule that chooses rows (the paper's ablation). "key" compares keys in place of values, and renews
     K in place of V for all rows that it compares. "random" draws the rows of each layer from the request's seed and the
@@ -37,6 +41,9 @@ class DllmCache(CachePolicy):
         guidance_interval: Kcfg; with classifier-free guidance the unconditional canvas runs every so many steps, and in
             the first five.
         select: how the share is chosen.
+        phase: steps are counted up from 0, as in the authors' code, or "down" from their number K to 1, as in the
+            paper's text (a refresh where k = 0 modulo the interval). "down" needs a schedule that says how many steps
+            there are.
     """
 
     prompt_interval: int = 100
@@ -44,6 +51,7 @@ class DllmCache(CachePolicy):
     ratio: float = 0.25
     guidance_interval: int = field(default=1, metadata={"setting": "cfg_interval"})
     select: Select = "value"
+    phase: Phase = "up"
 
     def __post_init__(self) -> None:
         whole("prompt_interval", self.prompt_interval, low=1)
@@ -51,11 +59,20 @@ class DllmCache(CachePolicy):
         real("ratio", self.ratio, low=0, high=1)
         whole("cfg_interval", self.guidance_interval, low=1)
         one_of("select", self.select, SELECTS)
+        one_of("phase", self.phase, PHASES)
 
     @property
     def traits(self) -> Traits:
         """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
         return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}))
+
+    def check(self, facts: RequestFacts) -> None:
+        """Refuses to count down where nothing says from where."""
+        if self.phase == "down" and facts.steps is None:
+            raise ConfigError(
+                "phase='down' counts steps from their number, and here a threshold, a factor or the remasking rule "
+                "decides how many there are; use phase='up', or sampling with 'steps'"
+            )
 
     def guides(self, step: int) -> bool:
         """In the first five steps, and every Kcfg steps."""
@@ -63,7 +80,7 @@ class DllmCache(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """The first layer computes all live rows; the others compute those that are due for a refresh or have moved."""
-        refresh_prompt, refresh_response = self._due(view.step)
+        refresh_prompt, refresh_response = self._due(view)
         count = 0 if refresh_response else self._count(view)
         make = partial(self._spans, view, refresh_prompt, refresh_response, count)
         drawn = self.select == "random" and count > 0
@@ -75,13 +92,24 @@ class DllmCache(CachePolicy):
     def repeats(self, view: View) -> int:
         """Until the next refresh, unless rows are drawn, which are others in every step."""
         drawn = self.select == "random" and self._count(view) > 0
-        if drawn or any(self._due(view.step)) or self.guidance_interval > 1:
+        if drawn or any(self._due(view)) or self.guidance_interval > 1:
             return 0
-        return min(interval - 1 - view.step % interval for interval in (self.prompt_interval, self.response_interval))
+        intervals = (self.prompt_interval, self.response_interval)
+        if self.phase == "up":
+            return min(interval - 1 - view.step % interval for interval in intervals)
+        return min((self._clock(view) - 1) % interval for interval in intervals)
 
-    def _due(self, step: int) -> tuple[bool, bool]:
-        """Whether the prompt is refreshed in a step, and the response."""
-        return step % self.prompt_interval == 0, step % self.response_interval == 0
+    def _clock(self, view: View) -> int:
+        """What the interval must divide in a refresh."""
+        if self.phase == "up":
+            return view.step
+        assert view.steps is not None
+        return view.steps - view.step
+
+    def _due(self, view: View) -> tuple[bool, bool]:
+        """Whether the prompt is refreshed in a step, and the response. The first step fills both caches."""
+        first, clock = not view.step, self._clock(view)
+        return first or clock % self.prompt_interval == 0, first or clock % self.response_interval == 0
 
     def _count(self, view: View) -> int:
         """Rows of the response that are recomputed between refreshes."""

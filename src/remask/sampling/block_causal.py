@@ -80,6 +80,10 @@ class BlockCausalDecoding:
         """Steps of all blocks that the response reaches into."""
         return self._blocks * (self.params.steps_per_block or self.block) + self._edit_steps
 
+    @property
+    def scheduled_steps(self) -> None:
+        """None: a block ends as soon as it is full."""
+
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
         """Return the number of response positions, as every step fills one at least, and of steps that only edit."""
         return self.length - len(self.prompt) + self._edit_steps

@@ -125,6 +125,11 @@ class Decoding(Protocol):
         """Denoising steps in total that the parameters name, those of a correction included."""
         ...
 
+    @property
+    def scheduled_steps(self) -> int | None:
+        """Denoising steps of the whole response; None where no schedule says how many there are."""
+        ...
+
     def passes(self, *, skips: bool) -> int:
         """Return how many of the steps run a pass, at most.
 

@@ -71,6 +71,11 @@ class MaskedDecoding:
         """Steps of all blocks; one per position where no schedule is followed."""
         return self.params.max_tokens if self.unscheduled else self.blocks.steps * self.blocks.count
 
+    @property
+    def scheduled_steps(self) -> int | None:
+        """Steps of all blocks; None where no schedule is followed."""
+        return None if self.unscheduled else self.total_steps
+
     def passes(self, *, skips: bool) -> int:
         """Return the number of steps, or of positions where only steps that transfer something are run."""
         return min(self.total_steps, self.params.max_tokens) if skips else self.total_steps

@@ -98,6 +98,11 @@ class UniformDecoding:
         """Steps of all blocks, and of the correction."""
         return -(-self.params.max_tokens // self.block) * self.steps + (self.params.correction_steps or 0)
 
+    @property
+    def scheduled_steps(self) -> int:
+        """The same: every block takes as many steps."""
+        return self.total_steps
+
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
         """Return the number of steps: all are run."""
         return self.total_steps

@@ -1,6 +1,7 @@
 """Times an autoregressive model of the same size, through `transformers` with its KV cache."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,17 +39,17 @@ class Autoregressive:
         return sum(weight.numel() for weight in self._model.parameters())
 
     @torch.inference_mode()
-    def seconds(self, workload: Workload, batch: int) -> float:
-        """Seconds to generate as many tokens as the response has positions, for all requests, `batch` at a time.
+    def seconds(self, workload: Workload, lengths: Sequence[int], batch: int) -> float:
+        """Seconds to generate an answer of `lengths[i]` tokens, at least 1, to each request i, `batch` at a time.
 
-        All prompts of a batch are cut to its shortest. Token ids are taken modulo the vocabulary.
+        A batch runs until its longest answer is there. All prompts of a batch are cut to its shortest. Token ids are
+        taken modulo the vocabulary.
         """
         vocab, device = self._model.config.vocab_size, self._model.device
         prompts = [task.request.prompt_token_ids for task in workload.tasks]
-        new = workload.tasks[0].request.params.max_tokens
         start = time.perf_counter()
         for first in range(0, len(prompts), batch):
-            some = prompts[first : first + batch]
+            some, new = prompts[first : first + batch], max(lengths[first : first + batch])
             shortest = min(map(len, some))
             ids = torch.tensor([[token % vocab for token in prompt[:shortest]] for prompt in some], device=device)
             mask = torch.ones_like(ids)

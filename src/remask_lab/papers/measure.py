@@ -121,11 +121,11 @@ class Measurer:
     def _autoregressive(self, baseline: Contender) -> dict[str, Any]:
         model, config = Autoregressive(self.llm, self.ar_model), self.llm.engine_config
         workload, batch = _workload(baseline), config.max_num_seqs
-        new = len(workload.tasks) * workload.tasks[0].request.params.max_tokens
-        model.seconds(workload, batch)
+        lengths = self._answer_lengths(workload, baseline.policy)
+        model.seconds(workload, lengths, batch)
         speeds, ratios = [], []
         for _ in range(self.rounds):
-            speeds.append(new / model.seconds(workload, batch))
+            speeds.append(sum(lengths) / model.seconds(workload, lengths, batch))
             record = run_bench(self.llm, workload, [baseline], 1, config, progress=False)
             ratios.append(speeds[-1] / record.data["results"][0]["throughput_tok_s"])
         return {
@@ -135,6 +135,12 @@ class Measurer:
             "model": model.name,
             "parameters": model.parameters,
         }
+
+    def _answer_lengths(self, workload: Workload, policy: CachePolicy) -> list[int]:
+        """Tokens of each answer, up to its end token, which is what a speed in tokens/s counts of every row."""
+        work = [task.request.with_policy(policy) for task in workload.tasks]
+        answers = {output.id: output for output in self.llm.run(work, engine=self.llm.new_engine(), progress=False)}
+        return [max(1, answers[task.request.id].usage.completion_tokens) for task in workload.tasks]
 
 
 def _workload(contender: Contender) -> Workload:

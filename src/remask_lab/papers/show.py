@@ -188,7 +188,7 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
         if row.measure == "autoregressive" and "model" in result:
             lines.append(
                 f"{row.name}: {result['model']} ({result['parameters'] / 1e6:,.2f} M parameters), through transformers "
-                "with its KV cache, as many new tokens as the response has positions. Speed only."
+                "with its KV cache, as many new tokens as the first row's answers have. Speed only."
             )
     return [*lines, *_baselines(table)]
 

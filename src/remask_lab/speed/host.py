@@ -122,7 +122,12 @@ def main() -> None:
         header += [f"at {args.against}", "ratio"]
     figures = ("ms_per_step", "against_ms_per_step", "ratio")
     cells = [
-        [row["policy"], str(row["canvas"]), str(row["requests"]), *(f"{row[name]:.2f}" for name in figures if name in row)]
+        [
+            row["policy"],
+            str(row["canvas"]),
+            str(row["requests"]),
+            *(f"{row[name]:.2f}" for name in figures if name in row),
+        ]
         for row in rows
     ]
     print(markdown_table(header, cells, aligned=True))

@@ -195,6 +195,23 @@ def test_an_autoregressive_model_of_the_same_shape(tmp_path: Path) -> None:
     assert named.parameters > 0
 
 
+def test_an_autoregressive_answer_is_as_long_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row's speed counts tokens up to the end token, so the causal model generates and is paid for no more."""
+    asked: list[list[int]] = []
+
+    def seconds(self: Autoregressive, workload: Any, lengths: Any, batch: int) -> float:
+        asked.append(list(lengths))
+        return 2.0
+
+    monkeypatch.setattr(Autoregressive, "seconds", seconds)
+    text = SMALL[: SMALL.index("[[rows]]")] + '[[rows]]\nname = "none"\npublished = {}\n'
+    table = small_table(tmp_path, text + '\n[[rows]]\nname = "AR"\nmeasure = "autoregressive"\npublished = {}\n')
+    one = bench()
+    result = results_of(table, run_table(table, "bundled", table.scales["bundled"], one, None))["AR"]
+    assert result["throughput_tok_s"] == sum(asked[0]) / 2
+    assert all(lengths == asked[0] for lengths in asked)
+
+
 def test_rows_of_their_own_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = '[[rows]]\nname = "alone"\nbaseline = "alone"\nconcurrency = 1\npublished = {}\n'
     cached = alone.replace('name = "alone"', 'name = "cached"\ncache = "reuse"')
