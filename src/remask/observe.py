@@ -22,9 +22,10 @@ from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest
 from remask.models.attention import Attention, Sink
 from remask.models.pool import Pool
-from remask.models.stage import Segments, StepBatch
+from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import LayerWeights
+from remask.models.work_list import WorkList
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
     """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
-    model = Transformer(engine.model.config, engine.model.weights, attention, engine.model.arithmetic)
-    engine.runner = Runner(model, engine.pool)
+    engine.runner = Runner(engine.model.with_attention(attention), engine.pool)
 
 
 Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -163,9 +163,9 @@ class _SectionedAttention:
     def __init__(self, inner: Attention, section: Section) -> None:
         self.inner, self.section = inner, section
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         with self.section("attention"):
-            return self.inner(q, k, v, segments, sink)
+            return self.inner(q, k, v, work, sink)
 
 
 class _SectionedTransformer(Transformer):
