@@ -397,11 +397,11 @@ class Engine:
         self.stats.prefix_refreshes += running.refreshes_prefix
         self.stats.row_layers_saved += running.saved
         self._refreshes.ran(running)
-        tokens, confidence = scores
+        tokens, confidence, logprobs = scores[0], scores[1], scores[2:]
         name, events = running.request.id, []
         if running.request.drafts and not running.plan.fills and not running.closing:
             events.append(Event(name, draft=running.draft(tokens, confidence)))
-        transfer = running.apply(tokens.astype(np.int64), confidence)
+        transfer = running.apply(tokens.astype(np.int64), confidence, logprobs)
         if running.closing:
             return
         settled = running.newly_settled()

@@ -120,7 +120,7 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
 
 
 def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, NDArray[np.float32]]]:
-    """Token and confidence of what each request of a pass predicted, float32 [2, predicted].
+    """Token, confidence and log-probabilities of what each request of a pass predicted, float32 [2 + n, predicted].
 
     Requests whose logits cannot be read are left out, and `fail` is called for them.
     """

@@ -14,12 +14,14 @@ from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
 from remask.engine.pending import PendingRequest
+from remask.engine.replay import Replay
 from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy
 from remask.sampling.decoder import Decoder
+from remask.sampling.logprobs import PredictedLogprobs
 from remask.sampling.score import RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
@@ -81,6 +83,8 @@ class RunningRequest:
     _last_pass: LastPass = field(default_factory=LastPass)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
+    _logprobs: PredictedLogprobs | None = field(init=False)
+    _replay: Replay | None = field(init=False)
     _fill_passes: list[tuple[LayerWork, ...]] = field(default_factory=list)  # of this step, where drafts are wanted
 
     def __post_init__(self) -> None:
@@ -88,6 +92,12 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self.policy.traits.schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
+        self._logprobs = (
+            None if self.request.top_logprobs is None else PredictedLogprobs(len(canvas), self.request.top_logprobs)
+        )
+        self._replay = (
+            None if self.request.replay is None else Replay(self.request.replay, self.pending.decoding.total_steps)
+        )
 
     @property
     def request(self) -> Request:
@@ -171,6 +181,8 @@ class RunningRequest:
             return None
         positions = np.flatnonzero(self.plan.predict)
         group = self.decoder.group(slice(at, at + count), positions)
+        given = None if self._replay is None else self._replay.given(self.decoder.step, positions)
+        group = replace(group, top_logprobs=self.request.top_logprobs, given=given)
         if len(self.branches) == 1:
             return group
         both = len(self.items()) == 2
@@ -196,10 +208,12 @@ class RunningRequest:
             passes=(*self._fill_passes, self._layer_work()),
         )
 
-    def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
+    def apply(
+        self, tokens: NDArray[np.int64], confidence: NDArray[np.float32], logprobs: NDArray[np.float32] | None = None
+    ) -> Transfer | None:
         """End the pass, and transfer what the plan or the sampler chooses; None where nothing is transferred.
 
-        `tokens` and `confidence` are [predicted].
+        `tokens` and `confidence` are [predicted]; `logprobs` [n, predicted] are read where the request asks for them.
         """
         plan = self.plan
         self._count_pass(plan)
@@ -214,6 +228,8 @@ class RunningRequest:
             branch.clock += 1
         positions = np.flatnonzero(plan.predict)
         self._last_pass = LastPass(positions, tokens, confidence)
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.note(positions, logprobs)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         written = () if transfer is None else transfer.token_ids
         self._stop_written = not self.pending.stops.token_ids.isdisjoint(written)
@@ -278,6 +294,8 @@ class RunningRequest:
         block = self.decoder.block
         inside = (positions >= block.start) & (positions < block.stop)
         positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
+        if self._replay is not None:
+            return self._replay.written(self.decoder.step)
         written = (
             self.decoder.choose(positions, tokens, confidence) if plan.commit is None else np.flatnonzero(plan.commit)
         )
@@ -292,7 +310,8 @@ class RunningRequest:
         if not len(positions):
             return None
         written, edited = tuple(positions.tolist()), tuple(edits.tolist())
-        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited))
+        logprobs = ((), ()) if self._logprobs is None else self._logprobs.of(positions)
+        self.trace.append(Transfer(self.decoder.step, written, tuple(tokens.tolist()), edited, *logprobs))
         return self.trace[-1]
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
