@@ -18,7 +18,7 @@ from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
 from remask.cpu import CpuReading, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
-from remask.detokenize import stop_at
+from remask.detokenize import cut_at_stop
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
@@ -209,8 +209,8 @@ class LLM:
         `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
-        log-probability of each token, and of so many of the most probable ones in the same step. Raises `ConfigError`, before anything
-        runs, where a prompt or a setting cannot be used.
+        log-probability of each token, and of so many of the most probable ones in the same step. Raises `ConfigError`,
+        before anything runs, where a prompt or a setting cannot be used.
         """
         if cache is None:
             policy = self.policy(self.cache, cache_config or self.cache_config)
@@ -282,7 +282,7 @@ class LLM:
         if self.tokenizer is not None:
             try:
                 text = self.tokenizer.decode(result.token_ids)
-                text = text[: stop_at(text, request.params.stop)]
+                text = cut_at_stop(text, request.params.stop, request.params.include_stop_str_in_output)
             # A tokenizer is anybody's code: what it raises for one answer loses no other.
             except Exception as failure:
                 log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)

@@ -17,8 +17,8 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.engine.rollout import trace_of
 from remask.errors import ConfigError
-from remask.policies import parse
 from remask.policies.block import BlockDual
+from remask.policies.dense import Dense
 from remask.sampling.logprobs import MIN_LOGPROB, PredictedLogprobs, width
 from remask.sampling.score import RowGroup, score
 from tests.engine import kinds, support
@@ -80,15 +80,16 @@ def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None
     tops = (0, 3, 20, None)
     work = []
     for number, top in enumerate(tops):
-        prompt = [rng.randrange(200) for _ in range(rng.randint(3, 9))]
+        tokens = [rng.randrange(200) for _ in range(rng.randint(3, 9))]
         params = SamplingParams(max_tokens=8, block_length=4, ignore_eos=True, seed=number, **rule)
-        asked = Request(str(number), prompt, params, top_logprobs=top)
-        work.append(Work(asked, parse("none", None, lambda: pytest.fail()), joins=number))
+        asked = Request(str(number), tokens, params, top_logprobs=top)
+        work.append(Work(asked, Dense(), joins=number))
     results = run(poisoned_engine(model), work)
     for item, top in zip(work, tops, strict=True):
-        prompt, result = item.request.prompt_token_ids, results[item.request.id]
+        asked, result = item.request, results[item.request.id]
+        prompt = asked.prompt_token_ids
         if top is None:
-            assert all(event.logprobs == event.top_logprobs == () for event in result.trace)
+            assert all(not event.logprobs and not event.top_logprobs for event in result.trace)
             continue
         canvas, expected = [*prompt, *[oracle.mask_id] * 8], []
         for event in result.trace:
@@ -122,9 +123,7 @@ def test_block_causal_models(name: str, seed: int) -> None:
 def test_a_cached_pass_reports_what_it_read_itself() -> None:
     """Under an approximate cache they are the cached pass's: those of `none` differ."""
     asked = replace(request(block_length=4, steps=8), top_logprobs=0)
-    exact, cached = (
-        run(make_engine(), [Work(asked, policy)])["r"].trace for policy in (parse("none", None, dict), BlockDual())
-    )
+    exact, cached = (run(make_engine(), [Work(asked, policy)])["r"].trace for policy in (Dense(), BlockDual()))
     assert exact[0].logprobs == pytest.approx(cached[0].logprobs)
     assert exact != cached
 

@@ -1,6 +1,6 @@
 """What a trainer reads of a finished request: its trace, step maps, and the log-probability of each token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,16 +138,20 @@ def step_map(trace: Sequence[Transfer], prompt: int, length: int) -> list[int]:
     return [steps[place] for place in range(length)]
 
 
+def read_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLogprob]]:
+    """Each token of a transfer and its place in the response. Without log-probabilities, these are 0."""
+    logprobs = transfer.logprobs or (0.0,) * len(transfer.positions)
+    tops = transfer.top_logprobs or ((),) * len(transfer.positions)
+    for position, token, logprob, top in zip(transfer.positions, transfer.token_ids, logprobs, tops, strict=True):
+        yield position - prompt, TokenLogprob(token, logprob, transfer.step, top)
+
+
 def token_logprobs(trace: Sequence[Transfer], prompt: int, length: int) -> tuple[TokenLogprob, ...]:
     """Each of the first `length` tokens of a response, with what was read of it in the step that wrote it last.
 
     `trace` is of a request that asked for log-probabilities, on a model whose positions all are written.
     """
-    found: dict[int, TokenLogprob] = {}
-    for each in trace:
-        tops = each.top_logprobs or ((),) * len(each.positions)
-        for position, *read, top in zip(each.positions, each.token_ids, each.logprobs, tops, strict=True):
-            found[position - prompt] = TokenLogprob(*read, each.step, top)
+    found = dict(pair for each in trace for pair in read_tokens(each, prompt))
     return tuple(found[place] for place in range(length))
 
 

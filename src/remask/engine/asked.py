@@ -30,8 +30,8 @@ def request_of(
     """
     if terms.return_step_maps and kind == "uniform":
         raise ConfigError(
-            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first step "
-            "that wrote one says nothing of the last; send return_trace, which tells all of them"
+            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
+            "step that wrote one says nothing of the last; send return_trace, which tells all of them"
         )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))

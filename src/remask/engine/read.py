@@ -19,8 +19,9 @@ MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are
 def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are log-probabilities, where any of the requests asks for some (`sampling.score.score`). Rows of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted
-    rows of `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
+    The n rows below them are log-probabilities, where any of the requests asks for some (`sampling.score.score`). Rows
+    of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
+    `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
     scores = []
     more = max((width(each.request.top_logprobs, model.config.vocab) for each in requests), default=0)

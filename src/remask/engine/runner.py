@@ -100,7 +100,7 @@ class Runner:
         return find_drift(self.model, self.pool, watchers, layer)
 
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
-        """Token, confidence and log-probabilities of predicted positions, float32 [2 + n, rows], in the requests' order."""
+        """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens: computed on the device for the rows of requests that ask, and read on the host.
 
-They are those of the model's own distribution in the step, log-softmax of the logits that the sampler reads: guidance and
-penalties are in them, temperature, top-k and top-p are not. The mask token counts in the sum and is never listed.
+They are those of the model's own distribution in the step, log-softmax of the logits that the sampler reads: guidance
+and penalties are in them, temperature, top-k and top-p are not. The mask token counts in the sum and is never listed.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Normalised:
         self._top = self._most_probable(min(top, logits.shape[1] - 1), mask_id)
 
     def of(self, tokens: Tensor) -> Tensor:
-        """Return, in rows, the log-probability of `tokens` [rows], the top token ids, and theirs: float32 [1 + 2k, rows].
+        """Return the log-probability of `tokens` [rows], then the top k token ids, then theirs: float32 [1 + 2k, rows].
 
         Float32 holds token ids exactly.
         """

@@ -122,7 +122,7 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
 
 
 def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more: int) -> Tensor:
-    """Return token and confidence with the tokens that are given, and the log-probabilities: float32 [2 + more, rows]."""
+    """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
     if group.given is not None:
         given = torch.from_numpy(group.given).to(read.device, non_blocking=True)
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
