@@ -1,4 +1,4 @@
-"""Writes the tables of docs/sampling.md that come from declarations: `python scripts/docs_fields.py`."""
+"""Writes the tables of the docs that come from declarations: `python scripts/docs_fields.py`."""
 
 import json
 import re
@@ -11,8 +11,10 @@ from remask.core.remasking import REMASKING, Remasking
 from remask.core.sampling import SamplingParams
 from remask.core.slowfast import SlowFastKnobs
 from remask.core.terms import Terms
+from remask.server.fields import FOREIGN, HONOURED
 
-PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "sampling.md", DOCS / "serving.md")
 BLOCK = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -39,6 +41,16 @@ def rules() -> str:
     return table([head, *rows])
 
 
+def others() -> str:
+    """The table of the fields of OpenAI's and vLLM's bodies."""
+    rows = [(f"`{name}`", "honoured", how) for name, how in HONOURED.items()]
+    for name, field in FOREIGN.items():
+        allowed = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral or ())
+        refused = f"refused, but for {allowed}" if allowed else "refused"
+        rows.append((f"`{name}`", "ignored" if field.ignored else refused, field.reason))
+    return table([("field", "what becomes of it", "how, or why"), *sorted(rows)])
+
+
 def schedule(rule: Remasking) -> str:
     """What decides how many positions a step transfers."""
     if rule.counts == "rule":
@@ -59,9 +71,11 @@ def written(text: str) -> str:
         "terms": fields(Terms),
         "slowfast": fields(SlowFastKnobs),
         "remasking": rules(),
+        "others": others(),
     }
     return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{blocks[found[1]]}", text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

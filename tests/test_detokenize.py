@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from remask.detokenize import Detokenizer, stop_at
+from remask.detokenize import Detokenizer, cut_at_stop, stop_at
 from remask.models.source import resolve
 from remask.models.tokenizer import Tokenizer, load_tokenizer
 
@@ -73,6 +73,23 @@ def test_bytes_that_are_no_text_still_come_out(tokens: list[int], cuts: random.R
 def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: random.Random) -> None:
     said = pieces(BYTES, BYTES.encode(text), cuts, tuple(stops))
     assert "".join(said) == text[: stop_at(text, stops)]
+
+
+@given(st.text("abc", max_size=24), st.text("abc", min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_text_ends_with_the_stop_where_it_is_included(text: str, stop: str, cuts: random.Random) -> None:
+    told, tokens = Detokenizer(BYTES, (stop,), included=True), BYTES.encode(text)
+    said, at = "", 0
+    while at < len(tokens):
+        step = cuts.randint(1, 4)
+        said += told.push(tokens[at : at + step])
+        at += step
+    place = text.find(stop)
+    assert said + told.finish() == cut_at_stop(text, [stop], True) == (text if place < 0 else text[: place + len(stop)])
+    assert cut_at_stop(text, [stop], False) == text[: stop_at(text, [stop])]
+
+
+def test_of_stops_that_begin_together_the_shortest_ends_it() -> None:
+    assert cut_at_stop("xabc", ["abc", "ab"], True) == "xab"
 
 
 def test_what_may_become_a_stop_is_held_back_and_no_more() -> None:

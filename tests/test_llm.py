@@ -32,6 +32,17 @@ def test_token_ids_in_a_golden_answer_out(golden: LLM) -> None:
     assert output.usage.prefix_depth == 2
 
 
+def test_log_probabilities_of_outputs(golden: LLM) -> None:
+    params = SamplingParams(max_tokens=6)
+    plain, told = (golden.generate([3, 4, 5], params, top_logprobs=top)[0] for top in (None, 4))
+    assert plain.logprobs is None
+    assert told.logprobs is not None
+    assert tuple(read.token_id for read in told.logprobs) == told.token_ids == plain.token_ids
+    assert all(read.top[0] == (read.token_id, read.logprob) and len(read.top) == 4 for read in told.logprobs)
+    with pytest.raises(RemaskError, match="top_logprobs must be a whole number from 0 to 20"):
+        golden.generate([3], params, top_logprobs=21)
+
+
 def test_text_and_messages_give_text(bundled: LLM) -> None:
     message = {"role": "user", "content": "from abbey go 1 , where am i ?"}
     texts = bundled.generate(["from abbey go 1 , where am i ?", "where am i ?"], SAMPLING)

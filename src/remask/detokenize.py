@@ -8,7 +8,19 @@ from remask.models.tokenizer import Tokenizer
 
 def stop_at(text: str, stops: Sequence[str]) -> int | None:
     """Return where the first of `stops` begins in `text`; None if `text` contains none of them."""
-    found = [place for place in (text.find(stop) for stop in stops) if place >= 0]
+    found = _first_stop(text, stops)
+    return None if found is None else found[0]
+
+
+def cut_at_stop(text: str, stops: Sequence[str], included: bool) -> str:
+    """Return `text` up to the first of `stops`, with it where it is `included`; all of `text` without any."""
+    found = _first_stop(text, stops)
+    return text if found is None else text[: found[included]]
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the first of `stops` begins and ends; of those that begin there, the shortest."""
+    found = [(place, place + len(stop)) for stop in stops if (place := text.find(stop)) >= 0]
     return min(found, default=None)
 
 
@@ -16,13 +28,14 @@ class Detokenizer:
     """Turns tokens into text as they settle, left to right. The joined pieces equal the text of all tokens.
 
     Holds back a character whose bytes span tokens until it is complete, and text that may become one of `stops`. The
-    text ends before the first stop text. Each character is compared with the stops once.
+    text ends before the first stop text, or with it where stops are `included`. Each character is compared with the
+    stops once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), included: bool = False) -> None:
         self._special_ids = tokenizer.special_ids
         self._decoder = IncrementalDecoder(tokenizer.decode)
-        self._stops = tuple(stops)
+        self._stops, self._included = tuple(stops), included
         self._held = ""  # text that may become a stop text
         self.length = 0  # decoded characters, held ones included
         self.stopped = False
@@ -42,11 +55,10 @@ class Detokenizer:
             return ""
         text = self._held + new
         self.length += len(new)
-        end = stop_at(text, self._stops)
-        if end is not None:
+        if _first_stop(text, self._stops) is not None:
             self.stopped = True
             self._held = ""
-            return text[:end]
+            return cut_at_stop(text, self._stops, self._included)
         keep = 0 if final else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

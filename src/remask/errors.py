@@ -16,11 +16,19 @@ class ConfigError(RemaskError, ValueError):
 
 
 class UnknownNameError(ConfigError):
-    """A name that stands for nothing; the message suggests the nearest and lists what exists."""
+    """A name that stands for nothing. The message suggests the nearest and lists what exists; of many, the nearest."""
+
+    LISTED = 16  # names in one line, at most
+    NEAREST = 3
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name = kind, name
         names = sorted(known)
+        if len(names) > self.LISTED:
+            near = difflib.get_close_matches(name, names, n=self.NEAREST, cutoff=0.0)
+            *others, last = map(repr, near)
+            super().__init__(f"Unknown {kind} {name!r}. Did you mean {', '.join(others)} or {last}?")
+            return
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names)}.")

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,10 +14,11 @@ from remask.core.checks import one_of, whole
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
+from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
 from remask.cpu import CpuReading, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
-from remask.detokenize import stop_at
+from remask.detokenize import cut_at_stop
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
@@ -38,7 +39,7 @@ _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "e
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The response to one prompt. `text` is None without a tokenizer, and `trace` where it was not requested."""
+    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -49,6 +50,7 @@ class Output:
     first_settled_s: float | None
     elapsed_s: float
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class LLM:
@@ -200,6 +202,7 @@ class LLM:
         cache: str | CachePolicy | None = None,
         cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
+        top_logprobs: int | None = None,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
@@ -207,14 +210,16 @@ class LLM:
         by default everything before the last user turn with messages, and nothing with text or token ids. `params` as
         `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
-        `cache_config` are as in `LLM`; without `cache` the default policy runs. Raises `ConfigError`, before anything
-        runs, where a prompt or a setting cannot be used.
+        `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
+        log-probability of each token, and of so many of the most probable ones in the same step. Raises `ConfigError`,
+        before anything runs, where a prompt or a setting cannot be used.
         """
         if cache is None:
             policy = self.policy(self.cache, cache_config or self.cache_config)
         else:
             policy = self.policy(cache, cache_config)
         requests = self.requests(prompts, params, prefix_length=prefix_length, policy=policy)
+        requests = [replace(request, top_logprobs=top_logprobs) for request in requests]
         outputs = {output.id: output for output in self.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
 
@@ -279,7 +284,7 @@ class LLM:
         if self.tokenizer is not None:
             try:
                 text = self.tokenizer.decode(result.token_ids)
-                text = text[: stop_at(text, request.params.stop)]
+                text = cut_at_stop(text, request.params.stop, request.params.include_stop_str_in_output)
             # A tokenizer is anybody's code: what it raises for one answer loses no other.
             except Exception as failure:
                 log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
@@ -294,6 +299,9 @@ class LLM:
             first_settled_s=result.first_settled_s,
             elapsed_s=result.elapsed_s,
             error=error,
+            logprobs=None
+            if request.top_logprobs is None
+            else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),
         )
 
 

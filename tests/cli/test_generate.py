@@ -53,6 +53,28 @@ def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:
     assert "trace" not in answer
 
 
+def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_path: Path) -> None:
+    sampling = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+    asked = {**GOOD, "sampling": sampling, "top_logprobs": 2, "return_trace": True, "return_step_maps": True}
+    _, (first,) = run(tmp_path, [asked], "--trace")
+    trace = first["trace"]
+    assert trace["sampling"] == sampling
+    assert sorted(first["step_maps"]) == list(range(1, 9))
+    for place, read in enumerate(first["logprobs"]):
+        assert set(read) == {"token_id", "logprob", "step", "top"}
+        assert read["token_id"] == first["token_ids"][place]
+        assert read["step"] + 1 == first["step_maps"][place]
+        assert len(read["top"]) == 2
+    again = {"id": "good", "prompt_token_ids": [1, 2, 3], "replay": trace, "top_logprobs": 2}
+    _, (second,) = run(tmp_path, [{**again, "return_trace": True, "return_step_maps": True}])
+    assert second == first
+    status, (refused,) = run(tmp_path, [{**again, "sampling": {"seed": 1}}])
+    assert status == 1
+    assert refused["error"] == "seed: a replay has the sampling parameters of its trace; leave it out"
+    _, (drawn,) = run(tmp_path, [{**GOOD, "return_trace": True}])
+    assert drawn["trace"]["sampling"]["seed"] >= 0
+
+
 BAD_LINES: list[tuple[Any, str]] = [
     ("{not json", "not JSON"),
     ("[1, 2]", "must be a JSON object"),

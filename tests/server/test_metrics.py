@@ -2,14 +2,16 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from remask.core.request import Result, Usage
 from remask.engine.engine import Event
-from remask.server.metrics import Metrics
+from remask.server.metrics import VLLM, Metrics
 from tests.server.serving import CHATS, Running, make_llm, serving
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
@@ -59,6 +61,17 @@ def test_every_number_is_what_it_says() -> None:
     assert now["row_layers_saved_total"] == whole - computed > 0
     assert now["engine_steps_total"] == sum(each["forwards"] for each in work) + 1
     assert 0 < now["engine_step_cpu_seconds_total"] < now["engine_step_seconds_total"] < 30
+    assert now["request_time_per_output_token_seconds_count"] == 3
+    # Each of the eight steps of the first two, and of the two steps of the last, but the first of each request, which
+    # settled something behind which nothing was open.
+    assert 4 <= now["inter_token_latency_seconds_count"] <= 15
+    assert 0 < now["inter_token_latency_seconds_sum"] < 30
+    for own, theirs in VLLM.items():
+        for ending in ("", "_total", "_count", "_sum", "_total/stop"):
+            name = own.removeprefix("remask:") + ending
+            assert (name in now) == (theirs + ending in now)
+            assert now.get(theirs + ending) == now.get(name)
+    assert now["vllm:time_to_first_token_seconds_count"] == 3
     for name in ("e2e_request_latency_seconds", "time_to_first_settled_token_seconds", "request_queue_time_seconds"):
         assert now[f"{name}_count"] == 3
         assert 0 <= now[f"{name}_sum"] < 30
@@ -101,6 +114,23 @@ def test_each_server_counts_for_itself() -> None:
     one.observe(Event("r", result=result))
     assert b'request_queue_time_seconds_count{model_name="one"} 1.0' in one.text()
     assert b'request_queue_time_seconds_count{model_name="two"} 0.0' in two.text()
+
+
+def test_time_between_tokens_is_that_of_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.0, 12.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    metrics = Metrics("one")
+    metrics.observe(Event("r", settled=(1, 2)))
+    metrics.observe(Event("r", settled=(3, 4, 5, 6)))
+    metrics.observe(Event("other", settled=(1,)))
+    metrics.observe(Event("r", result=Result("r", (1,) * 6, "length", Usage(3, 6, forwards=1), (), 0.5, 3.0)))
+    text = metrics.text().decode()
+    for prefix in ("remask", "vllm"):
+        assert f'{prefix}:inter_token_latency_seconds_sum{{model_name="one"}} 0.5\n' in text
+        assert f'{prefix}:inter_token_latency_seconds_count{{model_name="one"}} 1.0\n' in text
+        assert f'{prefix}:request_time_per_output_token_seconds_sum{{model_name="one"}} 0.5\n' in text
+    assert "vllm:time_to_first_token_seconds_bucket" in text
+    assert metrics._settled == {"other": 12.5}, "what has ended is forgotten"
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(server: Running) -> None:

@@ -20,6 +20,7 @@ PATHS = {
     "/tokenize",
     "/detokenize",
     "/health",
+    "/ping",
     "/metrics",
     "/version",
     "/get_model_info",

@@ -13,6 +13,7 @@ from tests.server.serving import CHATS, Running
 CHAT = {"messages": CHATS[0], "logprobs": True}
 TEXT = {"prompt": "from abbey go 1", "max_tokens": 4, "logprobs": 0}
 TEXT_URL = "/v1/completions"
+LOGPROBS = {"tokens", "token_logprobs", "top_logprobs", "text_offset", "steps"}
 
 
 def keys(model: type[BaseModel]) -> set[str]:
@@ -67,7 +68,7 @@ def test_a_text_answer_and_its_chunks(server: Running) -> None:
     told = server.client.post(TEXT_URL, json=TEXT).json()
     check(told, Completion)
     assert told["object"] == "text_completion"
-    assert set(told["choices"][0]["logprobs"]) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+    assert set(told["choices"][0]["logprobs"]) == LOGPROBS
     chunks = server.stream({**TEXT, "stream_options": {"include_usage": True}}, TEXT_URL)
     for chunk in chunks[:-1]:
         assert set(chunk["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}

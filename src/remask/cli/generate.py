@@ -5,16 +5,19 @@ import json
 import logging
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TextIO
 
-from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text
+from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text, terms_of
 from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
 from remask.core.checks import json_object
-from remask.core.request import Transfer
+from remask.core.rollout import step_map
+from remask.core.terms import Terms
 from remask.engine.request import Request
+from remask.engine.rollout import trace_of
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM, Output
 from remask.outputs import LineFile
@@ -67,13 +70,14 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
     else:
         with ExitStack() as files:
             target = None if args.output is None else files.enter_context(LineFile(args.output))
-            _write(target, _answer(output, output.id))
+            _write(target, _answer(output, output.id) | _steps(args.trace, output))
     return 1 if output.error else 0
 
 
 def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: Defaults, trace: bool) -> int:
     requests: list[Request] = []
     names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
+    reports: dict[str, Callable[[Output], dict[str, Any]]] = {}  # what a line asks for beside its answer
     answers = _InOrder(target)
     failed = 0
     for number, text in enumerate(source, start=1):
@@ -95,10 +99,11 @@ def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: D
             continue
         requests.append(request)
         names[request_id] = name
-    for output in llm.run(requests, trace=trace):
+        reports[request_id] = partial(_report, llm, request, terms_of(line), trace)
+    for output in llm.run(requests, trace=True):
         name = names[output.id]
         if output.error is None:
-            answers.give(output.id, _answer(output, name))
+            answers.give(output.id, _answer(output, name) | reports[output.id](output))
         else:
             failed += 1
             answers.give(output.id, _failure(name, output.id, output.error))
@@ -126,22 +131,34 @@ class _InOrder:
 
 def _answer(output: Output, name: object) -> dict[str, Any]:
     usage = {key: value for key, value in asdict(output.usage).items() if value is not None}
-    answer = {
+    return {
         "id": name,
         "token_ids": output.token_ids,
         "text": output.text,
         "finish_reason": output.finish_reason,
         "usage": usage,
     }
-    if output.trace is not None:
-        answer["trace"] = [_event(transfer) for transfer in output.trace]
-    return answer
 
 
-def _event(transfer: Transfer) -> dict[str, Any]:
-    """One event of the trace. `edits` is left out where nothing is edited."""
-    event = asdict(transfer)
-    return event if transfer.edits else {name: value for name, value in event.items() if name != "edits"}
+def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Output) -> dict[str, Any]:
+    """What a line asks for beside its answer: log-probabilities, its trace, its step maps."""
+    found = _steps(steps, output)
+    assert output.trace is not None
+    if terms.top_logprobs is not None:
+        found["logprobs"] = [asdict(each) for each in output.logprobs or ()]
+    if terms.return_step_maps:
+        found["step_maps"] = step_map(output.trace, len(request.prompt_token_ids), len(output.token_ids))
+    if terms.return_trace:
+        found["trace"] = trace_of(request, output.trace, llm.loaded.fingerprint).content
+    return found
+
+
+def _steps(wanted: bool, output: Output) -> dict[str, Any]:
+    """The events of `--trace`, with positions on the canvas; what is empty in one is left out."""
+    if not wanted or output.trace is None:
+        return {}
+    events = [{name: value for name, value in asdict(each).items() if name == "step" or value} for each in output.trace]
+    return {"trace": events}
 
 
 def _failure(name: object, number: str, error: str) -> dict[str, Any]:

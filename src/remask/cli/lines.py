@@ -11,6 +11,7 @@ from remask.cli.options import object_option, sampling_option
 from remask.core.checks import json_object, shown
 from remask.core.fields import declared
 from remask.core.terms import Terms
+from remask.engine.asked import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
@@ -59,18 +60,17 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     own = line.get("sampling")
     if own is not None and not isinstance(own, dict):
         raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
-    params = llm.params({**defaults.sampling, **(own or {})}, prompt_tokens=len(tokens))
-    terms = Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
-    return Request(
-        request_id,
-        tokens,
-        params,
-        shared if terms.prefix_length is None else terms.prefix_length,
-        _policy(llm, terms, defaults),
-        cache_salt=terms.cache_salt,
-        priority=terms.priority,
-        deadline_s=terms.deadline_s,
+    terms = terms_of(line)
+    params = terms.params(
+        own or {}, lambda: llm.params({**defaults.sampling, **(own or {})}, prompt_tokens=len(tokens))
     )
+    policy = _policy(llm, terms, defaults)
+    return request_of(request_id, tokens, params, policy, terms, llm.loaded.config.kind, shared=shared)
+
+
+def terms_of(line: Mapping[str, Any]) -> Terms:
+    """The terms of a line. Raises `ConfigError` where one cannot be used."""
+    return Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
 
 
 def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
@@ -87,9 +87,10 @@ def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
 
 
 def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:
-    if terms.cache is None:
-        return llm.policy(defaults.cache, defaults.cache_config if terms.cache_config is None else terms.cache_config)
-    return llm.policy(terms.cache, terms.cache_config)
+    cache, settings = terms.policy
+    if cache is None:
+        return llm.policy(defaults.cache, defaults.cache_config if settings is None else settings)
+    return llm.policy(cache, settings)
 
 
 def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:

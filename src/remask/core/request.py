@@ -42,12 +42,17 @@ class Transfer:
     They are final, except on uniform models. There tokens may change until their block is done, and until the response
     is corrected where the request names a correction. Under a rule that edits, tokens may change until their block is
     done, and `edits` are those of `positions` whose token replaces one that an earlier step gave them.
+
+    Where the request asks for log-probabilities, `logprobs` are those of `token_ids` and `top_logprobs` hold, for each
+    position, the most probable tokens with theirs (`sampling/logprobs.py` says of which distribution).
     """
 
     step: int
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     edits: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

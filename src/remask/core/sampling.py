@@ -87,6 +87,9 @@ class SamplingParams:
         ListOf(Text(2**16), "such texts", 2**14, single=True),
         "Texts that end the response; they are not part of it.",
     )
+    include_stop_str_in_output: bool = declare(
+        False, Flag(), "The stop text that ended the response is the end of its text."
+    )
     stop_token_ids: Sequence[int] = declare(
         (), ListOf(_TOKEN, "token ids", 4096), "Tokens that end the response and stay part of it."
     )

@@ -1,11 +1,14 @@
 """What a request says beside its prompt and its sampling parameters. Each term is declared here, and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import LARGEST, POSITIONS, Real, Settings, Text, Whole
-from remask.core.fields import check, declare, parse
+from remask.core.checks import LARGEST, POSITIONS, Flag, Real, Settings, Text, Whole
+from remask.core.fields import Nested, check, declare, parse
+from remask.core.rollout import TOP_LOGPROBS, Trace
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
 
 PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
 
@@ -47,9 +50,52 @@ class Terms:
         Real(0, 1e8, above=True),
         'Seconds from arrival after which the request ends with "timeout"; null sets no deadline.',
     )
+    top_logprobs: int | None = declare(
+        None,
+        Whole(0, TOP_LOGPROBS),
+        "Report the log-probability of each token in the step that wrote it, and of so many of the most probable "
+        "tokens there; null reports none.",
+    )
+    return_trace: bool = declare(
+        False, Flag(), "Report what each step wrote, and all else that `replay` needs to make the same run again."
+    )
+    return_step_maps: bool = declare(
+        False, Flag(), "Report for each token the step that first wrote it, counted from 1, as trainers read it."
+    )
+    replay: Trace | None = declare(
+        None,
+        Nested(Trace, "trace field"),
+        "The trace of an earlier run of this prompt: each step writes what it wrote there, under its sampling "
+        "parameters and, where the request names none, its cache policy. Log-probabilities are this run's.",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        if self.replay is not None and not isinstance(self.replay, Trace):
+            object.__setattr__(self, "replay", Trace.from_mapping(self.replay))
+
+    @property
+    def policy(self) -> tuple[str | None, Mapping[str, Any] | None]:
+        """The cache policy that is asked for and its settings: those of a replayed trace where none is named."""
+        if self.cache is None and self.replay is not None:
+            return self.replay.cache, self.replay.cache_config
+        return self.cache, self.cache_config
+
+    def shared(self, default: int) -> int:
+        """Leading prompt tokens that may be shared: as asked for, those of a replayed trace, or `default`."""
+        usual = default if self.replay is None else self.replay.prefix_length
+        return usual if self.prefix_length is None else self.prefix_length
+
+    def params(self, own: Mapping[str, Any], usual: Callable[[], SamplingParams]) -> SamplingParams:
+        """The sampling parameters of a request that sets `own`: those of a replayed trace, or the `usual` ones.
+
+        Raises `ConfigError` where a replay comes with parameters of its own.
+        """
+        if self.replay is None:
+            return usual()
+        if own:
+            raise ConfigError(f"{next(iter(own))}: a replay has the sampling parameters of its trace; leave it out")
+        return SamplingParams.from_mapping(self.replay.sampling or {})
 
     @classmethod
     def from_mapping(cls, values: object) -> "Terms":

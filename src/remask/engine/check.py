@@ -3,12 +3,14 @@
 import secrets
 from collections.abc import Callable
 
-from remask.core.checks import is_whole
+from remask.core.checks import is_whole, whole
 from remask.core.fields import declared
 from remask.core.kinds import in_words
+from remask.core.rollout import TOP_LOGPROBS
 from remask.core.terms import Terms
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
+from remask.engine.replay import check_replay
 from remask.engine.request import Request
 from remask.engine.stops import Decode, StopRule
 from remask.errors import ConfigError
@@ -59,9 +61,14 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
+    _check_logprobs(request, shape)
     length, steps = decoding.length, decoding.scheduled_steps
     policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, params.max_tokens, steps))
     pending = PendingRequest(request, decoding, stops)
+    if request.replay is not None:
+        if params.correction_steps:
+            raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
+        check_replay(request.replay, decoding, stops, shape, policy.traits.schedule.idle_passes)
     skips = policy.traits.schedule.idle_passes == "skipped"
     limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
     pending.page_keys = page_keys(request, decoding.block)
@@ -97,6 +104,16 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
     blockwise = request.policy.traits.schedule.blockwise
     return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
+
+
+def _check_logprobs(request: Request, shape: ModelConfig) -> None:
+    """Raise `ConfigError` on a number of tokens out of range, and where tokens have no one log-probability."""
+    whole("top_logprobs", request.top_logprobs, 0, TOP_LOGPROBS, optional=True)
+    if request.top_logprobs is not None and shape.kind == "uniform":
+        raise ConfigError(
+            "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise that "
+            "stays, so no one step gives them a log-probability; leave logprobs and top_logprobs out"
+        )
 
 
 def _check_terms(request: Request) -> None:

@@ -403,10 +403,10 @@ class Engine:
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
         self._refreshes.ran(running)
-        tokens, confidence = scores
+        tokens, confidence, logprobs = scores
         drafts = request.drafts and not running.plan.fills and not running.closing
         draft = running.draft(tokens, confidence) if drafts else None
-        transfer = running.apply(tokens, confidence)
+        transfer = running.apply(tokens, confidence, logprobs)
         if running.closing:
             return
         if draft is not None:

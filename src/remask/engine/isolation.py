@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Member: TypeAlias = RunningRequest | PrefixPass
 Fail: TypeAlias = Callable[[Member, Exception], None]
-Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]
+Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
 """Token and confidence of each predicted position of one request."""
 
 # How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
@@ -123,7 +123,7 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
 
 
 def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, Scores]]:
-    """What each request of a pass predicted.
+    """Tokens, confidences and log-probabilities of what each request of a pass predicted.
 
     Requests whose logits cannot be read are left out, and `fail` is called for them.
     """
@@ -139,11 +139,11 @@ def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningReq
             fail(requests[0], error)
             return []
     else:
-        tokens, confidence = scores[0].astype(np.int64), scores[1]
+        tokens, confidence, logprobs = scores[0].astype(np.int64), scores[1], scores[2:]
         read, at = list[tuple[RunningRequest, Scores]](), 0
         for running in requests:
             start, at = at, at + running.predicted
-            read.append((running, (tokens[start:at], confidence[start:at])))
+            read.append((running, (tokens[start:at], confidence[start:at], logprobs[:, start:at])))
         return read
     read, at = [], 0
     for running in requests:

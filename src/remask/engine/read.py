@@ -9,6 +9,7 @@ from torch import Tensor
 
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
+from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
@@ -16,19 +17,22 @@ MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are
 
 @torch.inference_mode()
 def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
-    """Token and confidence of every predicted position, float32 [2, rows], in the order of `requests`.
+    """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    Rows of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted
-    rows of `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
+    The n rows below them are log-probabilities, where any of the requests asks for some (`sampling.score.score`). Rows
+    of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
+    `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
     scores = []
+    more = max((width(each.request.top_logprobs, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
         logits = model.head(hidden[rows])
         for running, group in members:
             running.keep_residual(logits, group)
-        scores.append(score(logits, [group for _, group in members], model.config.mask_id, model.arithmetic.invariant))
+        groups = [group for _, group in members]
+        scores.append(score(logits, groups, model.config.mask_id, model.arithmetic.invariant, more))
     if not scores:
-        return np.empty((2, 0), dtype=np.float32)
+        return np.empty((2 + more, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     return torch.cat(scores, dim=1).cpu().numpy()
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
@@ -25,6 +26,10 @@ class Request:
         deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
             no limit.
         drafts: the engine also reports what every pass predicted (`Draft`).
+        top_logprobs: transfers carry the log-probability of each token, and of so many of the most probable ones. None
+            computes none.
+        replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
+            whatever the model proposes.
     """
 
     id: str
@@ -36,6 +41,8 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     drafts: bool = False
+    top_logprobs: int | None = None
+    replay: tuple[Transfer, ...] | None = None
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""

@@ -106,7 +106,7 @@ class Runner:
         return find_drift(self.model, self.pool, watchers, layer)
 
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
-        """Token and confidence of every predicted position, float32 [2, rows], in the order of `requests`."""
+        """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
 
 

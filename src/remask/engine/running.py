@@ -15,12 +15,14 @@ from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
 from remask.engine.pending import PendingRequest
+from remask.engine.replay import Replay
 from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
+from remask.sampling.logprobs import PredictedLogprobs
 from remask.sampling.score import RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
@@ -118,6 +120,8 @@ class RunningRequest:
     _last_pass: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None  # see `LastPass`
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
+    _logprobs: PredictedLogprobs | None = field(init=False)
+    _replay: Replay | None = field(init=False)
     _fill_passes: list[tuple[LayerWork, ...]] = field(default_factory=list)  # of this step, where drafts are wanted
 
     def __post_init__(self) -> None:
@@ -127,6 +131,12 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
+        self._logprobs = (
+            None if self.request.top_logprobs is None else PredictedLogprobs(len(canvas), self.request.top_logprobs)
+        )
+        self._replay = (
+            None if self.request.replay is None else Replay(self.request.replay, self.pending.decoding.total_steps)
+        )
 
     @property
     def ready(self) -> bool:
@@ -233,6 +243,8 @@ class RunningRequest:
         if count == 0:
             return None
         group = self.decoder.group(slice(at, at + count), positions)
+        given = None if self._replay is None else self._replay.given(self.decoder.step, positions)
+        group = replace(group, top_logprobs=self.request.top_logprobs, given=given)
         if len(self.branches) == 1:
             return group
         both = len(self.items()) == 2
@@ -258,10 +270,12 @@ class RunningRequest:
             passes=(*self._fill_passes, self._layer_work()),
         )
 
-    def apply(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Transfer | None:
+    def apply(
+        self, tokens: NDArray[np.int64], confidence: NDArray[np.float32], logprobs: NDArray[np.float32] | None = None
+    ) -> Transfer | None:
         """End the pass, and transfer what the plan or the sampler chooses; None where nothing is transferred.
 
-        `tokens` and `confidence` are [predicted].
+        `tokens` and `confidence` are [predicted]; `logprobs` [n, predicted] are read where the request asks for them.
         """
         items = self.items()
         plan = items[0][1]
@@ -276,6 +290,8 @@ class RunningRequest:
             branch.clock += 1
         positions = plan.predicted
         self._last_pass = (positions, tokens, confidence)
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.note(positions, logprobs)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         stops = self.pending.stops.token_ids
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
@@ -342,6 +358,8 @@ class RunningRequest:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Positions that are written at the end of the step, and their tokens."""
         block = self.decoder.block
+        if self._replay is not None:
+            return self._replay.written(self.decoder.step)
         if len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
             inside = (positions >= block.start) & (positions < block.stop)
             positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
@@ -359,9 +377,9 @@ class RunningRequest:
             branch.canvas.settle(final, decoder.step)
         if not len(positions):
             return None
-        transfer = Transfer(
-            decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), tuple(edits.tolist()) if len(edits) else ()
-        )
+        edited = tuple(edits.tolist()) if len(edits) else ()
+        logprobs = ((), ()) if self._logprobs is None else self._logprobs.of(positions)
+        transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited, *logprobs)
         self.trace.append(transfer)
         return transfer
 

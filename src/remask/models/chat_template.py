@@ -42,19 +42,33 @@ class ChatTemplate:
         self._idle: list[Worker] = []
         weakref.finalize(self, _end, self._idle)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The text of a conversation. Safe on any thread; the interpreter's lock is not held meanwhile.
 
+        `variables` are further ones that the template reads, such as `enable_thinking`.
+
         Raises:
-            ConfigError: the template refuses the conversation, fails on it, or goes beyond a limit.
+            ConfigError: the template refuses the conversation, fails on it, or goes beyond a limit; or `variables` hold
+                a name that stands for the conversation.
         """
         # A key without a value is left out: templates ask whether a key is there.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        taken = sorted(values.keys() & (variables or {}))
+        if taken:
+            raise ConfigError(f"chat_template_kwargs: {taken[0]} is no variable to choose; leave it out")
+        values |= variables or {}
         try:
             frame = _frame(values)
         except ValueError as error:
-            raise ConfigError(f"messages must hold texts, numbers, lists and objects only: {error}") from error
+            raise ConfigError(
+                f"messages and chat_template_kwargs must hold texts, numbers, lists and objects only: {error}"
+            ) from error
         kind, text = self._ask(frame)
         if kind == TEXT:
             return text

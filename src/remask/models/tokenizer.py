@@ -24,6 +24,7 @@ _FILES = (
 )
 
 Messages = Sequence[Mapping[str, Any]]
+Variables = Mapping[str, Any]
 
 
 class Tokenizer:
@@ -65,16 +66,20 @@ class Tokenizer:
         )
         return text
 
-    def apply_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
+    def apply_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, variables: Variables | None = None
+    ) -> list[int]:
         """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does."""
         # The template writes the special tokens itself.
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, add_generation_prompt, variables), add_special_tokens=False)
 
-    def render_chat(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self, messages: Messages, add_generation_prompt: bool = True, variables: Variables | None = None
+    ) -> str:
         """The text of a conversation by the checkpoint's chat template, with its special tokens.
 
         `messages` are objects of `role` (system, user, assistant or tool) and `content` (text).
-        `add_generation_prompt` begins the assistant's turn at the end.
+        `add_generation_prompt` begins the assistant's turn at the end. `variables` are further ones of the template.
 
         Raises:
             ConfigError: there is no chat template, a message is malformed, or the template refuses the conversation,
@@ -88,9 +93,11 @@ class Tokenizer:
             )
         template = self._template or self._chat_template()
         self._template = template
-        return template.render(messages, add_generation_prompt)
+        return template.render(messages, add_generation_prompt, variables)
 
-    def shared_prefix(self, messages: Messages, tokens: Sequence[int] | None = None) -> int:
+    def shared_prefix(
+        self, messages: Messages, tokens: Sequence[int] | None = None, variables: Variables | None = None
+    ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from the messages before the last user turn.
 
         This is the length of the longest token prefix that the whole conversation and these messages have in common.
@@ -101,16 +108,22 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
         """
-        whole = self.apply_chat(messages) if tokens is None else tokens
+        whole = self.apply_chat(messages, variables=variables) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
             return 0
         try:
-            return self._common(whole, messages[: users[-1]])
+            return self._common(whole, messages[: users[-1]], variables)
         except ConfigError:
             return 0
 
-    def prefix_through(self, messages: Messages, last: int, tokens: Sequence[int] | None = None) -> int:
+    def prefix_through(
+        self,
+        messages: Messages,
+        last: int,
+        tokens: Sequence[int] | None = None,
+        variables: Variables | None = None,
+    ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from `messages[0]` to `messages[last]`.
 
         `tokens` are those of `apply_chat(messages)`, if the caller has them.
@@ -118,7 +131,8 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation and for one that ends at `messages[last]`.
         """
-        return self._common(self.apply_chat(messages) if tokens is None else tokens, messages[: last + 1])
+        whole = self.apply_chat(messages, variables=variables) if tokens is None else tokens
+        return self._common(whole, messages[: last + 1], variables)
 
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja), in place of the checkpoint's own."""
@@ -132,9 +146,9 @@ class Tokenizer:
             raise ConfigError(f"The model's tokenizer has several chat templates and no default: {error}") from error
         return ChatTemplate(text, self._backend.special_tokens_map)
 
-    def _common(self, whole: Sequence[int], messages: Messages) -> int:
+    def _common(self, whole: Sequence[int], messages: Messages, variables: Variables | None) -> int:
         """Length of the longest token prefix that `whole` and `messages` have in common."""
-        before = self.apply_chat(messages, add_generation_prompt=False)
+        before = self.apply_chat(messages, add_generation_prompt=False, variables=variables)
         # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
         if list(whole[: len(before)]) == before:
             return len(before)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from remask.core.remasking import Measure
 from remask.sampling.filters import draw, top_k, top_p
+from remask.sampling.logprobs import Normalised
 from remask.sampling.uniform_score import NoisyRows, read_noisy
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
@@ -47,6 +48,10 @@ class RowGroup:
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
     A `penalty` lowers logits before all of that.
 
+    `top_logprobs` asks for the log-probability of each row's token and of so many of the most probable ones. `given`
+    tokens [rows] take the place of those that the sampler chooses, but for `NOT_GIVEN` ones; confidences stay those of
+    what it chose.
+
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
     canvas is not computed in this pass, `residual` [rows, V] is the difference between the conditional and the
     unconditional logits when both were last computed.
@@ -65,6 +70,10 @@ class RowGroup:
     cfg_scale: float = 0.0
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
+    top_logprobs: int | None = None
+    given: NDArray[np.int64] | None = None
+
+    NOT_GIVEN: ClassVar[int] = -1
 
     @property
     def greedy(self) -> bool:
@@ -92,8 +101,11 @@ def step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool = False) -> Tensor:
-    """Return token and confidence of every row of `groups`, float32 [2, rows], in their order, without guide rows.
+def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool = False, more: int = 0) -> Tensor:
+    """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
+
+    Below them stand the log-probabilities of groups that ask for them (`logprobs.Normalised.of`), and zeros for the
+    others; `more` is the largest number that a group needs.
 
     `logits` [M, V] is used as scratch. The mask token is never chosen, but counts in the probabilities, as in the
     originals. With `apart` every group is read on its own, else all greedy ones at once: the last bits of what is
@@ -107,6 +119,11 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
+    asked = {
+        id(group): Normalised(logits[group.rows], group.top_logprobs, mask_id)
+        for group in groups
+        if group.top_logprobs is not None
+    }
     own = [group for group in groups if apart or not group.greedy]
     if not own and _cover(groups, len(logits)):
         return _greedy(logits, mask_id)
@@ -114,13 +131,23 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
     if len(own) < len(groups):
         greedy = _greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [parts[id(group)] for group in groups]
+    read = [_completed(parts[id(group)], group, asked.get(id(group)), more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
     return _greedy(logits, mask_id) if group.greedy else _sampled(logits, group, mask_id)
+
+
+def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more: int) -> Tensor:
+    """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
+    if group.given is not None:
+        given = torch.from_numpy(group.given).to(read.device, non_blocking=True)
+        read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
+    if logprobs is not None:
+        read = torch.cat([read, logprobs.of(read[0].long())])
+    return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
 
 
 def _greedy(logits: Tensor, mask_id: int) -> Tensor:

@@ -1,25 +1,22 @@
 """One choice of an answer: turns the engine's events into settled text."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from remask.core.request import Draft, Result, Transfer
+from remask.core.rollout import TokenLogprob, read_tokens
 from remask.detokenize import Detokenizer
 from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
 
-MIN_LOGPROB = -9999.0  # stands for the logarithm of 0, as JSON has no infinity
-
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A settled token, the logarithm of its confidence, and where its text begins in the answer."""
+    """A settled token with its log-probability in the step that wrote it, and where its text begins in the answer."""
 
-    token: int
-    logprob: float
+    read: TokenLogprob
     offset: int
 
 
@@ -29,6 +26,7 @@ class Delta:
 
     index: int
     text: str = ""
+    tokens: list[int] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
@@ -44,7 +42,7 @@ class Answer:
         blocks: canvas positions of each block, for drafts; the last one may reach beyond the response.
         rewrites: tokens may change after they were written. Uniform models do this until a block, or its correction,
             is done.
-        scored: report each token with its log-probability; otherwise only the text.
+        scored: report each token with its log-probability, for which the request must have asked.
     """
 
     def __init__(
@@ -64,13 +62,13 @@ class Answer:
         self._prompt = len(request.prompt_token_ids)
         self._written: list[int | None] = [None] * params.max_tokens  # the step that wrote each token
         self._tokens: list[int | None] = [None] * params.max_tokens  # drafts until they are written
-        self._logprobs = [0.0] * params.max_tokens
+        self._read: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
         self._lead = 0  # how many of `_final` are in the text
         self._rewrites, self._scored = rewrites, scored
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
-        self._text = Detokenizer(tokenizer, params.stop)
+        self._text = Detokenizer(tokenizer, params.stop, params.include_stop_str_in_output)
         self._token_text, self._blocks = token_text, blocks
 
     @property
@@ -108,17 +106,15 @@ class Answer:
         return delta
 
     def _note(self, draft: Draft) -> None:
-        for position, token, confidence in zip(draft.positions, draft.token_ids, draft.confidences, strict=True):
+        for position, token in zip(draft.positions, draft.token_ids, strict=True):
             place = position - self._prompt
             if place < len(self._tokens):  # the last block may reach beyond the response
                 self._tokens[place] = token
-                self._logprobs[place] = max(math.log(confidence), MIN_LOGPROB) if confidence > 0 else MIN_LOGPROB
 
     def _write(self, transfer: Transfer) -> None:
-        for position, token in zip(transfer.positions, transfer.token_ids, strict=True):
-            place = position - self._prompt
+        for place, read in read_tokens(transfer, self._prompt):
             if place < len(self._tokens):
-                self._tokens[place], self._written[place] = token, transfer.step
+                self._tokens[place], self._written[place], self._read[place] = read.token_id, read.step, read
 
     def _settle(self, tokens: Sequence[int]) -> None:
         # A draft may differ from the token that settled.
@@ -139,7 +135,10 @@ class Answer:
             del new[stop + 1 :]
         for tokens in ([token] for token in new) if self._scored else (new,):
             if self._scored:
-                delta.scored.append(Scored(tokens[0], self._logprobs[self._lead], self._text.length))
+                read = self._read[self._lead]
+                assert read is not None
+                delta.scored.append(Scored(read, self._text.length))
+            delta.tokens += tokens
             delta.text += self._text.push(tokens)
             self._lead += len(tokens)
         if result is not None and result.finish_reason in ("stop", "length"):

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RemaskError, UnknownNameError
-from remask.server.neutral import NEUTRAL
+from remask.server.fields import FOREIGN
 from remask.server.protocol import ChatBody, CompletionBody
 
 _INVALID = "invalid_request_error"
@@ -27,7 +27,7 @@ _CODES = {
     503: ("server_error", "draining"),
     504: ("server_error", "deadline_exceeded"),
 }
-FIELDS = frozenset([*ChatBody.model_fields, *CompletionBody.model_fields, *NEUTRAL])
+FIELDS = frozenset([*ChatBody.model_fields, *CompletionBody.model_fields, *FOREIGN])
 _RETRY = {429: "1", 503: "5"}
 
 

@@ -19,7 +19,9 @@ from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(["/health", *FILES])  # health probes have no key, and the playground's page asks for one
+OPEN_PATHS = frozenset(
+    ["/health", "/ping", *FILES]
+)  # health probes have no key, and the playground's page asks for one
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 

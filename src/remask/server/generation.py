@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from remask.core.request import Result
+from remask.core.rollout import step_map
 from remask.engine.async_engine import Ticket
 from remask.engine.engine import Event
+from remask.engine.rollout import trace_of
 from remask.errors import RemaskError
 from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
@@ -40,12 +42,18 @@ class Shape(Protocol):
     def response(self, choices: list[Json]) -> Json:
         """An answer that is not streamed."""
 
+    def add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
+        """Put the token ids of each choice's prompt where vLLM puts them."""
+
 
 class Generation:
     """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
 
-    def __init__(self, ticket: Ticket, answers: Sequence[Answer], shape: Shape, body: GenerationBody) -> None:
-        self.ticket, self.answers, self.shape, self.body = ticket, answers, shape, body
+    def __init__(
+        self, ticket: Ticket, answers: Sequence[Answer], shape: Shape, body: GenerationBody, fingerprint: str
+    ) -> None:
+        self.ticket, self.answers, self.shape, self.body, self.fingerprint = ticket, answers, shape, body, fingerprint
+        self.terms = body.terms
         self.results: dict[int, Result] = {}
         self.queued_s: float | None = None
         self._by_id = {answer.request.id: answer for answer in answers}
@@ -64,10 +72,17 @@ class Generation:
                 texts[delta.index] += delta.text
                 scored[delta.index] += delta.scored
         choices = [
-            self.shape.whole(i, texts[i], scored[i], result.finish_reason, self.body.wants_logprobs)
+            self.shape.whole(i, texts[i], scored[i], result.finish_reason, self._wants_logprobs) | self._extras(i)
             for i, result in enumerate(self.ordered)
         ]
-        return {**self.shape.response(choices), "usage": self._usage(), "remask": work(self.ordered)}
+        if self.body.return_token_ids:
+            for choice, result in zip(choices, self.ordered, strict=True):
+                choice["token_ids"] = list(result.token_ids)
+        return {
+            **self._with_prompts(self.shape.response(choices)),
+            "usage": self._usage(),
+            "remask": work(self.ordered),
+        }
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events. All events of one engine step are one piece, as each piece costs a send.
@@ -111,6 +126,25 @@ class Generation:
             yield deltas
 
     @property
+    def _wants_logprobs(self) -> bool:
+        return self.terms.top_logprobs is not None
+
+    def _extras(self, index: int) -> Json:
+        """What a choice carries beside OpenAI's keys once it has ended: its step maps and its trace, if asked for."""
+        request, result, told = self.answers[index].request, self.results[index], Json()
+        if self.terms.return_step_maps:
+            told["step_maps"] = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
+        if self.terms.return_trace:
+            told["trace"] = trace_of(request, result.trace, self.fingerprint).content
+        return {"remask": told} if told else {}
+
+    def _with_prompts(self, answer: Json) -> Json:
+        """`answer`, or the first chunk of a stream, with the prompts' token ids where they are asked for."""
+        if self.body.return_token_ids:
+            self.shape.add_prompts(answer, [list(each.request.prompt_token_ids) for each in self.answers])
+        return answer
+
+    @property
     def _include_usage(self) -> bool:
         return self.body.stream_options is not None and self.body.stream_options.include_usage
 
@@ -120,6 +154,9 @@ class Generation:
     def _opening(self) -> list[bytes]:
         choices = [self.shape.opening(answer.index) for answer in self.answers]
         chunks = [self.shape.chunk([choice]) for choice in choices if choice is not None]
+        if self.body.return_token_ids:
+            empty = [self.shape.part(Delta(answer.index), False) for answer in self.answers]
+            chunks.append(self._with_prompts(self.shape.chunk(empty)))
         if self.body.stream_drafts:
             layout = {
                 "prompts": [answer.prompt for answer in self.answers],
@@ -135,13 +172,15 @@ class Generation:
 
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []
-        if delta.text or delta.scored or delta.canvas is not None:
-            choice = self.shape.part(delta, self.body.wants_logprobs)
+        told = delta.tokens and (self._wants_logprobs or self.body.return_token_ids)
+        if delta.text or told or delta.canvas is not None:
+            choice = self.shape.part(delta, self._wants_logprobs)
+            if self.body.return_token_ids:
+                choice["token_ids"] = delta.tokens
             shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
-            if delta.text or self.body.wants_logprobs or shown:
-                chunks.append({**self.shape.chunk([choice]), **shown})
+            chunks.append({**self.shape.chunk([choice]), **shown})
         if delta.result is not None:
-            chunks.append(self.shape.chunk([self.shape.end(delta)]))
+            chunks.append(self.shape.chunk([self.shape.end(delta) | self._extras(delta.index)]))
         return [self._chunk(chunk) for chunk in chunks]
 
     def _chunk(self, chunk: Json) -> bytes:

@@ -1,22 +1,23 @@
 """From request bodies to requests of the engine."""
 
 import itertools
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from remask.core.checks import LARGEST
 from remask.core.depth import DepthLookup
-from remask.core.remasking import REMASKING
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
+from remask.engine.asked import request_of
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy, parse
-from remask.sampling.rules import resolve
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
@@ -82,7 +83,9 @@ class Intake:
             if isinstance(body, ChatBody):
                 self._check_choices(body, 1)
             prompt = body.prompt if isinstance(body, TokenizeBody) else None
-            lengths = [len(prompt or "") + sum(message.chars for message in messages)]
+            variables = body.chat_template_kwargs if isinstance(body, ChatBody | TokenizeBody) else None
+            chars = len(json.dumps(variables)) if variables else 0
+            lengths = [len(prompt or "") + chars + sum(message.chars for message in messages)]
         field = "prompt" if isinstance(body, CompletionBody) or getattr(body, "prompt", None) else "messages"
         most, together = self.max_prompt_chars, self.max_request_chars
         if max(lengths, default=0) > most:
@@ -93,14 +96,19 @@ class Intake:
             )
         return sum(lengths) + ITEM * len(lengths)
 
-    def conversation(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation."""
-        return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt)
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; `variables` are those of the chat template."""
+        return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt, variables)
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
-        tokens = self.conversation(body.messages)
+        tokens = self.conversation(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
         return self._requests(body, [(tokens, self._shared(body, tokens))], request_id)
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
@@ -116,10 +124,10 @@ class Intake:
             if marked:
                 raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
             return length
-        messages = [message.rendered for message in body.messages]
+        messages, variables = [message.rendered for message in body.messages], body.chat_template_kwargs
         if marked:
-            return self.tokenizer.prefix_through(messages, marked[-1], tokens)
-        return self.tokenizer.shared_prefix(messages, tokens)
+            return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables)
+        return self.tokenizer.shared_prefix(messages, tokens, variables)
 
     def _requests(
         self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str
@@ -128,28 +136,18 @@ class Intake:
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
-        terms = body.terms
-        policy = self._policy(terms)
-        drafts = bool(body.stream_drafts) or body.wants_logprobs
+        terms, own = body.terms, body.sampling
+        if terms.replay is not None and choices * len(prompts) > 1:
+            raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
+        policy, kind = self._policy(terms), self.llm.loaded.config.kind
         requests: list[Request] = []
         for tokens, shared in prompts:
-            params = self._params(body, len(tokens))
-            self._check_logprobs(body, params, policy)
-            prefix = shared if terms.prefix_length is None else terms.prefix_length
-            requests += [
-                Request(
-                    id=f"{request_id}-{next(self._numbers)}",
-                    prompt_token_ids=tokens,
-                    params=self._seeded(params, body.sampling.get("seed"), choice),
-                    prefix_length=prefix,
-                    policy=policy,
-                    cache_salt=terms.cache_salt,
-                    priority=terms.priority,
-                    deadline_s=terms.deadline_s,
-                    drafts=drafts,
-                )
-                for choice in range(choices)
-            ]
+            params = terms.params(own, partial(self._params, own, len(tokens)))
+            for choice in range(choices):
+                name = f"{request_id}-{next(self._numbers)}"
+                seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
+                drafts = bool(body.stream_drafts)
+                requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, drafts=drafts))
         return requests
 
     def _check_choices(self, body: GenerationBody, prompts: int) -> None:
@@ -161,11 +159,10 @@ class Intake:
             )
 
     def _policy(self, terms: Terms) -> CachePolicy:
-        llm = self.llm
-        if terms.cache is None:
-            settings = llm.cache_config if terms.cache_config is None else terms.cache_config
-            return parse(llm.cache, settings, self._table)
-        return parse(terms.cache, terms.cache_config, self._table)
+        cache, settings = terms.policy
+        if cache is None:
+            return parse(self.llm.cache, self.llm.cache_config if settings is None else settings, self._table)
+        return parse(cache, settings, self._table)
 
     def _table(self) -> DepthLookup:
         if self._lookup is None:
@@ -175,8 +172,8 @@ class Intake:
             )
         return self._lookup
 
-    def _params(self, body: GenerationBody, prompt: int) -> SamplingParams:
-        return self.llm.params(body.sampling, self.config.sampling, prompt_tokens=prompt)
+    def _params(self, own: Mapping[str, Any], prompt: int) -> SamplingParams:
+        return self.llm.params(own, self.config.sampling, prompt_tokens=prompt)
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""
@@ -185,25 +182,6 @@ class Intake:
         else:
             seed = (seed + choice) % LARGEST
         return params if seed is None else replace(params, seed=seed)
-
-    def _check_logprobs(self, body: GenerationBody, params: SamplingParams, policy: CachePolicy) -> None:
-        name, count = body.alternatives
-        if count:
-            raise ConfigError(
-                f"{name}={count} asks for tokens beside the chosen ones, which are not computed; send {name}=0"
-            )
-        if body.wants_logprobs:
-            config = self.llm.loaded.config
-            if config.kind == "uniform":
-                raise ConfigError("logprobs are the logarithms of confidences, and a uniform model's sampler has none")
-            rule = REMASKING[params.remasking or config.sampling.remasking]
-            if config.kind == "masked":
-                rule = resolve(params, config.sampling, policy.traits.schedule.blockwise).remasking
-            if rule.measure != "probability":
-                raise ConfigError(
-                    f"logprobs are the logarithms of confidences, and under remasking {rule.name!r} those are no "
-                    "probabilities; use remasking 'low_confidence'"
-                )
 
 
 def prompts_of(body: CompletionBody) -> list[Any]:

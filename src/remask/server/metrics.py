@@ -1,6 +1,7 @@
-"""Prometheus metrics: vLLM's names with the prefix `remask:`, and metrics of diffusion models."""
+"""Prometheus metrics under the prefix `remask:`; those that vLLM's dashboards ask for under its names too."""
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -17,6 +18,31 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
 
+# Our names of what vLLM's dashboards ask for, and vLLM's.
+VLLM: Mapping[str, str] = {
+    f"remask:{own}": f"vllm:{theirs}"
+    for own, theirs in {
+        "time_to_first_settled_token_seconds": "time_to_first_token_seconds",
+        **{
+            name: name
+            for name in (
+                "inter_token_latency_seconds",
+                "request_time_per_output_token_seconds",
+                "e2e_request_latency_seconds",
+                "request_queue_time_seconds",
+                "num_requests_running",
+                "num_requests_waiting",
+                "kv_cache_usage_perc",
+                "prompt_tokens",
+                "generation_tokens",
+                "prefix_cache_queries",
+                "prefix_cache_hits",
+                "request_success",
+            )
+        },
+    }.items()
+}
+
 REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 
@@ -25,6 +51,9 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self._renamed = CollectorRegistry()
+        self._renamed.register(_Renamed(self.registry))
+        self._settled: dict[str, float] = {}  # when a running request last had new settled tokens
         ProcessCollector(registry=self.registry)
         self._model = model
         self._totals: dict[str, int] = {"prompt": 0, "generation": 0, "queried": 0, "hit": 0}
@@ -32,6 +61,14 @@ class Metrics:
         self._queue = self._histogram("request_queue_time_seconds", "Waiting, until the request began.", _SECONDS)
         self._first = self._histogram(
             "time_to_first_settled_token_seconds", "From arrival to the first final token of the response.", _SECONDS
+        )
+        self._between = self._histogram(
+            "inter_token_latency_seconds",
+            "Between two steps that settled tokens of a request, for each token of the later one.",
+            _SECONDS,
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Of a request, after its first final token.", _SECONDS
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
         self._steps = self._histogram("request_denoising_steps", "Denoising steps of a request.", _STEPS)
@@ -45,13 +82,20 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._renamed)
 
     def observe(self, event: Event) -> None:
         """Count an event of a request."""
         if event.queued_s is not None:
             self._queue.observe(event.queued_s)
+        if event.settled:
+            now = time.perf_counter()
+            before = self._settled.get(event.id)
+            if before is not None:
+                self._between.observe((now - before) / len(event.settled))
+            self._settled[event.id] = now
         if event.result is not None:
+            self._settled.pop(event.id, None)
             self._end(event.result)
 
     def _end(self, result: Result) -> None:
@@ -66,6 +110,8 @@ class Metrics:
         self._totals["queried"] += usage.prompt_tokens
         self._totals["hit"] += usage.cached_tokens
         self._whole.observe(result.elapsed_s)
+        if result.first_settled_s is not None and usage.completion_tokens > 1:
+            self._per_token.observe((result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1))
         self._steps.observe(usage.steps)
         self._per_forward.observe(usage.completion_tokens / max(usage.forwards, 1))
 
@@ -131,3 +177,21 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """All metric families."""
         return self._families()
+
+
+class _Renamed(Collector):
+    """What another registry holds, under vLLM's names."""
+
+    def __init__(self, source: CollectorRegistry) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        """The families that vLLM has too."""
+        for family in self._source.collect():
+            name = VLLM.get(family.name)
+            if name is not None:
+                renamed = Metric(name, family.documentation, family.type)
+                renamed.samples = [
+                    each._replace(name=name + each.name.removeprefix(family.name)) for each in family.samples
+                ]
+                yield renamed

@@ -1,19 +1,25 @@
 """Request bodies: OpenAI's fields that are supported, and the declared ones. Any other is refused by its name."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from remask.core.checks import LARGEST
-from remask.core.fields import declared
+from remask.core.checks import LARGEST, Settings, json_object
+from remask.core.fields import Declared, declared
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 from remask.errors import ConfigError
 from remask.server.declared import Checked, given, with_declared
+from remask.server.fields import read_fields
 from remask.server.limits import MAX_ITEMS
-from remask.server.neutral import refuse_unsupported
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
+_TOP_LOGPROBS = declared(Terms)["top_logprobs"]
+_VARIABLES = Declared(
+    Settings("variables of the chat template", 64), None, "Variables that the chat template reads beside the messages."
+)
 
 MAX_TOKEN_IDS = 1 << 20
 
@@ -31,9 +37,13 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """Options of a stream. `include_usage` adds a last chunk that holds the usage."""
+    """Options of a stream. `include_usage` adds a last chunk that holds the usage.
+
+    `include_obfuscation` is ignored: chunks carry no padding.
+    """
 
     include_usage: bool = False
+    include_obfuscation: bool = False
 
 
 class CacheControl(Body):
@@ -49,26 +59,82 @@ class TextPart(Body):
     text: str
 
 
-class Message(Body):
-    """One turn. With `cache_control` the shared prefix ends at the end of this message."""
+class CalledFunction(Body):
+    """The function of a tool call. `arguments` are the text of a JSON object."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    name: str
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_object(cls, text: str) -> str:
+        _arguments(text)
+        return text
+
+
+class ToolCall(Body):
+    """A call of a tool in an assistant's turn."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    @property
+    def rendered(self) -> dict[str, Any]:
+        """The call in the form that chat templates read: with arguments as an object."""
+        function = {"name": self.function.name, "arguments": _arguments(self.function.arguments)}
+        return {"type": self.type, "function": function} | ({} if self.id is None else {"id": self.id})
+
+
+class Message(Body):
+    """One turn. With `cache_control` the shared prefix ends at the end of this message.
+
+    An assistant's turn that calls tools may have no text. The role `developer` is another name of `system`.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
     name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
     cache_control: CacheControl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, message: Any) -> Any:
+        """Leave out what asks for nothing: clients send back whole messages as they got them."""
+        if not isinstance(message, Mapping):
+            return message
+        kept = {name: value for name, value in message.items() if value is not None or name == "content"}
+        for name in ("tool_calls", "annotations"):
+            if kept.get(name) == []:
+                del kept[name]
+        calls = kept.get("role") == "assistant" and "tool_calls" in kept
+        return kept | {"content": ""} if calls and kept.get("content") is None else kept
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> "Message":
+        for name, role in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            if getattr(self, name) is not None and self.role != role:
+                raise ConfigError(f"messages: {name} is of the role {role!r}, and this message's is {self.role!r}")
+        return self
 
     @property
     def chars(self) -> int:
-        """Characters of its text and its name."""
+        """Characters of its texts and its names."""
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        return len(self.name or "") + sum(map(len, texts))
+        calls = [text for call in self.tool_calls or () for text in (call.function.name, call.function.arguments)]
+        return len(self.name or "") + sum(map(len, [*texts, *calls]))
 
     @property
-    def rendered(self) -> dict[str, str]:
+    def rendered(self) -> dict[str, Any]:
         """The message in the form that chat templates read."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **named}
+        more: dict[str, Any] = {"name": self.name, "tool_call_id": self.tool_call_id}
+        if self.tool_calls is not None:
+            more["tool_calls"] = [call.rendered for call in self.tool_calls]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text, **{name: value for name, value in more.items() if value is not None}}
 
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -83,12 +149,13 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_drafts: bool | None = None
+    return_token_ids: bool | None = None
     user: str | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unsupported(cls, body: Any) -> Any:
-        return refuse_unsupported(body, cls.model_fields)
+    def _read_fields(cls, body: Any) -> Any:
+        return read_fields(body, cls.model_fields)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -97,18 +164,8 @@ class GenerationBody(Body):
 
     @property
     def terms(self) -> Terms:
-        """The terms of the request."""
+        """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
         return Terms(**given(self, Terms))
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the request asks for each token's log-probability."""
-        raise NotImplementedError
-
-    @property
-    def alternatives(self) -> tuple[str, int]:
-        """The field that asks for log-probabilities of tokens beside the chosen ones, and their number."""
-        raise NotImplementedError
 
 
 class ChatBody(GenerationBody):
@@ -117,7 +174,8 @@ class ChatBody(GenerationBody):
     messages: Messages
     max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", _MAX_TOKENS)] = None
     logprobs: bool | None = None
-    top_logprobs: Count | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", _VARIABLES)] = None
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -129,31 +187,29 @@ class ChatBody(GenerationBody):
         return own
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether `logprobs` is true."""
-        return bool(self.logprobs)
-
-    @property
-    def alternatives(self) -> tuple[str, int]:
-        """The field `top_logprobs`."""
-        return "top_logprobs", self.top_logprobs or 0
+    def terms(self) -> Terms:
+        """The same, in which `logprobs` says whether there are any."""
+        terms = super().terms
+        if not self.logprobs and terms.top_logprobs:
+            raise ConfigError(f"top_logprobs={terms.top_logprobs} needs logprobs=true; send both, or neither")
+        return replace(terms, top_logprobs=(terms.top_logprobs or 0) if self.logprobs else None)
 
 
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`. A prompt is text or token ids; a list of prompts gives a choice for each."""
 
     prompt: str | Texts | TokenIds | TokenLists
-    logprobs: Count | None = None
+    logprobs: Annotated[int | None, Checked("logprobs", _TOP_LOGPROBS)] = None
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Whether `logprobs` is set: any number asks for those of the chosen tokens."""
-        return self.logprobs is not None
-
-    @property
-    def alternatives(self) -> tuple[str, int]:
-        """The field `logprobs`, whose number counts tokens beside the chosen ones."""
-        return "logprobs", self.logprobs or 0
+    def terms(self) -> Terms:
+        """The same, in which `logprobs` is another name of `top_logprobs`."""
+        terms, count = super().terms, self.logprobs
+        if count is None:
+            return terms
+        if terms.top_logprobs not in (None, count):
+            raise ConfigError("logprobs and top_logprobs are two names of one thing; send one of them")
+        return replace(terms, top_logprobs=count)
 
 
 class TokenizeBody(Body):
@@ -163,6 +219,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Messages | None = None
     add_generation_prompt: bool = True
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", _VARIABLES)] = None
 
 
 class DetokenizeBody(Body):
@@ -170,3 +227,8 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: TokenIds
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The object that the arguments of a tool call are. Raises `ConfigError` where they are none."""
+    return json_object("messages: the arguments of a tool call", text)

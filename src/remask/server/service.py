@@ -85,13 +85,13 @@ class Service:
         ticket = self.engine.submit(pending)
         token_text = self.token_text if body.stream_drafts else None
         stops = self.llm.loaded.config.stop_ids
-        kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.wants_logprobs}
+        kind = {"rewrites": self.llm.loaded.config.kind == "uniform", "scored": body.terms.top_logprobs is not None}
         texts = self.intake.tokenizer
         answers = [
             Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
             for i, each in enumerate(pending)
         ]
-        generation = Generation(ticket, answers, shape(names), body)
+        generation = Generation(ticket, answers, shape(names), body, self.llm.loaded.fingerprint)
 
         def finish() -> None:
             ticket.cancel()

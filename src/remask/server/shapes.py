@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remask.core.request import Result
+from remask.core.rollout import TokenLogprob
 from remask.server.answer import Delta, Scored
 
 Json = dict[str, Any]
@@ -53,6 +54,10 @@ class ChatShape:
         """An answer that is not streamed."""
         return self._object("chat.completion", choices)
 
+    def add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
+        """All choices have one prompt, which stands beside them."""
+        answer["prompt_token_ids"] = prompts[0]
+
     def _object(self, kind: str, choices: list[Json]) -> Json:
         names = self.names
         return {
@@ -70,10 +75,14 @@ class ChatShape:
         return {"content": [self._token(item) for item in scored], "refusal": None}
 
     def _token(self, item: Scored) -> Json:
-        text = self.names.token_text(item.token)
+        top = [self._read(token, logprob) for token, logprob in item.read.top]
+        return self._read(item.read.token_id, item.read.logprob) | {"top_logprobs": top, "step": item.read.step}
+
+    def _read(self, token: int, logprob: float) -> Json:
+        text = self.names.token_text(token)
         # The text does not show which bytes an incomplete character has.
         encoded = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-        return {"token": text, "logprob": item.logprob, "bytes": encoded, "top_logprobs": []}
+        return {"token": text, "logprob": logprob, "bytes": encoded}
 
 
 class CompletionShape:
@@ -114,17 +123,31 @@ class CompletionShape:
             "choices": choices,
         }
 
+    def add_prompts(self, answer: Json, prompts: list[list[int]]) -> None:
+        """Each choice carries its own prompt."""
+        for choice in answer["choices"]:
+            choice["prompt_token_ids"] = prompts[choice["index"]]
+
     def _choice(self, index: int, text: str, scored: Sequence[Scored], wanted: bool, finish: str | None) -> Json:
         scores = self._logprobs(scored) if wanted else None
         return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
     def _logprobs(self, scored: Sequence[Scored]) -> Json:
+        reads = [item.read for item in scored]
         return {
-            "tokens": [self.names.token_text(item.token) for item in scored],
-            "token_logprobs": [item.logprob for item in scored],
-            "top_logprobs": None,
+            "tokens": [self.names.token_text(read.token_id) for read in reads],
+            "token_logprobs": [read.logprob for read in reads],
+            "top_logprobs": [self._top(read) for read in reads] if any(read.top for read in reads) else None,
             "text_offset": [item.offset for item in scored],
+            "steps": [read.step for read in reads],
         }
+
+    def _top(self, read: TokenLogprob) -> Json:
+        """The most probable tokens, and the chosen one; of tokens with one text the most probable."""
+        found: Json = {}
+        for token, logprob in sorted({*read.top, (read.token_id, read.logprob)}, key=lambda pair: -pair[1]):
+            found.setdefault(self.names.token_text(token), logprob)
+        return found
 
 
 def usage(results: Sequence[Result], choices: int) -> Json:

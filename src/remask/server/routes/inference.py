@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
-from remask.server.errors import json_response
+from remask.server.errors import ApiError, json_response
 from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from remask.server.routes.common import documented, service_of
 from remask.server.shapes import ChatShape, CompletionShape
@@ -21,6 +21,15 @@ async def completions(request: Request, body: CompletionBody) -> Response:
     return await service.answer(request, body, service.intake.completion, CompletionShape)
 
 
+async def responses() -> Response:
+    """Say where conversations are answered."""
+    raise ApiError(
+        404,
+        "/v1/responses is not served: it keeps conversations and runs tools on the server, and remask keeps nothing "
+        "beyond an answer. Send the conversation to /v1/chat/completions (in LangChain: use_responses_api=False)",
+    )
+
+
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """Return the token ids of a text, or of a conversation as the chat template renders it."""
     service = service_of(request)
@@ -32,7 +41,8 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         tokens = await service.off_loop(request, size, service.intake.tokenizer.encode, body.prompt)
     else:
         call = service.intake.conversation
-        tokens = await service.off_loop(request, size, call, body.messages, body.add_generation_prompt)
+        how = body.add_generation_prompt, body.chat_template_kwargs
+        tokens = await service.off_loop(request, size, call, body.messages, *how)
     fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
     return json_response(fields)
 
@@ -58,6 +68,7 @@ def router() -> APIRouter:
         "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
     )
     made.add_api_route("/v1/completions", completions, methods=["POST"], responses=documented(429, 500, 503, 504))
+    made.add_api_route("/v1/responses", responses, methods=["POST"], include_in_schema=False)
     made.add_api_route("/tokenize", tokenize, methods=["POST"])
     made.add_api_route("/detokenize", detokenize, methods=["POST"])
     return made

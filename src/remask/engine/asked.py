@@ -1,0 +1,52 @@
+"""From what a front read of a request (prompt, parameters, terms) to the engine's request."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remask.core.kinds import ModelKind
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy
+
+
+def request_of(
+    name: str,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    policy: CachePolicy,
+    terms: Terms,
+    kind: ModelKind,
+    *,
+    shared: int,
+    drafts: bool = False,
+) -> Request:
+    """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
+
+    Where its trace is to be returned its seed is drawn here, as the draws of a run must be known to repeat it. Raises
+    `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
+    """
+    if terms.return_step_maps and kind == "uniform":
+        raise ConfigError(
+            "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
+            "step that wrote one says nothing of the last; send return_trace, which tells all of them"
+        )
+    if terms.return_trace and params.seed is None:
+        params = replace(params, seed=secrets.randbits(62))
+    # The trace of a uniform model holds no log-probabilities: `check_request` says why.
+    traced = 0 if terms.return_trace and kind != "uniform" else None
+    return Request(
+        id=name,
+        prompt_token_ids=tokens,
+        params=params,
+        prefix_length=terms.shared(shared),
+        policy=policy,
+        cache_salt=terms.cache_salt,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+        drafts=drafts,
+        top_logprobs=traced if terms.top_logprobs is None else terms.top_logprobs,
+        replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
+    )

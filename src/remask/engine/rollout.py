@@ -1,0 +1,44 @@
+"""The trace of a finished request, as trainers read it and as `replay` takes it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from remask.core.fields import declared
+from remask.core.request import Transfer
+from remask.core.rollout import Trace, events_of
+from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
+from remask.policies.registry import name_of, settings_of
+
+
+def trace_of(request: Request, transfers: Sequence[Transfer], fingerprint: str) -> Trace:
+    """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
+
+    The request's parameters have a seed (`engine.asked`).
+    """
+    return Trace(
+        model=fingerprint,
+        cache=name_of(request.policy),
+        cache_config=settings_of(request.policy),
+        prompt_tokens=len(request.prompt_token_ids),
+        prefix_length=request.prefix_length,
+        sampling=_chosen(request.params),
+        events=events_of(transfers, len(request.prompt_token_ids)),
+    )
+
+
+def _chosen(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not left open, as JSON-like values."""
+    values = {name: getattr(params, name) for name, field in declared(SamplingParams).items()}
+    return {
+        name: _plain(value)
+        for name, value in values.items()
+        if value is not None and value != declared(SamplingParams)[name].default
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

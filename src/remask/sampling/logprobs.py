@@ -1,0 +1,75 @@
+"""Log-probabilities of tokens: computed on the device for the rows of requests that ask, and read on the host.
+
+They are those of the model's own distribution in the step, log-softmax of the logits that the sampler reads: guidance
+and penalties are in them, temperature, top-k and top-p are not. The mask token counts in the sum and is never listed.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MIN_LOGPROB = -9999.0
+"""Stands for the logarithm of 0, as JSON has no infinity."""
+
+Top: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens and their log-probabilities, the most probable first."""
+
+
+def width(top: int | None, vocab: int) -> int:
+    """Numbers a row that a request needs which asks for `top` tokens beside the chosen one; None asks for nothing."""
+    return 0 if top is None else 1 + 2 * min(top, vocab - 1)
+
+
+class Normalised:
+    """Logits whose total is known: made before a sampler changes them, asked once it has chosen its tokens.
+
+    `logits` [rows, V] are kept and not copied; the sampler may change those of the mask token alone.
+    """
+
+    def __init__(self, logits: Tensor, top: int, mask_id: int) -> None:
+        self._logits, self._total = logits, logits.logsumexp(dim=-1)
+        self._top = self._most_probable(min(top, logits.shape[1] - 1), mask_id)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """Return the log-probability of `tokens` [rows], then the top k token ids, then theirs: float32 [1 + 2k, rows].
+
+        Float32 holds token ids exactly.
+        """
+        chosen = self._logits.gather(1, tokens[:, None]) - self._total[:, None]
+        return torch.cat([chosen.T, *self._top])
+
+    def _most_probable(self, count: int, mask_id: int) -> Sequence[Tensor]:
+        if not count:
+            return ()
+        values, ids = self._logits.topk(count + 1, dim=-1)
+        # One more than asked for: from the mask token's place on, all move up.
+        place = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
+        return ids.gather(1, place).T.float(), (values.gather(1, place) - self._total[:, None]).T
+
+
+class PredictedLogprobs:
+    """What the last pass that predicted each position of a canvas of `length` said of the token that it predicted.
+
+    `top` is how many of the most probable tokens are kept.
+    """
+
+    def __init__(self, length: int, top: int) -> None:
+        self._rows: NDArray[np.float32] = np.zeros((length, 1 + 2 * top), dtype=np.float32)
+        self._top = top
+
+    def note(self, positions: NDArray[np.int64], read: NDArray[np.float32]) -> None:
+        """Take what a pass read at `positions` [n]: rows of `Normalised.of`, and any number of others, [more, n]."""
+        count = self._top = min(self._top, len(read) // 2)  # a vocabulary may hold fewer than are asked for
+        self._rows[positions, : 1 + 2 * count] = read[: 1 + 2 * count].T
+
+    def of(self, positions: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[Top, ...]]:
+        """Return the log-probability of the token at each position, and the most probable tokens there."""
+        count = self._top
+        read = np.maximum(self._rows[positions, : 1 + 2 * count], MIN_LOGPROB)
+        ids, values = read[:, 1 : 1 + count].astype(np.int64).tolist(), read[:, 1 + count :].tolist()
+        tops = tuple(tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)) if count else ()
+        return tuple(read[:, 0].tolist()), tops

@@ -1,0 +1,183 @@
+"""Log-probabilities, traces, step maps and replays over HTTP."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from remask.core.sampling import SamplingParams
+from remask.llm import LLM
+from remask_lab.bench.workload import TRANSIT_SAMPLING
+from tests.server.serving import CHATS, Running, make_llm, serving
+from tests.server.test_kinds_served import sdar
+
+URL = "/v1/completions"
+PROMPT = "abbey > acorn ; acorn > abbey ; from abbey"
+DRAWN: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, "temperature": 1.5, "cache": "none"}
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def complete(running: Running, **fields: Any) -> dict[str, Any]:
+    response = running.client.post(URL, json={**DRAWN, **fields})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def test_chat_logprobs_are_the_engines(client: openai.OpenAI) -> None:
+    llm = make_llm()
+    (output,) = llm.generate(CHATS[:1], SamplingParams.from_mapping(TRANSIT_SAMPLING), top_logprobs=3)
+    assert output.logprobs is not None
+    assert llm.tokenizer is not None
+    messages: Any = CHATS[0]
+    fields: dict[str, Any] = {"model": "bundled-transit", "messages": messages, "logprobs": True, "top_logprobs": 3}
+    whole = client.chat.completions.create(**fields).choices[0].logprobs
+    assert whole is not None
+    streamed = [
+        item
+        for chunk in client.chat.completions.create(**fields, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for item in choice.logprobs.content or []
+    ]
+    for items in (whole.content or [], streamed):
+        for item, read in zip(items, output.logprobs, strict=True):
+            assert item.token == llm.tokenizer.decode([read.token_id], skip_special_tokens=False)
+            assert item.logprob == pytest.approx(read.logprob, abs=1e-4)
+            assert item.model_extra == {"step": read.step}
+            assert [top.logprob for top in item.top_logprobs] == pytest.approx([p for _, p in read.top], abs=1e-4)
+            assert [top.token for top in item.top_logprobs] == [
+                llm.tokenizer.decode([token], skip_special_tokens=False) for token, _ in read.top
+            ]
+            assert item.logprob <= 0
+
+
+def test_completions_list_the_chosen_token_too(server: Running) -> None:
+    read = complete(server, logprobs=2, seed=4)["logprobs"]
+    assert read["steps"] == complete(server, logprobs=0, seed=4)["logprobs"]["steps"]
+    assert complete(server, logprobs=0, seed=4)["logprobs"]["top_logprobs"] is None
+    for token, logprob, top in zip(read["tokens"], read["token_logprobs"], read["top_logprobs"], strict=True):
+        assert top[token] == logprob
+        assert 2 <= len(top) <= 3
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+
+
+def test_every_rule_has_log_probabilities(server: Running) -> None:
+    for rule in ({"remasking": "entropy"}, {"remasking": "random"}, {"cfg_scale": 1.0}, {"threshold": 0.4}):
+        assert len(complete(server, logprobs=1, seed=1, **rule)["logprobs"]["tokens"]) == 8
+
+
+def test_a_trace_is_a_run_and_its_replay_the_same_bytes(server: Running) -> None:
+    fields: dict[str, Any] = {"seed": 9, "return_trace": True, "return_step_maps": True, "block_length": 4, "steps": 4}
+    first, second = (complete(server, **fields) for _ in range(2))
+    assert json.dumps(first) == json.dumps(second)
+    trace, steps = first["remask"]["trace"], first["remask"]["step_maps"]
+    assert trace["cache"] == "none"
+    assert trace["sampling"] == {
+        "max_tokens": 8,
+        "steps": 4,
+        "block_length": 4,
+        "temperature": 1.5,
+        "seed": 9,
+        "ignore_eos": True,
+    }
+    assert sorted(p for event in trace["events"] for p in event["positions"]) == list(range(8))
+    for event in trace["events"]:
+        assert [steps[place] for place in event["positions"]] == [event["step"] + 1] * len(event["positions"])
+        assert all(value < 0 for value in event["logprobs"])
+    again = server.client.post(URL, json={"prompt": PROMPT, "replay": trace, "return_trace": True}).json()["choices"][0]
+    assert json.dumps(again["remask"]["trace"]) == json.dumps(trace)
+    assert again["text"] == first["text"]
+
+
+def test_a_trace_without_a_seed_says_which_was_drawn(server: Running) -> None:
+    choice = complete(server, return_trace=True)
+    trace = choice["remask"]["trace"]
+    again = complete(server, seed=trace["sampling"]["seed"], return_trace=True)
+    assert again["remask"]["trace"] == trace
+
+
+def test_a_replay_under_another_policy_keeps_the_tokens(server: Running) -> None:
+    fields = {"seed": 3, "return_trace": True, "cache": "block-dual", "block_length": 4, "steps": 8}
+    first = complete(server, **fields)
+    body = {"prompt": PROMPT, "replay": first["remask"]["trace"], "cache": "none", "return_trace": True, "logprobs": 1}
+    exact = server.client.post(URL, json=body).json()["choices"][0]
+    assert exact["text"] == first["text"]
+    told, cached = exact["remask"]["trace"], first["remask"]["trace"]
+    assert told["cache"] == "none"
+    assert [event["token_ids"] for event in told["events"]] == [event["token_ids"] for event in cached["events"]]
+    assert told["events"] != cached["events"], "the cached passes read other log-probabilities"
+
+
+def test_a_chat_is_replayed_with_its_stop(server: Running) -> None:
+    whole = server.ask(return_trace=True, return_step_maps=True, return_token_ids=True)
+    choice = whole.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert len(choice["remask"]["step_maps"]) == len(choice["token_ids"]) == whole.json()["usage"]["completion_tokens"]
+    again = server.ask(
+        replay=choice["remask"]["trace"], return_trace=True, return_step_maps=True, return_token_ids=True
+    )
+    assert again.json()["choices"] == whole.json()["choices"]
+
+
+def test_choices_really_differ(server: Running) -> None:
+    response = server.client.post(URL, json={**DRAWN, "n": 6, "return_trace": True, "seed": 1}).json()
+    texts = [choice["text"] for choice in response["choices"]]
+    assert len(set(texts)) >= 5
+    assert [choice["remask"]["trace"]["sampling"]["seed"] for choice in response["choices"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_streams_end_with_the_rollout(server: Running) -> None:
+    body = {**DRAWN, "seed": 2, "return_trace": True, "return_step_maps": True, "return_token_ids": True}
+    whole = server.client.post(URL, json=body).json()["choices"][0]
+    choices = [chunk["choices"][0] for chunk in server.stream(body, URL)]
+    assert choices[-1]["remask"] == whole["remask"]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == whole["token_ids"]
+    assert choices[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    chat = {"messages": CHATS[0], "return_token_ids": True}
+    told = server.chat(chat).json()
+    chunks = server.stream(chat)
+    assert chunks[1]["prompt_token_ids"] == told["prompt_token_ids"]
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert ids == told["choices"][0]["token_ids"]
+
+
+def test_a_uniform_model_tells_its_trace_alone() -> None:
+    llm = LLM("bundled-uniform", cache="auto", dtype="float32", device="cpu")
+    body = {"prompt": "bus every 4 minutes", "max_tokens": 8, "seed": 3, "canvas_length": 64, "steps_per_block": 8}
+    with serving(llm, model_names=["uniform"], sampling={}) as running:
+
+        def post(**fields: Any) -> httpx.Response:
+            return running.client.post(URL, json={**body, **fields})
+
+        for name, value in {"return_step_maps": True, "logprobs": 0, "top_logprobs": 2}.items():
+            refused = post(**{name: value})
+            assert refused.status_code == 400
+            assert "uniform model" in refused.json()["error"]["message"]
+        choice = post(return_trace=True).json()["choices"][0]
+        trace = choice["remask"]["trace"]
+        assert trace["events"]
+        assert "logprobs" not in trace["events"][0]
+        again = running.client.post(URL, json={"prompt": body["prompt"], "replay": trace, "return_trace": True})
+        assert again.json()["choices"][0] == choice
+
+
+def test_a_block_causal_model_tells_all(tmp_path: Path) -> None:
+    # Pages that an earlier request computed may differ from own ones in the last bits.
+    body = {**DRAWN, "prompt": list(range(10, 20)), "seed": 5}
+    with serving(sdar(tmp_path / "model"), model_names=["sdar"], sampling={}) as running:
+        told = running.client.post(URL, json={**body, "return_trace": True, "return_step_maps": True, "logprobs": 2})
+        choice = told.json()["choices"][0]
+        assert [step + 1 for step in choice["logprobs"]["steps"]] == choice["remask"]["step_maps"]
+        replay = {"prompt": body["prompt"], "replay": choice["remask"]["trace"]}
+        again = running.client.post(URL, json={**replay, "return_trace": True, "return_step_maps": True, "logprobs": 2})
+        assert again.json()["choices"][0] == choice
