@@ -125,7 +125,8 @@ def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool 
         if group.top_logprobs is not None
     }
     own = [group for group in groups if apart or not group.greedy]
-    if not own and _cover(groups, len(logits)):
+    plain = not (own or more) and all(group.given is None for group in groups)
+    if plain and _cover(groups, len(logits)):
         return _greedy(logits, mask_id)
     parts = {id(group): _read(logits[group.rows], group, mask_id) for group in own}
     if len(own) < len(groups):
