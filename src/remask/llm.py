@@ -119,8 +119,8 @@ class LLM:
         self.model = Transformer(self.loaded.config, self.loaded.weights)
         self.engine = self.new_engine()
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) cache=%s%s %s "
-            "max_model_len=%d pool=%.2f GB",
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) attention=%s (%s) "
+            "cache=%s%s %s max_model_len=%d pool=%.2f GB",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
@@ -129,6 +129,8 @@ class LLM:
             place,
             used.number,
             used.why,
+            self.engine.executor.name,
+            self.engine.executor.why,
             self.cache_name,
             self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,

@@ -24,9 +24,10 @@ from remask.errors import ConfigError
 from remask.models.attention import Attention, Sink
 from remask.models.mixture import Routes
 from remask.models.pool import Pool
-from remask.models.stage import Segments, Stage, StepBatch
+from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import LayerWeights, MixtureWeights
+from remask.models.work_list import WorkList
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
     """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
-    model = Transformer(engine.model.config, engine.model.weights, attention, engine.model.arithmetic)
-    engine.runner = Runner(model, engine.pool)
+    engine.runner = Runner(engine.model.with_attention(attention), engine.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +214,9 @@ class _SectionedAttention:
     def __init__(self, inner: Attention, section: Section) -> None:
         self.inner, self.section = inner, section
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         with self.section("attention"):
-            return self.inner(q, k, v, segments, sink)
+            return self.inner(q, k, v, work, sink)
 
 
 class _SectionedTransformer(Transformer):

@@ -23,7 +23,8 @@ from remask.engine.canvas_state import (
 )
 from remask.engine.pack import pack
 from remask.errors import PlanError
-from remask.models.stage import Direct, Segments, Stage, StepBatch
+from remask.models.stage import Stage, StepBatch
+from remask.models.work_list import WorkList
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
@@ -75,39 +76,18 @@ def code(item: int, layer: int, position: int) -> float:
     return item * 1e6 + layer * 1e3 + position
 
 
-def slots_seen(segments: Segments, rows: int) -> list[list[int]]:
+def slots_seen(work: WorkList, rows: int) -> list[list[int]]:
     """The slots that each row attends to, with repeats where one is attended to twice."""
-    seen: list[list[int] | None] = [None] * rows
-    for segment in segments:
-        count = segment.rows.stop - segment.rows.start
-        if isinstance(segment, Direct):
-            keys = segment.keys
-            slots = list(range(keys.start, keys.stop)) if isinstance(keys, slice) else keys.tolist()
-            each = [slots] * count
-        else:
-            common = [slot for run in segment.common for slot in range(run.start, run.stop)]
-            own = segment.own.tolist()
-            if segment.hidden is not None:
-                own = [
-                    [slot for slot, pad in zip(line, pads, strict=True) if not pad]
-                    for line, (pads,) in zip(own, segment.hidden.tolist(), strict=True)
-                ]
-            members = len(own)
-            if segment.queries is None:
-                assert count % members == 0
-                assert segment.back is None
-                each = [common + own[row // (count // members)] for row in range(count)]
-            else:
-                assert segment.back is not None
-                flat = segment.queries.flatten().tolist()
-                back = segment.back.tolist()
-                assert [flat[index] for index in back] == list(range(count))
-                each = [common + own[index // segment.queries.shape[1]] for index in back]
-        for offset, slots in enumerate(each):
-            assert seen[segment.rows.start + offset] is None, "a row is attended for twice"
-            seen[segment.rows.start + offset] = slots
-    assert None not in seen, "a row is not attended for"
-    return [slots for slots in seen if slots is not None]
+    seen: list[list[int]] = [[] for _ in range(rows)]
+    outputs = []
+    for row, count, slot, slots, output in work.units.tolist():
+        reach = [slots] * count if work.reach is None else work.reach[output : output + count].tolist()
+        for index in range(count):
+            seen[row + index] += work.slots[slot : slot + reach[index]].tolist()
+        outputs += range(output, output + count)
+    assert outputs == list(range(work.outputs)), "partial results are numbered in order, each once"
+    assert all(seen), "a row is not attended for"
+    return seen
 
 
 def check(batch: StepBatch, items: list[tuple[CanvasState, Plan]]) -> None:
@@ -138,7 +118,7 @@ def check(batch: StepBatch, items: list[tuple[CanvasState, Plan]]) -> None:
             written = [row for row, item in enumerate(expected) if not item[3]]
             assert (stage.written.tolist() if stage.written is not None else list(range(len(expected)))) == written
             assert stage.slots.tolist() == [expected[row][2] for row in written]
-            seen = slots_seen(stage.segments, len(expected))
+            seen = slots_seen(stage.work, len(expected))
             assert [sorted(slots) for slots in seen] == [sorted(item[4].tolist()) for item in expected]
             h = h + 1e3  # the layer's output
     assert covered == list(range(LAYERS))
@@ -220,9 +200,9 @@ def test_neighbours_on_one_prefix_read_it_once() -> None:
     batch = pack(items, CPU)
     assert [stage.layers for stage in batch.stages] == [range(3), range(3, 5)]
     shallow, deep = batch.stages
-    assert len(shallow.segments) == 2
-    assert len(deep.segments) == 4
-    assert shallow.segments[0].rows == slice(0, 3 + 4 + 5)
+    # The prefix for the rows of three canvases, the rest of each, and a canvas of its own.
+    assert shallow.work.units[:, [0, 1, 3]].tolist() == [[0, 12, 6], [0, 3, 3], [3, 4, 4], [7, 5, 5], [12, 7, 7]]
+    assert deep.work.units[:, 1].tolist() == [3, 4, 5, 7]
     check(batch, items)
 
 

@@ -18,6 +18,7 @@ from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
+from remask.models.work_list import WorkList
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
 from tests.engine.support import (
     CPU,
@@ -277,5 +278,14 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         pool = Pool(config, 1, 8, torch.float64, CPU)
         with torch.inference_mode():
             cos, sin = model.cos[:5], model.sin[:5]
-            model._attend(h, w, 0, type("S", (), {"written": None, "segments": ()})(), pool, cos, sin, torch.arange(5))
+            model._attend(
+                h,
+                w,
+                0,
+                type("S", (), {"written": None, "work": WorkList.of(5, 5)})(),
+                pool,
+                cos,
+                sin,
+                torch.arange(5),
+            )
             torch.testing.assert_close(model.queries(h[places], 0, places), given[0][places])

@@ -8,6 +8,7 @@ from typing import Any
 
 from remask.core.checks import json_object
 from remask.core.depth import DepthLookup
+from remask.core.executors import ATTENTIONS
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -94,6 +95,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
     )
     add_batch_invariant(group)
+    group.add_argument(
+        "--attention",
+        default=_DEFAULTS.attention,
+        metavar="|".join(ATTENTIONS),
+        help=f"what computes attention (default {_DEFAULTS.attention}: triton on CUDA, torch elsewhere)",
+    )
 
 
 def add_batch_invariant(group: argparse._ActionsContainer) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from remask.core.checks import flag, one_of, real, whole
+from remask.core.executors import ATTENTIONS, AttentionName
 from remask.errors import ConfigError
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
@@ -32,6 +33,8 @@ class EngineConfig:
             None does not limit it.
         batch_invariant: compute so that the bits of an answer do not depend on what else runs. It costs time, and
             needs `prefix_match="exact"`.
+        attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
+            compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
     """
 
     max_num_seqs: int = 8
@@ -48,6 +51,7 @@ class EngineConfig:
     max_stop_chars: int = 256
     max_request_row_layers: int | None = None
     batch_invariant: bool = False
+    attention: AttentionName = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -61,6 +65,7 @@ class EngineConfig:
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
+        one_of("attention", self.attention, ATTENTIONS)
         if self.batch_invariant and self.prefix_match != "exact":
             raise ConfigError(
                 f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer "

@@ -32,6 +32,7 @@ from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
+from remask.models.executors import resolve_executor
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -93,9 +94,13 @@ class Engine:
     def __init__(
         self, model: Transformer, config: EngineConfig, fingerprint: str, decode: Decode | None = None
     ) -> None:
+        shape = model.config
+        executor = resolve_executor(config.attention, shape, model.device, batch_invariant=config.batch_invariant)
+        self.executor = executor  # of attention
+        if executor.name != "torch":  # which a model has of itself
+            model = model.with_attention(executor.attention(shape))
         self.model = model = batch_invariant(model) if config.batch_invariant else model
         self.config, self.decode = config, decode
-        shape = model.config
         self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")

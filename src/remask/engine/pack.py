@@ -9,8 +9,8 @@ from torch import Tensor
 
 from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState, predicting_rows
-from remask.engine.segments import make_segments
 from remask.engine.stage_rows import Index, StageRows, send, send_run
+from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
@@ -21,7 +21,7 @@ def pack(
     """One forward pass over `items`, whose rows follow one another in the order given.
 
     With `first` only the layers from there on are packed, to go on with the rows that leave the layer before. With
-    `apart` every canvas attends on its own; see `make_segments`.
+    `apart` every canvas attends on its own; see `make_work`.
 
     Canvases that lease the same prefix should stand side by side, as they then read it once. The logits of the batch
     come in the same order, each canvas' predicted positions ascending. Plans and canvases are not changed.
@@ -82,7 +82,7 @@ def _stage(
         slots=send(slots, device),
         written=None if written is None else send(written, device),
         carry=None if same or not before else _carry(parts, before, device),
-        segments=make_segments(parts if partial is None else _computed_parts(parts), device, apart),
+        work=make_work(parts if partial is None else _computed_parts(parts), apart),
         restore=() if same or not before else _restores(layers.start, parts, before, device),
         save=_saves(layers.start, parts, device),
         outputs=any(part.branch.outputs for part in parts),

@@ -7,7 +7,6 @@ stand before and after it.
 """
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from itertools import chain
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor
 from remask.errors import ConfigError
 from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention, Sink
-from remask.models.stage import Direct, Segments
 from remask.models.transformer import Transformer
+from remask.models.units import Unit, units_of
 from remask.models.weights import LayerWeights
+from remask.models.work_list import WorkList
 
 TILE = 64  # rows of every product
 GRAIN = 32768  # PyTorch computes an elementwise function of fewer numbers on one thread
@@ -93,21 +93,20 @@ class TiledArithmetic(Arithmetic):
 class ApartAttention:
     """Attention of one canvas at a time by `inner`, from copies wherever an address could change the bits.
 
-    It takes segments of single canvases: the number of rows, the number of slots and their order come from the request.
+    It takes lists in which no row stands in two units: the number of a unit's rows, the number of its slots and their
+    order come from the request.
     """
 
     def __init__(self, inner: Attention, arithmetic: Arithmetic) -> None:
         self.inner, self.arithmetic = inner, arithmetic
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
         parts = []
-        for segment in segments:
-            assert isinstance(segment, Direct)
-            rows = q[segment.rows].clone(memory_format=torch.contiguous_format)
-            keys, values = (self.arithmetic.placed(kept[segment.keys]) for kept in (k, v))
-            own = Direct(slice(0, len(rows)), slice(0, len(keys)), segment.visible)
-            parts.append(self.inner(rows, keys, values, (own,), sink))
+        for unit, alone in work.once(_one_by_one, q.device):
+            rows = q[unit.rows].clone(memory_format=torch.contiguous_format)
+            keys, values = (self.arithmetic.placed(kept[unit.keys]) for kept in (k, v))
+            parts.append(self.inner(rows, keys, values, alone, sink))
         return torch.cat(parts) if parts else q.flatten(1)
 
 
@@ -116,7 +115,7 @@ def batch_invariant(model: Transformer) -> Transformer:
 
     Raises `ConfigError` where the matrix library gives a row other bits at another place.
     """
-    tiled, arithmetic = copy(model), TiledArithmetic()
+    arithmetic = TiledArithmetic()
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
         # Q is projected apart from K and V, and choosing rows projects K or V alone.
@@ -124,7 +123,8 @@ def batch_invariant(model: Transformer) -> Transformer:
         for w in model.weights.layers
     )
     arithmetic.check([*matrices, model.weights.head])
-    tiled.arithmetic, tiled.attention = arithmetic, ApartAttention(model.attention, arithmetic)
+    tiled = model.with_attention(ApartAttention(model.attention, arithmetic))
+    tiled.arithmetic = arithmetic
     return tiled
 
 
@@ -132,6 +132,16 @@ def _few_rows(x: Tensor) -> Sequence[Tensor]:
     """`x` in parts of so few rows that no thread takes a part of one."""
     # Threads would split the rows' numbers into ranges that end within a row.
     return torch.split(x, max(1, (GRAIN - 1) // x.shape[1]) if x.device.type == "cpu" else max(1, len(x)))
+
+
+def _one_by_one(work: WorkList, device: torch.device) -> tuple[tuple[Unit, WorkList], ...]:
+    """The units of `work`, and for each a list of its own, over its rows and slots alone."""
+    units = units_of(work, device)
+    assert all(unit.alone for unit in units)
+    lists = []
+    for _, rows, _, slots, output in work.units.tolist():
+        lists.append(WorkList.of(rows, slots, None if work.reach is None else work.reach[output : output + rows]))
+    return tuple(zip(units, lists, strict=True))
 
 
 def _feed_matrices(w: LayerWeights) -> list[Tensor]:

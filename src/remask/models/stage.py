@@ -1,42 +1,14 @@
-"""A packed step, which the transformer executes: index tensors and slices. It names no policy."""
+"""A packed step, which the transformer executes: index tensors, slices and work lists. It names no policy."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import Tensor
 
+from remask.models.work_list import WorkList
+
 Run: TypeAlias = slice
 """Consecutive slots of the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """Rows of one canvas that attend to one set of slots: a run, which is read in place, or scattered slots."""
-
-    rows: slice
-    keys: Run | Tensor
-    visible: Tensor | None = None  # bool [rows, keys]; None: every row sees all keys
-
-
-@dataclass(frozen=True, slots=True)
-class Cascade:
-    """Rows of several canvases. All attend to the common runs, and each canvas also to slots of its own.
-
-    The common runs are read once for all rows. `own` holds the slots of G canvases, padded to M. `queries` holds their
-    rows, counted from `rows.start` and padded to N. Padding repeats an entry. `hidden` marks padded slots, and slots
-    that a row does not see. `back` removes the padding of the rows. Where all canvases have the same numbers of rows
-    and slots, and every row sees all of them, nothing is padded, and `queries`, `hidden` and `back` are None.
-    """
-
-    rows: slice
-    common: tuple[Run, ...]
-    own: Tensor  # int64 [G, M]
-    queries: Tensor | None  # int64 [G, N]
-    hidden: Tensor | None  # bool [G, N or 1, M]
-    back: Tensor | None  # int64 [rows], into the G * N padded rows
-
-
-Segments: TypeAlias = tuple[Direct | Cascade, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +65,11 @@ class Stage:
     slots: Tensor  # int64 [W], of the written rows' K/V in each of `layers`, if all rows are computed
     written: Tensor | None  # int64 [W]: computed rows whose K/V are projected and, with outputs, kept; None: all
     carry: tuple[Tensor, Tensor | None] | None  # (rows of the stage before, rows here); None: the same rows
-    segments: Segments
+    work: WorkList  # what its rows attend to
     restore: tuple[Restore, ...] = ()
     save: tuple[Save, ...] = ()
     outputs: bool = False  # attention and FFN outputs of computed rows are cached
-    partial: Partial | None = None  # None: all rows are computed. Else `segments` count the computed ones
+    partial: Partial | None = None  # None: all rows are computed. Else `work` counts the computed ones
 
 
 @dataclass(frozen=True, slots=True)

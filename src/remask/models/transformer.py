@@ -1,12 +1,15 @@
 """The transformer. It executes any step batch, and knows no cache policy and no model by name."""
 
+from copy import copy
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remask.models.arithmetic import Arithmetic
-from remask.models.attention import Attention, SdpaAttention
-from remask.models.capped import CappedAttention
+from remask.models.attention import Attention
+from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
 from remask.models.mixture import Routes, feed, route
 from remask.models.pool import Pool
@@ -25,9 +28,14 @@ class Transformer:
         arithmetic: Arithmetic | None = None,
     ) -> None:
         self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
-        plain = config.score_cap is None and not config.sink
-        self.attention = attention or (SdpaAttention() if plain else CappedAttention(config.score_cap))
+        self.attention = attention or TorchAttention(config.score_cap)
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
+
+    def with_attention(self, attention: Attention) -> Self:
+        """The same weights, with attention computed by `attention`."""
+        other = copy(self)
+        other.attention = attention
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -155,7 +163,7 @@ class Transformer:
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
         sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
-        return self.arithmetic.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.segments, sink), w.out)
+        return self.arithmetic.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink), w.out)
 
     def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.

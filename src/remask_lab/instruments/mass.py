@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from remask.models.attention import Attention, Sink
-from remask.models.stage import Segments
+from remask.models.work_list import WorkList
 from remask_lab.instruments.regions import REGIONS, SINK
 
 TILE = 128  # queries whose probabilities exist at a time
@@ -19,10 +19,10 @@ class QueryTap:
         self.inner = inner
         self.queries: list[Tensor] = []  # [rows, heads, Dh] each, after RoPE
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
         self.queries.append(q)
-        return self.inner(q, k, v, segments, sink)
+        return self.inner(q, k, v, work, sink)
 
 
 def attention_mass(q: Tensor, k: Tensor, region: Tensor, sink_k: Tensor | None, cap: float | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from remask.core.pass_cost import CostMeter
 from remask.engine.engine import Engine
 from remask.models.attention import Attention, Sink
-from remask.models.stage import Direct, Segments
+from remask.models.work_list import WorkList
 from remask.observe import replace_attention
 
 
@@ -43,28 +43,20 @@ class PairCount:
     """Counts the pairs of a row and a key that an attention computes. The attention itself stays the same.
 
     Attributes:
-        pairs: pairs computed so far. Rows that see different keys may be masked together, and canvases that share a run
-            are padded to the largest, so there can be more pairs than the plans ask for.
-        rows: rows that attended, counted once a layer, padding included.
+        pairs: pairs computed so far. Rows that see different keys may be masked together, so there can be more pairs
+            than the plans ask for.
+        rows: rows that attended, counted once a layer.
     """
 
     def __init__(self, inner: Attention) -> None:
         self.inner = inner
         self.pairs = self.rows = 0
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments, sink: Sink | None = None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
-        for segment in segments:
-            rows = len(range(*segment.rows.indices(len(q))))
-            if isinstance(segment, Direct):
-                keys = segment.keys
-                width = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
-            else:
-                rows = rows if segment.queries is None else segment.queries.numel()
-                width = sum(run.stop - run.start for run in segment.common) + segment.own.shape[1]
-            self.pairs += rows * width
-            self.rows += rows
-        return self.inner(q, k, v, segments, sink)
+        self.pairs += work.pairs
+        self.rows += len(q)
+        return self.inner(q, k, v, work, sink)
 
 
 class Executed:

@@ -20,7 +20,7 @@ from remask.core.kinds import ModelKind
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.models.capped import CappedAttention
+from remask.models.attention_torch import TorchAttention
 from remask.observe import replace_attention
 from remask_lab.arguments.common import check_least, separated
 from remask_lab.arguments.results import add_result_options
@@ -141,7 +141,7 @@ def run_arithmetic(llm: LLM, arithmetic: Arithmetic, workload: Workload) -> tupl
     """The responses' tokens, in the workload's order, and the share of right answers."""
     engine = llm.new_engine(replace(llm.engine_config, max_num_seqs=arithmetic.concurrency))
     if arithmetic.attention == OTHER:
-        replace_attention(engine, CappedAttention(None))
+        replace_attention(engine, TorchAttention(fused=False))
     policy = llm.policy(arithmetic.cache)
     work = [task.request.with_policy(policy) for task in workload.tasks]
     outputs = {output.id: output for output in llm.run(work, engine=engine, progress=False)}

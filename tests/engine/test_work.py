@@ -1,4 +1,4 @@
-"""Rows that see a part of their canvas: segments, and attention over them, against a softmax over explicit keys."""
+"""Rows that see a part of their canvas: work lists, and attention over them, against a softmax over explicit keys."""
 
 import math
 import random
@@ -13,14 +13,10 @@ from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Span
 from remask.engine.canvas_state import CanvasState, SlotTable, runs
-from remask.engine.segments import TILE, make_segments
 from remask.engine.stage_rows import StageRows
-from remask.errors import PlanError
-from remask.models.attention import SdpaAttention, Sink
-from remask.models.capped import TILE as CAPPED_TILE
-from remask.models.capped import CappedAttention
-from remask.models.stage import Cascade, Direct
-from tests.engine.support import CPU
+from remask.engine.work import TILE, make_work
+from remask.models.attention import Sink
+from remask.models.attention_torch import TILE_ROWS, TorchAttention
 
 DIM = 4
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
@@ -77,18 +73,18 @@ def naive(q: Tensor, k: Tensor, v: Tensor, keys: list[list[int]], cap: float | N
     return out.flatten(1)
 
 
-def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, sink: bool | None = None) -> None:
-    """`sink` None: plain attention; else capped attention with or without one. Slots that nobody sees are NaN."""
+def check(layout: Layout, heads: int, kv_heads: int, cap: float | None = None, sink: bool = False) -> None:
+    """Whole canvases, and each apart. Slots that nobody sees are NaN."""
     q = torch.randn(len(layout.keys), heads, DIM).double() * 2
     k, v = (torch.randn(layout.slots, kv_heads, DIM).double() for _ in range(2))
     unseen = torch.ones(layout.slots, dtype=torch.bool)
     unseen[[slot for row in layout.keys for slot in row]] = False
     k[unseen], v[unseen] = torch.nan, torch.nan
     extra = (torch.randn(kv_heads, DIM).double(), torch.randn(kv_heads, DIM).double()) if sink else None
-    attention = SdpaAttention() if sink is None else CappedAttention(cap)
-    out = attention(q, k, v, make_segments(layout.parts, CPU), extra)
-    # Scores of the capped form and of cascades are added up in float32.
-    torch.testing.assert_close(out, naive(q, k, v, layout.keys, cap, extra), rtol=0, atol=2e-6)
+    expected = naive(q, k, v, layout.keys, cap, extra)
+    for apart in (False, True):
+        out = TorchAttention(cap)(q, k, v, make_work(layout.parts, apart), extra)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
 
 
 def block_limits(length: int, block: int) -> list[int]:
@@ -113,7 +109,7 @@ def test_canvases_of_their_own(seed: int, heads: int, kv_heads: int) -> None:
         layout.add(None if kind == "all" else limits[start:], positions, own, [], 0)
     check(layout, heads, kv_heads)
     check(layout, heads, kv_heads, cap=3.0, sink=True)
-    check(layout, heads, kv_heads, cap=None, sink=False)
+    check(layout, heads, kv_heads, cap=50.0)
 
 
 @HEADS
@@ -145,18 +141,15 @@ def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
     """Many rows that see the same need no mask; others are masked a tile at a time, over what they see at most."""
     layout = Layout(random.Random(0))
     layout.add(block_limits(length, block), list(range(length)), layout.claim(length), [], 0)
-    segments = make_segments(layout.parts, CPU)
-    assert [segment.rows.start for segment in segments[1:]] == [segment.rows.stop for segment in segments[:-1]]
-    for segment in segments:
-        assert isinstance(segment, Direct)
-        assert isinstance(segment.keys, slice)
-        rows = segment.rows.stop - segment.rows.start
-        if segment.visible is None:
-            continue
-        assert rows <= TILE
-        assert segment.visible.shape == (rows, segment.keys.stop - segment.keys.start)
-    plain = sum(segment.visible is None for segment in segments if isinstance(segment, Direct))
-    assert plain >= length // block if block >= TILE // 2 else plain == 0
+    work = make_work(layout.parts)
+    first, rows, slot, slots, _ = work.units.T
+    assert first[1:].tolist() == (first + rows)[:-1].tolist()
+    assert slot.tolist() == [0] * len(slot), "all read one list of slots"
+    assert slots.tolist() == [layout.parts[0].sees[row - 1] for row in first + rows], "over what they see at most"
+    reach = np.repeat(slots, rows) if work.reach is None else work.reach
+    alike = [bool((reach[at : at + count] == most).all()) for at, count, most in zip(first, rows, slots, strict=True)]
+    assert max(rows[~np.array(alike)], default=0) <= TILE
+    assert sum(alike) >= length // block if block >= TILE // 2 else not any(alike)
     check(layout, 2, 1)
     check(layout, 2, 1, cap=2.0, sink=True)
 
@@ -165,59 +158,62 @@ def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
 def test_a_short_prompt_before_much_noise(clean: int) -> None:
     layout = Layout(random.Random(0))
     layout.add([clean] * clean + [200] * (200 - clean), list(range(200)), layout.claim(200), [], 0)
-    first, second = make_segments(layout.parts, CPU)
-    assert isinstance(first, Direct)
-    assert isinstance(second, Direct)
-    assert (first.rows, first.visible, second.visible) == (slice(0, clean), None, None)
+    work = make_work(layout.parts)
+    assert work.units.tolist() == [[0, clean, 0, clean, 0], [clean, 200 - clean, 0, 200, clean]]
+    assert work.reach is None
     check(layout, 2, 1, cap=2.0, sink=True)
 
 
 def test_more_rows_than_a_tile_of_scores() -> None:
     layout = Layout(random.Random(0), slots=700)
-    length = 2 * CAPPED_TILE + 7
-    clean = CAPPED_TILE + 3
+    length = TILE_ROWS + 107
+    clean = TILE_ROWS // 2 + 3
     limits = [clean] * clean + [length] * (length - clean)
     layout.add(limits, list(range(length)), layout.claim(length), [], 0)
     check(layout, 2, 2, cap=4.0, sink=True)
 
 
-def test_a_cascade_masks_nothing_where_all_see_all() -> None:
+def test_a_common_run_is_one_unit() -> None:
+    """Where all rows see all, there are no limits. A canvas that shares with nobody is a unit of its own."""
     layout = Layout(random.Random(0))
     shared = layout.claim(8)
     for _ in range(3):
         layout.add([12] * 4, list(range(8, 12)), layout.claim(4), shared, 1)
-    (segment,) = make_segments(layout.parts, CPU)
-    assert isinstance(segment, Cascade)
-    assert (segment.hidden, segment.queries, segment.back) == (None, None, None)
+    layout.add(None, [8, 9], layout.claim(2), layout.claim(8), 2)
+    work = make_work(layout.parts)
+    assert work.reach is None
+    units = [[0, 12, 8], [0, 4, 4], [4, 4, 4], [8, 4, 4], [12, 2, 10]]
+    assert work.units[:, [0, 1, 3]].tolist() == units
+    assert work.outputs == 12 + 12 + 2
     check(layout, 2, 2)
+    check(layout, 4, 2, cap=1.0, sink=True)
 
 
-def test_capped_attention_reads_no_common_pages() -> None:
+def test_rows_that_see_nothing_of_their_own() -> None:
+    """A slot of their own may be unwritten, so it must not be read."""
     layout = Layout(random.Random(0))
-    layout.add(None, [4], layout.claim(1), layout.claim(4), 1)
-    with pytest.raises(PlanError, match="reads no shared prefix"):
-        check(layout, 2, 2, cap=1.0, sink=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_capped_scores_of_other_types(dtype: torch.dtype) -> None:
-    q = torch.randn(5, 4, DIM, dtype=dtype) * 4
-    k, v = torch.randn(8, 2, DIM, dtype=dtype), torch.randn(8, 2, DIM, dtype=dtype)
-    sink = torch.randn(2, DIM, dtype=dtype), torch.randn(2, DIM, dtype=dtype)
-    out = CappedAttention(5.0)(q, k, v, (Direct(slice(0, 5), slice(0, 8)),), sink)
-    assert out.dtype == dtype
-    exact = naive(q.double(), k.double(), v.double(), [list(range(8))] * 5, 5.0, (sink[0].double(), sink[1].double()))
-    torch.testing.assert_close(out.double(), exact, rtol=0, atol=1e-5 if dtype == torch.float32 else 4e-2)
-
-
-def test_rows_of_the_common_run_itself_attend_apart() -> None:
-    """Two canvases read a run of six slots. One computes its rows too, the other those after it."""
-    layout = Layout(random.Random(0), slots=40)
-    shared = layout.claim(6)
-    layout.add(None, list(range(10)), layout.claim(4), shared, chain=1)
-    layout.add(None, list(range(6, 10)), layout.claim(4), shared, chain=1)
-    first, second = make_segments(layout.parts, CPU)
-    assert isinstance(first, Direct)
-    assert isinstance(second, Cascade)
-    assert list(range(40)[first.keys] if isinstance(first.keys, slice) else first.keys.tolist()) == layout.keys[0]
+    shared = layout.claim(8)
+    layout.add([8, 8, 8], [8, 9, 10], layout.claim(3), shared, 1)
+    layout.add([8, 10], [8, 9], layout.claim(2), shared, 1)
     check(layout, 2, 2)
+    assert make_work(layout.parts).units[:, [0, 1, 3]].tolist() == [[0, 5, 8], [3, 2, 2]]
+
+
+def test_rows_of_the_common_run_itself() -> None:
+    """Two canvases read a run of six slots. One computes its rows too, and they see all of it or a part."""
+    for sees in (None, [3, 3, 3, 6, 6, 6, 10, 10, 10, 10]):
+        layout = Layout(random.Random(0), slots=40)
+        shared = layout.claim(6)
+        layout.add(sees, list(range(10)), layout.claim(4), shared, chain=1)
+        layout.add(None, list(range(6, 10)), layout.claim(4), shared, chain=1)
+        rows = make_work(layout.parts).units[:, [0, 1, 3]].tolist()
+        assert rows == ([[0, 14, 6], [0, 10, 4], [10, 4, 4]] if sees is None else [[0, 10, 10], [10, 4, 10]])
+        check(layout, 2, 2)
+
+
+def test_no_rows_are_no_work() -> None:
+    assert len(make_work([]).units) == 0
+    layout = Layout(random.Random(0))
+    layout.add(None, [], layout.claim(3), [], 0)
+    for apart in (False, True):
+        assert len(make_work(layout.parts, apart).units) == 0

@@ -1,0 +1,213 @@
+"""Attention by Triton kernels: one launch for all units of a stage, and one that merges partial results.
+
+Importing this module needs Triton. The kernels run on CUDA devices, and with `TRITON_INTERPRET=1` in Triton's
+interpreter.
+"""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remask.models.attention import Sink
+from remask.models.work_list import Ints, WorkList
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether the kernels run in Triton's interpreter, on any device."""
+
+# A program computes so many rows of query heads against so many slots at a time, and a unit has at most so many slots:
+# cut further, the K/V of few rows would keep few programs busy, and uncut those of a long canvas.
+TILE, KEYS, SPLIT = 64, 32, 512
+
+
+class TritonAttention:
+    """Attention of any list in one launch, and another where rows have several partial results or a sink.
+
+    Inputs are float32, bfloat16 or float16; scores, sums and partial results are float32. Weights are rounded to the
+    dtype of V before they are multiplied with it, as in PyTorch's fused attention.
+
+    Args:
+        cap: scores s become cap * tanh(s / cap).
+    """
+
+    def __init__(self, cap: float | None = None) -> None:
+        self.cap = cap
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
+        """See `Attention`."""
+        rows, heads, dim = q.shape
+        out = q.new_empty(rows, heads, dim)
+        if not rows:
+            return out.flatten(1)
+        groups = k.shape[1]
+        share = heads // groups
+        plan = work.once(_plan, max(1, TILE // share), q.device)
+        merged = sink is not None or plan.outputs > rows
+        part = q.new_empty((plan.outputs, heads, dim), dtype=torch.float32) if merged else out
+        sums = q.new_empty((plan.outputs, heads), dtype=torch.float32)
+        shape = {
+            "HEADS": heads,
+            "DIM": dim,
+            "WIDTH": max(16, triton.next_power_of_2(dim)),
+            "CAPPED": self.cap is not None,
+            "EMULATED": INTERPRETED,
+        }
+        scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
+        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+            _attend[(plan.units, groups)](
+                q, k, v, plan.unit, plan.slots, plan.reach, part, sums, scale, cap,
+                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+                SHARE=share, ROWS=max(16, triton.next_power_of_2(plan.tall * share)), KEYS=KEYS, MERGED=merged,
+                **shape,
+            )  # fmt: skip
+            if merged:
+                keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
+                _merge[(rows, heads)](
+                    q, part, sums, plan.parts, plan.first, keys, values, out, scale, cap, q.stride(0), q.stride(1),
+                    SHARE=share, SINK=sink is not None, **shape,
+                )  # fmt: skip
+        return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A list cut into units that one program computes, on the device."""
+
+    units: int
+    outputs: int
+    tall: int  # rows of a unit, at most
+    unit: Tensor  # int32 [units, 5]
+    slots: Tensor  # int32 [S]
+    reach: Tensor  # int32 [outputs]
+    parts: Tensor  # int32 [outputs]: numbers of partial results, in the order of their rows
+    first: Tensor  # int32 [N + 1]: where each row's begin
+
+
+def _plan(work: WorkList, tall: int, device: torch.device) -> _Plan:
+    cut = work.cut(tall, SPLIT)
+    owners = cut.owners
+    order = np.argsort(owners, kind="stable")
+    first = np.searchsorted(owners[order], np.arange(int(owners.max()) + 2))
+    reach = np.repeat(cut.units[:, 3], cut.units[:, 1]) if cut.reach is None else cut.reach
+    numbers = (cut.units, cut.slots, reach, order, first)
+    return _Plan(len(cut.units), cut.outputs, tall, *(_send(index, device) for index in numbers))
+
+
+def _send(index: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int32)).to(device, non_blocking=True)
+
+
+@triton.jit
+def _capped(score, cap, CAPPED: tl.constexpr):
+    """`cap` * tanh(score / cap), by an exponential that cannot be infinite."""
+    if CAPPED:
+        small = tl.exp(-2 * tl.abs(score) / cap)
+        size = cap * (1 - small) / (1 + small)
+        score = tl.where(score < 0, -size, size)
+    return score
+
+
+@triton.jit
+def _product(a, b, EMULATED: tl.constexpr):
+    """The matrix product, float32. The interpreter multiplies no bfloat16, whose products float32 holds exactly."""
+    if EMULATED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
+    """`x`, float32, to the nearest of `dtype`. The interpreter cuts digits off where bfloat16 has none for them."""
+    if EMULATED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def _attend(
+    q, k, v, units, slots, reach, outputs, sums, scale, cap,
+    q_row, q_head, k_slot, k_head, v_slot, v_head,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
+    SHARE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
+):  # fmt: skip
+    """One unit and one K/V head. The query heads that share it are further rows: row r of head h is r * SHARE + h.
+
+    Partial results go to `outputs` [P, HEADS, DIM], normalised, and `sums` [P, HEADS], or, where each row has one only,
+    to the rows of `outputs` [N, HEADS, DIM].
+    """
+    unit = units + tl.program_id(0) * 5
+    first_row, rows, first_slot = tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
+    count, first_output = tl.load(unit + 3), tl.load(unit + 4)
+    group = tl.program_id(1)
+    tile, channel = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    row, head = tile // SHARE, group * SHARE + tile % SHARE
+    live, wide = row < rows, channel < DIM
+    at_q = (first_row + row).to(tl.int64) * q_row + head * q_head
+    Q = tl.load(q + at_q[:, None] + channel[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+    seen = tl.load(reach + first_output + row, mask=live, other=0)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, WIDTH), tl.float32)
+    for start in range(0, count, KEYS):
+        key = start + tl.arange(0, KEYS)
+        there = key < count
+        slot = tl.load(slots + first_slot + key, mask=there, other=0).to(tl.int64)
+        within = there[:, None] & wide[None, :]
+        K = tl.load(k + slot[:, None] * k_slot + group * k_head + channel[None, :], mask=within, other=0.0)
+        V = tl.load(v + slot[:, None] * v_slot + group * v_head + channel[None, :], mask=within, other=0.0)
+        scores = _capped(_product(Q, tl.trans(K), EMULATED) * scale, cap, CAPPED)
+        scores = tl.where(key[None, :] < seen[:, None], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # of rows that have seen nothing so far
+        weights = tl.exp(scores - shift[:, None])
+        fade = tl.exp(top - shift)
+        total = total * fade + tl.sum(weights, 1)
+        out = out * fade[:, None] + _product(_rounded(weights, V.dtype, EMULATED), V, EMULATED)
+        top = higher
+    out = out / tl.where(total == 0, 1.0, total)[:, None]
+    place = first_output + row if MERGED else first_row + row
+    at = place.to(tl.int64) * HEADS + head
+    out = _rounded(out, outputs.dtype.element_ty, EMULATED)
+    tl.store(outputs + at[:, None] * DIM + channel[None, :], out, mask=live[:, None] & wide[None, :])
+    if MERGED:
+        tl.store(sums + at, top + tl.log(tl.where(total == 0, 1.0, total)), mask=live)
+
+
+@triton.jit
+def _merge(
+    q, partial, sums, parts, first, sink_k, sink_v, out, scale, cap, q_row, q_head,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
+    SHARE: tl.constexpr, SINK: tl.constexpr,
+):  # fmt: skip
+    """One row and one query head: its partial results by their log-sum-exps, and the sink's, which is always there."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    channel = tl.arange(0, WIDTH)
+    wide = channel < DIM
+    top = tl.full((), float("-inf"), tl.float32)
+    total = tl.zeros((), tl.float32)
+    acc = tl.zeros((WIDTH,), tl.float32)
+    if SINK:
+        at = head // SHARE * DIM + channel
+        query = tl.load(q + row.to(tl.int64) * q_row + head * q_head + channel, mask=wide, other=0.0).to(tl.float32)
+        key = tl.load(sink_k + at, mask=wide, other=0.0).to(tl.float32)
+        top = _capped(tl.sum(query * key, 0) * scale, cap, CAPPED)
+        acc = tl.load(sink_v + at, mask=wide, other=0.0).to(tl.float32)
+        total += 1.0
+    for number in range(tl.load(first + row), tl.load(first + row + 1)):
+        at = tl.load(parts + number).to(tl.int64) * HEADS + head
+        own = tl.load(sums + at)
+        higher = tl.maximum(top, own)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, weight = tl.exp(top - shift), tl.exp(own - shift)
+        acc = acc * fade + weight * tl.load(partial + at * DIM + channel, mask=wide, other=0.0)
+        total = total * fade + weight
+        top = higher
+    at = (row.to(tl.int64) * HEADS + head) * DIM + channel
+    tl.store(out + at, _rounded(acc / total, out.dtype.element_ty, EMULATED), mask=wide)

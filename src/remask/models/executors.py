@@ -1,0 +1,69 @@
+"""Which way of computing attention a model runs on a device."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from remask.core.executors import AttentionName
+from remask.errors import ConfigError
+from remask.models.attention import Attention
+from remask.models.attention_numpy import NumpyAttention
+from remask.models.attention_torch import TorchAttention
+from remask.models.config import ModelConfig
+
+LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """A way of computing attention by its name, which is never "auto", and the reason for the choice in words."""
+
+    name: AttentionName
+    why: str
+
+    def attention(self, config: ModelConfig) -> Attention:
+        """The attention of a model of the shape `config`."""
+        if self.name == "triton":
+            from remask.models.attention_triton import TritonAttention
+
+            return TritonAttention(config.score_cap)
+        return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
+
+
+def resolve_executor(
+    asked: AttentionName, config: ModelConfig, device: torch.device, *, batch_invariant: bool = False
+) -> Executor:
+    """Return how a model of the shape `config` computes attention on `device`.
+
+    `auto` is "triton" on CUDA devices where it can run, and "torch" everywhere else. Raises `ConfigError` where what is
+    asked for by name cannot run, or cannot be `batch_invariant`.
+    """
+    if asked not in ("auto", "triton"):
+        return Executor(asked, "as asked")
+    hindrance = _hindrance(config, device, batch_invariant)
+    if asked == "triton":
+        if hindrance is not None:
+            raise ConfigError(f"attention='triton' cannot run: {hindrance}. Use 'auto' or 'torch'")
+        return Executor("triton", "as asked")
+    if device.type != "cuda":
+        return Executor("torch", f"auto: device {device.type}")
+    return Executor("triton", "auto: device cuda") if hindrance is None else Executor("torch", f"auto: {hindrance}")
+
+
+def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool) -> str | None:
+    """Why the Triton kernels cannot compute a model's attention; None: they can."""
+    if batch_invariant:
+        return "batch_invariant=True, and it is not shown that its kernels give a row the same bits at every place"
+    if config.head_dim > LARGEST_HEAD:
+        return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {config.head_dim}"
+    if find_spec("triton") is None:
+        return "it needs triton: pip install triton"
+    from remask.models.attention_triton import INTERPRETED
+
+    if device.type != "cuda" and not INTERPRETED:
+        return (
+            f"it needs a CUDA device, and the device is {device} (with TRITON_INTERPRET=1 its kernels run on a CPU, "
+            "thousands of times slower, for tests)"
+        )
+    return None
