@@ -1,5 +1,5 @@
 # The targets do all set-up on a fresh machine; the commands themselves live in scripts/.
-# `make test EXTRAS=dev,eval,ray` also runs the tests of lm-eval and of Ray Serve.
+# `make test EXTRAS=dev,eval,ray,gpu` also runs the tests of lm-eval, of Ray Serve and of Triton.
 PYTHON ?= python3
 EXTRAS ?= dev
 

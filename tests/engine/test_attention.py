@@ -236,19 +236,19 @@ def test_bfloat16_is_as_precise_as_fused_attention(make: Make, layout: Layout) -
     for deviation in (1, 2, 3, 4):
         q = (torch.randn(layout.rows, 2, 32) * deviation).bfloat16()  # scores are of this deviation
         k, v = (torch.randn(176, 2, 32).bfloat16() for _ in range(2))
-        whole = [x.transpose(0, 1)[None] for x in (q, k[keys], v[keys])]
-        exact = F.scaled_dot_product_attention(*(x.double() for x in whole))
-        fused = F.scaled_dot_product_attention(*whole)
+        whole_q, whole_k, whole_v = (x.transpose(0, 1)[None] for x in (q, k[keys], v[keys]))
+        exact = F.scaled_dot_product_attention(whole_q.double(), whole_k.double(), whole_v.double())
+        fused = F.scaled_dot_product_attention(whole_q, whole_k, whole_v)
         out = make(None)(q, k, v, layout.list()).view(q.shape).transpose(0, 1)[None]
         error, allowed = ((x.double() - exact).square().mean().sqrt() for x in (out, fused))
         assert error <= 1.2 * allowed, f"{error / allowed:.2f} times as large at deviation {deviation}"
 
 
-class Sizes(TorchDispatchMode):
+class Sizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the largest tensor that an operation makes; views of what was there are none."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.largest, self.calls = 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ One thread computes the answers that are compared: the option holds for one numb
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -146,6 +146,22 @@ def test_block_causal_models(model: str, seed: int, dtype: torch.dtype) -> None:
         line["sampling"] |= {"temperature": rng.choice([0.0, 0.7]), "seed": number}
         work.append(test_block_causal_against_oracles.work_of(line, str(number), rng.randrange(8)))
     check(model_of(model, dtype), work, **limits(rng, kinds.checkpoint(model).block))
+
+
+@pytest.mark.parametrize("model", ["llada", kinds.UNIFORM[0], kinds.BLOCK_CAUSAL[0]])
+def test_attention_by_numpy(model: str) -> None:
+    """The option holds whatever computes attention. What it does not hold under is refused at the start."""
+    rng = random.Random(f"{model} numpy")
+    if model in MASKED:
+        work = [support.random_work(rng, model, str(number)) for number in range(6)]
+    else:
+        draw = test_block_causal_against_oracles.draw_line
+        if model in kinds.UNIFORM:
+            draw = partial(test_uniform_drawn_against_oracles.draw, corrected=False)
+        lines = [draw(rng, model) for _ in range(6)]
+        work = [test_block_causal_against_oracles.work_of(line, str(n), n) for n, line in enumerate(lines)]
+    page = kinds.checkpoint(model).block if model in kinds.BLOCK_CAUSAL else 1
+    check(model_of(model, torch.float32), work, attention="numpy", **limits(rng, page))
 
 
 @BOTH

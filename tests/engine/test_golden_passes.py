@@ -21,6 +21,7 @@ from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.models.weights import MixtureWeights
 from remask.store.pages import PageAllocator
+from tests.engine.executors import EXECUTORS, Make
 from tests.engine.support import CPU
 from tests.goldens import block_causal, moe, uniform
 
@@ -103,6 +104,17 @@ def test_gidd(name: str, dtype: torch.dtype) -> None:
     assert compared == 2
 
 
+@pytest.mark.parametrize("make", EXECUTORS)
+def test_every_executor_on_a_clean_prompt_and_noise(make: Make) -> None:
+    """Scores are capped, every row sees the sink, and clean rows do not see noise."""
+    name = uniform.MODELS[0]
+    recorded, plain = uniform.forward(name), model_of(uniform.model_dir(name), torch.float32)
+    model = plain.with_attention(make(plain.config.score_cap))
+    tokens, clean = recorded["ids"][0], int((~recorded["structured.noise_mask"][0].bool()).sum())
+    out = Passes(model, tokens).run(0, len(tokens), clean_then_noise(clean, len(tokens)))
+    close(model.head(out), recorded["structured.logits"][0])
+
+
 @DTYPES
 @pytest.mark.parametrize("name", [name for name in uniform.MODELS if "cached.past_k" in uniform.forward(name)])
 def test_gidd_with_clean_rows_cached(name: str, dtype: torch.dtype) -> None:
@@ -161,6 +173,19 @@ def test_sdar(name: str, case: str, how: Callable[[Passes, Reach, int], Tensor],
     if f"{case}.k_cache" in recorded:
         for actual, part in zip(passes.kv(), "kv", strict=True):
             close(actual, recorded[f"{case}.{part}_cache"].transpose(1, 2))
+
+
+@pytest.mark.parametrize("make", EXECUTORS)
+def test_every_executor_on_blocks_of_scattered_pages(make: Make) -> None:
+    name, case = SDAR[0]
+    plain, recorded = model_of(block_causal.model_dir(name), torch.float32), block_causal.logits(name)
+    model, tokens = plain.with_attention(make(plain.config.score_cap)), recorded[f"{case}.input_ids"]
+    assert model.config.block_length is not None
+    sees = np.minimum(
+        (np.arange(len(tokens)) // model.config.block_length + 1) * model.config.block_length, len(tokens)
+    )
+    out = by_blocks(Passes(model, tokens), sees, model.config.block_length)
+    close(model.head(out), recorded[f"{case}.logits"])
 
 
 MIXTURES = [

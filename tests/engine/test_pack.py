@@ -79,7 +79,7 @@ def code(item: int, layer: int, position: int) -> float:
 def slots_seen(work: WorkList, rows: int) -> list[list[int]]:
     """The slots that each row attends to, with repeats where one is attended to twice."""
     seen: list[list[int]] = [[] for _ in range(rows)]
-    outputs = []
+    outputs: list[int] = []
     for row, count, slot, slots, output in work.units.tolist():
         reach = [slots] * count if work.reach is None else work.reach[output : output + count].tolist()
         for index in range(count):

@@ -141,11 +141,13 @@ def test_long_prefills_are_masked_in_tiles(length: int, block: int) -> None:
     """Many rows that see the same need no mask; others are masked a tile at a time, over what they see at most."""
     layout = Layout(random.Random(0))
     layout.add(block_limits(length, block), list(range(length)), layout.claim(length), [], 0)
-    work = make_work(layout.parts)
+    (part,) = layout.parts
+    assert part.sees is not None
+    work = make_work([part])
     first, rows, slot, slots, _ = work.units.T
     assert first[1:].tolist() == (first + rows)[:-1].tolist()
     assert slot.tolist() == [0] * len(slot), "all read one list of slots"
-    assert slots.tolist() == [layout.parts[0].sees[row - 1] for row in first + rows], "over what they see at most"
+    assert slots.tolist() == [part.sees[row - 1] for row in first + rows], "over what they see at most"
     reach = np.repeat(slots, rows) if work.reach is None else work.reach
     alike = [bool((reach[at : at + count] == most).all()) for at, count, most in zip(first, rows, slots, strict=True)]
     assert max(rows[~np.array(alike)], default=0) <= TILE

@@ -65,7 +65,7 @@ class TorchAttention:
         """The result of rows [N, heads, Dh] that see the sink alone, [heads, Dh], and its scores [N, heads]."""
         share = q.shape[1] // len(sink[0])
         key, value = (one.to(q.dtype).repeat_interleave(share, dim=0) for one in sink)
-        scores = torch.einsum("nhd,hd->nh", q, key).mul_(1 / math.sqrt(q.shape[2]))
+        scores = torch.bmm(q.transpose(0, 1), key[..., None])[..., 0].t() * (1 / math.sqrt(q.shape[2]))
         return value, scores if self.cap is None else scores.div_(self.cap).tanh_().mul_(self.cap)
 
     def _parts(self, q: Tensor, k: Tensor, v: Tensor, unit: Unit) -> Iterator[tuple[Tensor, Tensor]]:
@@ -121,7 +121,7 @@ class TorchAttention:
                 scores.sub_(higher)
                 top = higher
             total += scores.exp_().sum(-1, keepdim=True)
-            out.baddbmm_(scores, values)
+            torch.baddbmm(out, scores, values, out=out)
         torch.add(top, total.log(), out=sums[..., None])
         out.div_(total.clamp_min_(torch.finfo(q.dtype).tiny))
 

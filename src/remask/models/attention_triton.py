@@ -7,15 +7,17 @@ interpreter.
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.models.attention import Sink
-from remask.models.work_list import Ints, WorkList
+from remask.models.work_list import WorkList
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter, on any device."""
@@ -99,7 +101,7 @@ def _plan(work: WorkList, tall: int, device: torch.device) -> _Plan:
     return _Plan(len(cut.units), cut.outputs, tall, *(_send(index, device) for index in numbers))
 
 
-def _send(index: Ints, device: torch.device) -> Tensor:
+def _send(index: NDArray[np.integer[Any]], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int32)).to(device, non_blocking=True)
 
 

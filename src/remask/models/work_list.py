@@ -169,8 +169,9 @@ def _numbered(units: NDArray[np.integer[Any]]) -> Ints:
 
 def _ranges(first: NDArray[np.integer[Any]], counts: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """first[0], first[0] + 1, ... `counts[0]` numbers, then those from first[1] on, and so on."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+    ends = np.cumsum(counts, dtype=np.int64)
+    ranges: NDArray[np.int64] = np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - (ends - counts), counts)
+    return ranges
 
 
 def _owners(work: WorkList) -> Ints:

@@ -1,0 +1,48 @@
+"""A sample of the golden runs of every kind under the ways to compute attention that are not the default one here."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import goldens
+from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
+from tests.cli.goldens import generate
+from tests.engine.executors import NEEDS_TRITON
+from tests.goldens import block_causal, moe, uniform
+
+OPTIONS = ("--attention", "numpy")
+
+
+@pytest.mark.parametrize("model", goldens.MODELS)
+def test_masked_models(tmp_path: Path, model: str) -> None:
+    """One run of each policy and sampler."""
+    runs = {(run["file"], run["method"]): run for run in test_goldens.RUNS[model]}
+    lines = [goldens.request_line(run, goldens.run_id(run)) for run in runs.values()]
+    answers = generate(tmp_path, goldens.model_dir(model), lines, *OPTIONS)
+    for run in runs.values():
+        test_goldens.check(run, answers[goldens.run_id(run)], test_goldens.LAYERS[model])
+
+
+@pytest.mark.parametrize("model", uniform.MODELS)
+def test_uniform_models(tmp_path: Path, model: str) -> None:
+    test_goldens_uniform.ask(tmp_path, model, uniform.runs(model)[::5], *OPTIONS)
+
+
+@pytest.mark.parametrize("model", block_causal.DECODED)
+def test_block_causal_models(tmp_path: Path, model: str) -> None:
+    test_goldens_block_causal.ask(tmp_path, model, block_causal.runs(model)[::9], "exact", *OPTIONS)
+
+
+def test_mixtures_of_experts(tmp_path: Path) -> None:
+    test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in moe.masked_runs()[::19]}, *OPTIONS)
+    for model in moe.BLOCK_CAUSAL:
+        test_goldens_moe.check(tmp_path, model, moe.runs(model)[::19], "exact", *OPTIONS)
+
+
+@NEEDS_TRITON
+def test_a_shared_prefix_in_the_interpreter(tmp_path: Path) -> None:
+    """The shortest run of BiCache over blocks: its rows read a leased prefix and slots of their own."""
+    runs = [run for run in test_goldens.RUNS["llada"] if run["file"] == "llada_bicache_fast_dllm_dual"]
+    run = min(runs, key=lambda run: run["nfe"] * len(goldens.prompt_ids(run)))
+    answers = generate(tmp_path, goldens.model_dir("llada"), [goldens.request_line(run, "0")], "--attention", "triton")
+    test_goldens.check(run, answers["0"], test_goldens.LAYERS["llada"])
