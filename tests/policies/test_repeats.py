@@ -14,7 +14,13 @@ from remask.policies.exact import Exact
 from tests.policies.views import Walk, same
 
 BLOCKWISE = (BlockPrefix(), BlockDual(), UniformCache(), UniformCache(refresh_next=0), UniformCache(refresh_next=1))
-DLLM = (DllmCache(), DllmCache(5, 3), DllmCache(4, 2, 0.0), DllmCache(7, 4, select="random"), DllmCache(7, 4, guidance_interval=2))
+DLLM = (
+    DllmCache(),
+    DllmCache(5, 3),
+    DllmCache(4, 2, 0.0),
+    DllmCache(7, 4, select="random"),
+    DllmCache(7, 4, guidance_interval=2),
+)
 DKV = (DkvDecode(), DkvPrefill(), DkvPd(), DkvGreedy())
 INNER: tuple[CachePolicy, ...] = (Dense(), *BLOCKWISE[:2], *DLLM, *DKV, Exact())
 OVER = tuple(

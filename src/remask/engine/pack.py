@@ -30,7 +30,7 @@ def pack(
 
 
 class Packer:
-    """Packs pass after pass. Where canvases and spans are those of the pass before, only tokens and predictions are new.
+    """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
 
     What it returns is valid until the next pass is packed.
     """
@@ -98,7 +98,8 @@ def _places(span: Span, positions: Index, start: int) -> Index:
     """Where the live rows `positions` of a span are, if its first one is at `start`."""
     index = span.index
     if isinstance(index, slice):
-        return positions + (start - index.start)
+        places: Index = positions + (start - index.start)
+        return places
     return start + np.searchsorted(index, positions)
 
 
@@ -110,9 +111,7 @@ def _unchosen(stage: Stage) -> Stage:
     return replace(stage, partial=replace(stage.partial, picks=picks))
 
 
-def _lay_out(
-    items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool
-) -> _Layout:
+def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, first: int, apart: bool) -> _Layout:
     ends = {span.layers.stop for _, plan in items for span in plan.spans}
     ends |= {table.layers.stop for branch, _ in items for table in branch.tables}
     edges = sorted(end for end in ends if end > first)

@@ -125,5 +125,7 @@ class BiCache(CachePolicy):
             frozen = prefix if span.layers.start < hit.layers else span.frozen
             return replace(span, rows=span.rows | prefix, frozen=frozen)
 
-        without = spans.map(lambda span: replace(span, rows=span.rows & ~prefix))
-        return without.cut(hit.boundary).cut(hit.layers).map(rejoin)
+        def without(span: Span) -> Span:
+            return replace(span, rows=span.rows & ~prefix) if span.rows[: hit.length].any() else span
+
+        return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)

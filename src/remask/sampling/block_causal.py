@@ -185,11 +185,11 @@ class BlockCausalDecoder(Uncorrected):
 
     def _begin_block(self) -> None:
         self.block_step = 0
-        masks = np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop])
+        masks = int(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
         self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
 
     def _noisy(self) -> bool:
-        return np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]) > 0
+        return bool(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
         params = self._decoding.params

@@ -97,8 +97,9 @@ class MaskedDecoding:
 class MaskedDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
-    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
-    no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
+    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they
+    transfer nothing: "skipped" ones are counted as steps, but no pass is run; "within_block" ends a block when it is
+    complete; "all" runs the whole schedule.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class MaskedDecoder(Uncorrected):
         self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
 
     def _masks(self) -> int:
-        return np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop])
+        return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
 
     def _block_over(self) -> bool:
         # A block whose first pass committed less than its share takes as many steps more as it needs.
