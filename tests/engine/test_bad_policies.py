@@ -78,7 +78,7 @@ def predicting_what_is_settled(view: View) -> Plan:
 
 def predicting_nothing_while_saving(view: View) -> Plan:
     first, second = whole(view).cut(1).spans
-    return replace(whole(view), spans=(first, replace(second, save=second.rows)))
+    return whole(view).over((first, replace(second, save=second.rows)))
 
 
 def joining_in_mid_air(view: View) -> Plan:

@@ -10,8 +10,9 @@ from torch import Tensor
 from remask.core.plan import Plan, Reach, Span, Spans
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.segments import make_segments
-from remask.engine.stage_rows import Index, StageRows, send, send_run
+from remask.engine.stage_rows import Index, StageRows, send_run
 from remask.errors import PlanError
+from remask.models.sending import send
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 
 

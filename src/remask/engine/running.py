@@ -19,6 +19,7 @@ from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
+from remask.models.sending import send
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.score import RowGroup
@@ -36,7 +37,7 @@ class _Residual:
     def at(self, positions: NDArray[np.int64]) -> Tensor:
         """The rows of `positions`, which must be among those that were kept."""
         index = np.searchsorted(self.positions, positions)
-        return self.logits[torch.from_numpy(index).to(self.logits.device, non_blocking=True)]
+        return self.logits[send(index, self.logits.device)]
 
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]

@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from remask.engine.stage_rows import Index, StageRows, send, send_mask, send_run
+from remask.engine.stage_rows import Index, StageRows, send_run
+from remask.models.sending import send
 from remask.models.stage import Cascade, Direct, Segments
 
 TILE = 128  # rows that see different parts of a canvas are masked together, at most so many at a time
@@ -54,7 +55,7 @@ def _direct(part: StageRows, device: torch.device) -> Iterator[Direct]:
         sees = part.sees[first:last]
         reach = int(sees[-1])
         rows = slice(part.rows.start + first, part.rows.start + last)
-        visible = None if sees[0] == reach else send_mask(np.arange(reach) < sees[:, None], device)
+        visible = None if sees[0] == reach else send(np.arange(reach) < sees[:, None], device)
         yield Direct(rows, send_run(slots[:reach], device), visible)
 
 
@@ -125,4 +126,4 @@ def _hidden(
     if not hidden.any():
         return None
     alike = (hidden == hidden[:, :1]).all()
-    return send_mask(hidden[:, :1] if alike else hidden, device)
+    return send(hidden[:, :1] if alike else hidden, device)

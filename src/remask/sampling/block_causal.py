@@ -148,7 +148,7 @@ class BlockCausalDecoder(Uncorrected):
         """None: positions are chosen after the pass."""
         return
 
-    def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure, after temperature and before filters."""
         params = self._decoding.params
         return RowGroup(
@@ -160,6 +160,7 @@ class BlockCausalDecoder(Uncorrected):
             top_p=params.top_p,
             seed=self._decoding.seed,
             step=self.step,
+            positions=positions,
         )
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002

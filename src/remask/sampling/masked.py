@@ -144,9 +144,9 @@ class MaskedDecoder(Uncorrected):
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
 
-    def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._reading, self.seed, self.step)
+        return RowGroup(rows, *self._reading, self.seed, self.step, positions)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Return which of the noisy `positions` of the block are transferred now, ascending."""

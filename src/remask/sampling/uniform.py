@@ -215,6 +215,7 @@ class UniformDecoder(Unedited):
             top_p=params.top_p,
             seed=decoding.seed,
             step=self.step,
+            positions=positions,
             noisy=noisy,
         )
 
@@ -265,6 +266,7 @@ class UniformDecoder(Unedited):
             top_p=None,
             seed=decoding.seed,
             step=self.step,
+            positions=positions,
             noisy=NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions)),
         )
 
