@@ -21,6 +21,7 @@ ORDER = (
     "remask.outputs",
     "remask.plugins",
     "remask.core",
+    "remask.sending",
     "remask.tasks",
     "remask.store",
     "remask.models",

@@ -5,6 +5,7 @@ they run are revised.
 """
 
 from copy import deepcopy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from remask.core.plan import Mask, Plan, PrefixHit, Span, Spans, TopRho, Watch
 from remask.errors import PlanError
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A rule was broken."""
 
 
@@ -31,7 +32,7 @@ class Replay:
             self.written[layer][: 0 if prefix is None else prefix.length] = [LEASED] * (prefix.length if prefix else 0)
 
     def entered(self, plan: Plan) -> "Replay":
-        """The state after `plan`. Raises `Refused`."""
+        """The state after `plan`. Raises `RefusedError`."""
         new = deepcopy(self)
         new.step += 1
         live = set(range(self.length))
@@ -44,14 +45,14 @@ class Replay:
                 new._write(layer, span, plan)
                 live = here
         if plan.watch is not None and any(len(kept) < self.length for kept in new.kept[1:]):
-            raise Refused
+            raise RefusedError
         return new
 
     def _check_joining(self, rows: set[int], layer: int) -> None:
         lent = self.prefix is not None and layer == self.prefix.boundary
         for row in rows:
             if row not in self.kept[layer] and not (lent and self.prefix is not None and row < self.prefix.length):
-                raise Refused
+                raise RefusedError
 
     def _write(self, layer: int, span: Span, plan: Plan) -> None:
         held = set() if span.held is None else ones(span.held)
@@ -61,7 +62,7 @@ class Replay:
         for row in ones(span.rows):
             if row in held or row in among:
                 if self.written[layer][row] < 0:
-                    raise Refused
+                    raise RefusedError
                 if span.pick is not None:
                     attending.add(row)
                 continue
@@ -69,13 +70,13 @@ class Replay:
             if row in frozen:
                 continue
             if self.written[layer][row] == LEASED:
-                raise Refused
+                raise RefusedError
             self.written[layer][row] = self.step
         seen = self.length
         if plan.sees is not None:
             seen = max((int(plan.sees[row]) for row in attending), default=0)
         if UNWRITTEN in self.written[layer][:seen]:
-            raise Refused
+            raise RefusedError
 
 
 def ones(mask: Mask) -> set[int]:
@@ -93,7 +94,7 @@ def some_spans(draw: st.DrawFn) -> Spans:
     cuts = draw(st.sampled_from([(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)]))
     spans = []
     whole = draw(st.booleans())
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         rows = np.ones(LENGTH, dtype=np.bool_) if whole else draw(masks)
         kind = draw(st.sampled_from(["plain", "plain", "frozen", "held", "pick"]))
         save = draw(st.sampled_from([None, rows])) if start else None
@@ -141,7 +142,7 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         act = ledger.revise if revises else ledger.apply
         try:
             after = start.entered(plan_now)
-        except Refused:
+        except RefusedError:
             with pytest.raises(PlanError):
                 act(plan_now)
         else:

@@ -78,13 +78,13 @@ def predicting_what_is_settled(view: View) -> Plan:
 
 def predicting_nothing_while_saving(view: View) -> Plan:
     first, second = whole(view).cut(1).spans
-    return replace(whole(view), spans=(first, replace(second, save=second.rows)))
+    return whole(view).over((first, replace(second, save=second.rows)))
 
 
 def joining_in_mid_air(view: View) -> Plan:
     plan = whole(view).cut(1)
     first, second = plan.spans
-    return replace(plan, spans=(first, replace(second, rows=view.everything)))
+    return plan.over((first, replace(second, rows=view.everything)))
 
 
 def joining_one_by_one(view: View) -> Plan:
@@ -94,7 +94,7 @@ def joining_one_by_one(view: View) -> Plan:
     first, second = plan.spans
     rows = second.rows.copy()
     rows[[0, 2]] = True
-    return replace(plan, spans=(first, replace(second, rows=rows)))
+    return plan.over((first, replace(second, rows=rows)))
 
 
 def raising(view: View) -> Plan:

@@ -279,7 +279,7 @@ def test_a_new_position_without_states_cannot_join() -> None:
     plan = Dense().plan(view(branch, 0)).cut(2)
     rows = plan.spans[0].rows.copy()
     rows[0] = False
-    plan = replace(plan, spans=(replace(plan.spans[0], rows=rows), plan.spans[1]))
+    plan = plan.over((replace(plan.spans[0], rows=rows), plan.spans[1]))
     with pytest.raises(PlanError, match="rows that join at layer 2"):
         pack([(branch, plan)], CPU)
 

@@ -233,9 +233,9 @@ class Watching(CachePolicy):
             case "another canvas":
                 return replace(plan, watch=replace(plan.watch, window=np.ones(3, dtype=np.bool_)))
             case "one span":
-                return replace(plan, spans=(Span(range(view.layers), plan.spans[0].rows),))
+                return plan.over((Span(range(view.layers), plan.spans[0].rows),))
         first, *others = plan.spans
-        return replace(plan, spans=(replace(first, save=first.rows), *others))
+        return plan.over((replace(first, save=first.rows), *others))
 
 
 @pytest.mark.parametrize(

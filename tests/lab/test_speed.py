@@ -21,6 +21,8 @@ from remask_lab.speed import (
     depth_rule,
     first_layer,
     gpu,
+    host,
+    host_decode,
     invariance,
     mixture,
     neighbours,
@@ -408,3 +410,25 @@ def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> Non
         uniform_shape(monkeypatch, "thesis-6-9", "--model", "gidd-tiny")
     with pytest.raises(ConfigError, match="of uniform models, and 'llada-tiny' is none"):
         uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")
+
+
+@pytest.mark.parametrize("policy", host.POLICIES)
+def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
+    figures = host_decode.decode(host_decode.make_model(), policy, 320, 2)
+    assert figures["steps"] == host_decode.STEPS
+    assert figures["ms_per_step"] > 0
+
+
+def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "host.json"
+    sizes = ["--rounds", "1", "--policies", "none", "--canvases", "320", "--requests", "1", "2"]
+    monkeypatch.setattr(sys, "argv", ["host", *sizes, "--json", str(target)])
+    host.main()
+    rows = json.loads(target.read_text(encoding="utf-8"))["rows"]
+    assert [(row["policy"], row["canvas"], row["requests"]) for row in rows] == [("none", 320, 1), ("none", 320, 2)]
+    assert all(row["ms_per_step"] > 0 for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    with pytest.raises(ConfigError, match="--against no-such-commit"):
+        host.measure(1, "no-such-commit", [])
+    with pytest.raises(ConfigError, match="the decode failed"):
+        host.measure(1, None, [{"policy": "no such policy", "canvas": 320, "requests": 1}])

@@ -1,17 +1,17 @@
 """Block-wise generation with drawn tokens, and the correction of what was generated.
 
 A draw is a race: of a row's tokens the one with the smallest e / p wins, e exponential and p its probability. The
-numbers e are float32, from the request's seed and the step, of as many rows as the step decides on. `Decided` is told
-how near a decision was to another one: the quotient of the winner and the second, less one, or a gap of probabilities.
+numbers e are -log u, with u uniform, from a counter: a function of the request's seed, the step, the row's position and
+the token. `Decided` is told how near a decision was to another one: the quotient of the winner and the second, less one, or a gap of probabilities.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from tests.oracles import philox
 from tests.oracles.canvas import Decode
 from tests.oracles.gidd import GiddModel, GiddPass, structured
 from tests.oracles.uniform import Blocks, Pick, Step, generate, noise, step_scores, strategy
@@ -20,12 +20,10 @@ from tests.oracles.uniform_sampling import adaptive_selection, filtered, mixture
 Decided = Callable[[float], None]
 
 
-def race(chances: Tensor, seed: int, step: int, decided: Decided) -> Tensor:
-    """One token of every row of `chances` [L, V], drawn."""
-    state = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    generator = torch.Generator().manual_seed(state)
-    times = torch.empty(chances.shape, dtype=torch.float32).exponential_(generator=generator)
-    order = (chances / times.double()).sort(-1, descending=True)
+def race(chances: Tensor, seed: int, step: int, positions: Tensor, decided: Decided) -> Tensor:
+    """One token of every row of `chances` [L, V], drawn; `positions` [L] are those of the rows."""
+    times = -torch.from_numpy(philox.uniform(seed, step, positions.tolist(), chances.shape[1])).log()
+    order = (chances / times).sort(-1, descending=True)
     decided(float((order.values[:, 0] / order.values[:, 1] - 1).min()))
     return order.indices[:, 0]
 
@@ -52,7 +50,9 @@ def adaptive(model: GiddModel, sampling: Mapping[str, Any], steps: int, decided:
             return best(step.logits, decided).where(chosen, step.tokens)
         chances = filtered(step.logits, sampling["temperature"], sampling.get("top_k"), sampling.get("top_p"))
         number = step.block * steps + step.number - 1
-        return race(chances, sampling["seed"], number, decided).where(chosen, step.tokens)
+        return race(chances, sampling["seed"], number, torch.arange(step.start, step.stop), decided).where(
+            chosen, step.tokens
+        )
 
     return pick
 
@@ -70,7 +70,8 @@ def ancestral(model: GiddModel, sampling: Mapping[str, Any], steps: int, decided
         forward = then.alpha * clean + then.beta_pi
         unexplained = forward.where((step.tokens == model.mask_id)[:, None], same)
         chances = unexplained.where((here == 0)[:, None], chances)
-        return race(chances, sampling["seed"], step.block * steps + step.number - 1, decided)
+        number = step.block * steps + step.number - 1
+        return race(chances, sampling["seed"], number, torch.arange(step.start, step.stop), decided)
 
     return pick
 
@@ -118,7 +119,7 @@ class Correction:
             self.proposed[at], chances = best(logits, self.decided), logits.softmax(-1)
         else:
             chances = (logits / temperature).softmax(-1)
-            self.proposed[at] = race(chances, sampling["seed"], step, self.decided)
+            self.proposed[at] = race(chances, sampling["seed"], step, at, self.decided)
         self.chance[at] = chances.gather(-1, self.proposed[at][:, None])[:, 0]
         open_to_change = self.scope & (self.proposed != tokens)
         ranked = self.chance.where(open_to_change, 0).sort(descending=True)

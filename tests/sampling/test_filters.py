@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from remask.sampling.filters import draw, top_k, top_p
+from remask.sampling.filters import Draws, draw, top_k, top_p
 from tests.goldens import uniform as goldens
 
 LOGITS = torch.tensor([[2.0, 1.0, 1.0, 0.0, -1.0], [0.0, 3.0, 0.0, 0.0, 0.0]])
@@ -51,18 +51,18 @@ def test_recorded_filters() -> None:
 
 def test_draws_follow_the_softmax_and_their_seed() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2, 0.0]).log().expand(20_000, -1)
-    drawn = draw(logits, seed=3)
+    drawn = draw(logits, Draws(3))
     counts = drawn.bincount(minlength=4)
     assert counts[3] == 0
     for count, share in zip(counts.tolist(), (0.5, 0.3, 0.2), strict=False):
         assert abs(count - 20_000 * share) < 6 * math.sqrt(20_000 * share)
-    assert torch.equal(drawn, draw(logits, seed=3))
-    assert not torch.equal(drawn, draw(logits, seed=4))
+    assert torch.equal(drawn, draw(logits, Draws(3)))
+    assert not torch.equal(drawn, draw(logits, Draws(4)))
 
 
 def test_inputs_stay_as_they_are() -> None:
     before = LOGITS.clone()
     top_k(LOGITS, 2)
     top_p(LOGITS, 0.5)
-    draw(LOGITS, 1)
+    draw(LOGITS, Draws(1))
     assert torch.equal(LOGITS, before)

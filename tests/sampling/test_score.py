@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remask.sampling.score import RowGroup, score, step_seed
+from remask.sampling.score import RowGroup, score
 
 VOCAB, MASK_ID = 13, 12
 
@@ -255,8 +255,11 @@ def test_rows_and_seeds_differ() -> None:
     assert len(set(first)) > 5
 
 
-def test_step_seeds_differ_and_fit_a_generator() -> None:
-    seeds = {step_seed(seed, step) for seed in range(20) for step in range(20)}
-    assert len(seeds) == 400
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert step_seed(2**200, 1) == step_seed(2**200, 1)
+def test_rows_draw_by_their_positions() -> None:
+    """A row's draw is that of its position, wherever the row stands and whatever rows are read beside it."""
+    x = logits(1).expand(6, -1)
+    positions = np.array([3, 4, 9, 70, 71, 2**31])
+    tokens, _ = run(x, group(6, temperature=2.0, seed=2**62 + 5, step=2**33, positions=positions))
+    for row in range(6):
+        alone = group(1, temperature=2.0, seed=2**62 + 5, step=2**33, positions=positions[row : row + 1])
+        assert run(x[:1], alone)[0] == tokens[row : row + 1]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from remask.errors import ConfigError
+from remask.sampling.filters import Draws
 from remask.sampling.uniform import UniformDecoder
 from remask.sampling.uniform_correction import Correction
 from remask.sampling.uniform_score import NoisyRows, read_noisy
@@ -96,7 +97,7 @@ def test_proposals_are_drawn_and_weighed_at_their_temperature(temperature: float
     torch.manual_seed(0)
     logits = torch.randn(1, 12).expand(20_000, -1) * 0.3
     rows = NoisyRows(np.zeros(len(logits), dtype=np.int64), banned=(EOS,), banned_rows=len(logits))
-    tokens, chances = read_noisy(logits, rows, MASK, temperature, None, None, 5)
+    tokens, chances = read_noisy(logits, rows, MASK, temperature, None, None, Draws(5))
     allowed = logits[0].clone()
     allowed[[MASK, EOS]] = -torch.inf
     expected = (allowed / (temperature or 1)).softmax(-1)

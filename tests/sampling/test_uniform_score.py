@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remask.core.noise import Noise
-from remask.sampling.filters import top_k, top_p
+from remask.sampling.filters import Draws, top_k, top_p
 from remask.sampling.score import RowGroup, score
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, posterior, read_noisy
 from tests.goldens import uniform as goldens
@@ -112,7 +112,7 @@ def test_the_mask_is_never_read_and_end_tokens_only_where_they_may_stand() -> No
     logits[:, MASK], logits[:, 1], logits[:, 2], logits[:, 7] = 9, 8, 7, 6
     before = logits.clone()
     noisy = rows([0, 0, 0], banned=(1, 2), banned_rows=2)
-    tokens, scores = read_noisy(logits, noisy, MASK, 0.0, None, None, 0)
+    tokens, scores = read_noisy(logits, noisy, MASK, 0.0, None, None, Draws(0))
     assert tokens.tolist() == [7, 7, 1]
     assert torch.equal(logits, before)
     allowed = logits.clone()
@@ -124,11 +124,11 @@ def test_the_mask_is_never_read_and_end_tokens_only_where_they_may_stand() -> No
 
 def test_temperature_and_filters_move_the_draw_but_not_the_gain() -> None:
     logits, noisy = torch.randn(400, VOCAB), rows([0] * 400)
-    plain = read_noisy(logits, noisy, MASK, 0.0, None, None, 0)
-    drawn = read_noisy(logits, noisy, MASK, 1.5, None, None, 0)
+    plain = read_noisy(logits, noisy, MASK, 0.0, None, None, Draws(0))
+    drawn = read_noisy(logits, noisy, MASK, 1.5, None, None, Draws(0))
     assert torch.equal(plain[1], drawn[1])
     assert not torch.equal(plain[0], drawn[0])
-    assert torch.equal(plain[0], read_noisy(logits, noisy, MASK, 1.5, 1, None, 0)[0])
+    assert torch.equal(plain[0], read_noisy(logits, noisy, MASK, 1.5, 1, None, Draws(0))[0])
     assert MASK not in drawn[0].tolist()
 
 
@@ -137,7 +137,7 @@ def test_top_k_comes_before_top_p() -> None:
     logits = torch.full((VOCAB,), 0.05).log()
     logits[4:7] = math.log(0.2)
     noisy = rows([0] * 400)
-    tokens = read_noisy(logits.expand(400, -1), noisy, MASK, 1.0, 3, 0.5, 1)[0]
+    tokens = read_noisy(logits.expand(400, -1), noisy, MASK, 1.0, 3, 0.5, Draws(1))[0]
     assert len(set(tokens.tolist())) == 2
 
 
@@ -164,7 +164,7 @@ def test_draws_follow_the_posterior() -> None:
     expected = posterior(logits, torch.tensor([4]), step, greedy=False)[0]
     count = 20_000
     noisy = NoisyRows(np.full(count, 4), None, step)
-    tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, 7)[0]
+    tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, Draws(7))[0]
     shares = tokens.long().bincount(minlength=VOCAB) / count
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)
 
@@ -185,7 +185,7 @@ def test_drawn_tokens_follow_the_exact_posterior(shift: float, temperature: floa
         now, then = oracle.mixture(noise, before), oracle.mixture(noise, after)
         expected = oracle.posterior(clean[None], torch.tensor([current]), now, then)[0] * draws
         rows = NoisyRows(np.full(draws, current), None, Transition(noise_of(shift), before, after))
-        tokens, scores = read_noisy(logits.float().expand(draws, -1), rows, MASK, temperature, 6, 0.95, 11)
+        tokens, scores = read_noisy(logits.float().expand(draws, -1), rows, MASK, temperature, 6, 0.95, Draws(11))
         counts = torch.bincount(tokens.long(), minlength=VOCAB)
         assert (scores == 1).all()
         assert not counts[expected == 0].any()

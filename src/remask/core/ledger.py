@@ -45,6 +45,7 @@ class Ledger:
         self.step = -1
         self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or lent
+        self._least = 0  # the least of `_lead`
         if prefix is not None:
             self._written[: prefix.layers, : prefix.length] = LEASED
             self._lead[: prefix.layers] = prefix.length
@@ -100,19 +101,20 @@ class Ledger:
             raise
 
     def _check(self, plan: Plan) -> None:
-        live: Mask | None = None  # before layer 0 every row can be embedded
+        joins = dict(plan.spans.joins)  # before layer 0 every row can be embedded
         for span in plan.spans:
             layers, rows = span.layers, span.written
             part = self._written[layers.start : layers.stop]
-            if live is not None:
-                self._check_restored(layers.start, span.rows & ~live)
+            if layers.start in joins:
+                self._check_restored(layers.start, joins[layers.start])
             if span.computed is not span.rows and (part[:, span.rows & ~span.computed] < 0).any():
                 raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
             if hit is not None and layers.start < hit.layers and rows[: hit.length].any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
-            lead, reach = int(self._lead[layers.start : layers.stop].min()), plan.reach(span)
-            if lead < reach:
+            reach = plan.reach(span)
+            if self._least < reach:
+                lead = min(int(self._lead[layers.start : layers.stop].min()), reach)
                 missing = (part[:, lead:reach] == UNWRITTEN) & ~rows[lead:reach]
                 if missing.any():
                     layer, position = np.argwhere(missing)[0]
@@ -120,7 +122,6 @@ class Ledger:
                         f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
                         "written"
                     )
-            live = span.rows
         if plan.watch is None:
             return
         for span in plan.spans[1:]:
@@ -133,8 +134,6 @@ class Ledger:
                 )
 
     def _check_restored(self, layer: int, rows: Mask) -> None:
-        if not rows.any():
-            return
         missing = rows & ~self.kept[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
             missing[: self.prefix.length] = False
@@ -168,10 +167,11 @@ class Ledger:
 
     def _lengthen(self) -> None:
         """Bring `_lead` up to date."""
-        lead, length = int(self._lead.min()), self._written.shape[1]
+        lead, length = self._least, self._written.shape[1]
         if lead < length:
             gaps = self._written[:, lead:] == UNWRITTEN
             self._lead = np.where(gaps.any(axis=1), lead + gaps.argmax(axis=1), length)
+            self._least = int(self._lead.min())
 
     def _copied(self, spans: Spans) -> _Replaced:
         """What stands where `spans` write. Each of them is copied once."""
@@ -191,4 +191,4 @@ class Ledger:
             self._written[span.layers.start : span.layers.stop, span.written_index] = written
             if kept is not None:
                 self.kept[span.layers.start] = kept
-        self._lead, self._last = replaced.lead, None
+        self._lead, self._least, self._last = replaced.lead, int(replaced.lead.min()), None

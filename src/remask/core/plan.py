@@ -1,14 +1,15 @@
 """Plans: what a denoising step computes, as data.
 
 A policy is a pure function from a `View` to a `Plan`, and one transformer executes any plan. Views and plans hold host
-arrays only, so planning never waits for the device. What follows from a plan alone is computed once and kept with it, so
-nobody may write to its arrays.
+arrays only, so planning never waits for the device. What follows from a plan alone is computed once and kept with it,
+so nobody may write to its arrays.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -118,7 +119,16 @@ class Span:
         index = self.index
         if isinstance(index, slice):
             return not len(rows) or bool(index.start <= rows[0] and rows[-1] < index.stop)
-        return np.count_nonzero(self.rows[rows]) == len(rows)
+        return bool(np.count_nonzero(self.rows[rows]) == len(rows))
+
+    def within(self, layers: range) -> "Span":
+        """The same in some of its layers. What follows from the rows is found out once for all parts."""
+        _ = self.written_index, self.index, self.last, self.fixed, self.writes_all
+        part = object.__new__(Span)
+        # Rows pass through a boundary that is new, so what is to be saved is saved at the old one.
+        save = self.save if layers.start == self.layers.start else None
+        vars(part).update(vars(self), layers=layers, save=save)
+        return part
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
@@ -131,11 +141,10 @@ class Spans(tuple[Span, ...]):
 
     Plans that compute the same rows may have the same `Spans`. What was found out about them then serves again: the
     ledger need not look at them twice, nor is anything but tokens and predictions packed anew.
-
-    Raises `PlanError` where layers are left out or come twice.
     """
 
     def __new__(cls, spans: Iterable[Span]) -> "Spans":
+        """Raises `PlanError` where layers are left out or come twice."""
         self = super().__new__(cls, spans)
         if not self:
             raise PlanError("a plan needs at least one span")
@@ -162,6 +171,17 @@ class Spans(tuple[Span, ...]):
         return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})
 
     @cached_property
+    def joins(self) -> tuple[tuple[int, Mask], ...]:
+        """Where rows are live that were not in the layer before: the layer, and which rows."""
+        found = []
+        for before, span in pairwise(self):
+            if span.rows is not before.rows:
+                joining = span.rows & ~before.rows
+                if joining.any():
+                    found.append((span.layers.start, joining))
+        return tuple(found)
+
+    @cached_property
     def saves(self) -> bool:
         """Whether hidden states are kept."""
         return any(span.save is not None for span in self)
@@ -182,9 +202,7 @@ class Spans(tuple[Span, ...]):
         spans: list[Span] = []
         for span in self:
             if span.layers.start < at < span.layers.stop:
-                spans.append(replace(span, layers=range(span.layers.start, at)))
-                # The rows pass through the new boundary, so what was to be saved was saved at the old one.
-                spans.append(replace(span, layers=range(at, span.layers.stop), save=None))
+                spans += [span.within(range(span.layers.start, at)), span.within(range(at, span.layers.stop))]
             else:
                 spans.append(span)
         return self if len(spans) == len(self) else Spans(spans)
@@ -332,10 +350,10 @@ class Plan:
         own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
         return plan
 
-    def over(self, spans: Spans) -> "Plan":
-        """The same plan over other spans."""
+    def over(self, spans: Iterable[Span]) -> "Plan":
+        """The same plan over other spans. Raises `PlanError` as the constructor does."""
         plan = object.__new__(Plan)
-        vars(plan).update(vars(self), spans=spans)
+        vars(plan).update(vars(self), spans=spans if isinstance(spans, Spans) else Spans(spans))
         return plan
 
     def cut(self, at: int) -> "Plan":
@@ -351,7 +369,7 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        return replace(self, spans=self.spans.cut(at).map(whole), refreshes=True)
+        return replace(self.over(self.spans.cut(at).map(whole)), refreshes=True)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""

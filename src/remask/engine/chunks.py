@@ -54,7 +54,7 @@ class PrefixPass:
         # The whole has a span a layer. What the first one would keep is kept already: the rows restart from it.
         first, *others = self.whole.spans[start:stop]
         spans = [Span(range(start), nothing), replace(first, save=None), *others, Span(range(stop, layers), nothing)]
-        return replace(self.whole, spans=tuple(span for span in spans if len(span.layers)))
+        return self.whole.over(span for span in spans if len(span.layers))
 
     def advance(self) -> None:
         """Note that the piece has run."""

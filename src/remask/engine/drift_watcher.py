@@ -6,10 +6,11 @@ from torch import Tensor
 
 from remask.core.plan import Watch
 from remask.engine.canvas_state import CanvasState
-from remask.engine.stage_rows import Index, send, send_mask, send_run
+from remask.engine.stage_rows import Index, send_run
 from remask.engine.tracker import attention_rows, drift
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
+from remask.sending import send
 
 
 class DriftWatcher:
@@ -20,7 +21,7 @@ class DriftWatcher:
         self.number, self.branch, self.tracker, self.device = number, branch, branch.tracker, device
         self.threshold = watch.threshold
         self.window = np.flatnonzero(watch.window)
-        self.barred = send_mask(~watch.among, device)
+        self.barred = send(~watch.among, device)
         self.tokens: list[int] = []  # the token to track, of each layer that has run
         self.rows: list[Tensor] = []  # and its attention, float32 [T]
 

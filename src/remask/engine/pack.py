@@ -9,10 +9,11 @@ from torch import Tensor
 
 from remask.core.plan import Plan, Reach, Span, Spans
 from remask.engine.canvas_state import CanvasState, predicting_rows
-from remask.engine.stage_rows import Index, StageRows, send, send_run
+from remask.engine.stage_rows import Index, StageRows, send_run
 from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
+from remask.sending import send
 
 
 def pack(
@@ -30,7 +31,7 @@ def pack(
 
 
 class Packer:
-    """Packs pass after pass. Where canvases and spans are those of the pass before, only tokens and predictions are new.
+    """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
 
     What it returns is valid until the next pass is packed.
     """
@@ -98,7 +99,8 @@ def _places(span: Span, positions: Index, start: int) -> Index:
     """Where the live rows `positions` of a span are, if its first one is at `start`."""
     index = span.index
     if isinstance(index, slice):
-        return positions + (start - index.start)
+        places: Index = positions + (start - index.start)
+        return places
     return start + np.searchsorted(index, positions)
 
 

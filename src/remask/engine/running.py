@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.logprobs import PredictedLogprobs
 from remask.sampling.score import RowGroup
+from remask.sending import send
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
@@ -38,7 +38,7 @@ class _Residual:
     def at(self, positions: NDArray[np.int64]) -> Tensor:
         """The rows of `positions`, which must be among those that were kept."""
         index = np.searchsorted(self.positions, positions)
-        return self.logits[torch.from_numpy(index).to(self.logits.device, non_blocking=True)]
+        return self.logits[send(index, self.logits.device)]
 
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]

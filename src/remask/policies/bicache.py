@@ -126,5 +126,7 @@ class BiCache(CachePolicy):
             frozen = prefix if span.frozen is None else prefix | span.frozen
             return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
 
-        without = spans.map(lambda span: replace(span, rows=span.rows & ~prefix))
-        return without.cut(hit.boundary).cut(hit.layers).map(rejoin)
+        def without(span: Span) -> Span:
+            return replace(span, rows=span.rows & ~prefix) if span.rows[: hit.length].any() else span
+
+        return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)

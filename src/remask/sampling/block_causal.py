@@ -157,7 +157,7 @@ class BlockCausalDecoder(Uncorrected):
         """None: positions are chosen after the pass."""
         return
 
-    def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure, after temperature and before filters."""
         params = self._decoding.params
         return RowGroup(
@@ -169,6 +169,7 @@ class BlockCausalDecoder(Uncorrected):
             top_p=params.top_p,
             seed=self._decoding.seed,
             step=self.step,
+            positions=positions,
         )
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
@@ -194,11 +195,11 @@ class BlockCausalDecoder(Uncorrected):
 
     def _begin_block(self) -> None:
         self.block_step = 0
-        masks = np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop])
+        masks = int(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
         self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
 
     def _noisy(self) -> bool:
-        return np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]) > 0
+        return bool(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
         params = self._decoding.params

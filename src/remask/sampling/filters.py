@@ -1,7 +1,14 @@
 """Top-p, top-k and reproducible draws over rows of logits. Nothing here changes its inputs."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from remask.sampling.philox import uniform
+from remask.sending import send
 
 
 def top_p(logits: Tensor, share: float | None) -> Tensor:
@@ -23,9 +30,27 @@ def top_k(logits: Tensor, count: int | None) -> Tensor:
     return logits.masked_fill(logits < kth, -torch.inf)
 
 
-def draw(logits: Tensor, seed: int) -> Tensor:
-    """Draw a token of every row from the softmax of `logits`, int64 [rows], with `seed` as the only randomness."""
-    generator = torch.Generator(device=logits.device)
-    generator.manual_seed(seed)
-    # argmax of logits + Gumbel noise draws from their softmax; -log of an exponential draw is Gumbel.
-    return (logits - torch.empty_like(logits).exponential_(generator=generator).log_()).argmax(dim=-1)
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What the draws of some rows depend on: the request's seed, its step, and a number of each row.
+
+    Attributes:
+        seed, step: whole numbers from 0 on.
+        rows: the position of each row, int64 [rows]; None: their number, from 0 on.
+    """
+
+    seed: int
+    step: int = 0
+    rows: NDArray[np.int64] | None = None
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Numbers between 0 and 1, one for each of `like` [rows, V], float32."""
+        device = like.device
+        rows = torch.arange(len(like), device=device) if self.rows is None else send(self.rows, device)
+        return uniform(self.seed, self.step, rows, like.shape[1])
+
+
+def draw(logits: Tensor, draws: Draws) -> Tensor:
+    """Draw a token of every row from the softmax of `logits`, int64 [rows], with `draws` as the only randomness."""
+    # argmax of logits + Gumbel noise draws from their softmax; -log(-log u) of a uniform u is Gumbel.
+    return (logits - draws.uniform(logits).log_().neg_().log_()).argmax(dim=-1)

@@ -107,8 +107,9 @@ class MaskedDecoding:
 class MaskedDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it.
 
-    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they transfer nothing: "skipped" ones are counted as steps, but
-    no pass is run; "within_block" ends a block when it is complete; "all" runs the whole schedule.
+    `block` holds the canvas positions of the current block. `idle` says which scheduled steps are run although they
+    transfer nothing: "skipped" ones are counted as steps, but no pass is run; "within_block" ends a block when it is
+    complete; "all" runs the whole schedule.
     """
 
     def __init__(
@@ -153,9 +154,9 @@ class MaskedDecoder(Uncorrected):
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
 
-    def group(self, rows: slice, positions: Positions) -> RowGroup:  # noqa: ARG002
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""
-        return RowGroup(rows, *self._reading, self.seed, self.step)
+        return RowGroup(rows, *self._reading, self.seed, self.step, positions)
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
         """Return which of the noisy `positions` of the block are transferred now, ascending."""
@@ -204,7 +205,7 @@ class MaskedDecoder(Uncorrected):
         self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
 
     def _masks(self) -> int:
-        return np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop])
+        return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
 
     def _block_over(self) -> bool:
         # A block whose first pass committed less than its share takes as many steps more as it needs.

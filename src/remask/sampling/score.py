@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.remasking import Measure
-from remask.sampling.filters import draw, top_k, top_p
+from remask.sampling.filters import Draws, draw, top_k, top_p
 from remask.sampling.logprobs import Normalised
 from remask.sampling.uniform_score import NoisyRows, read_noisy
+from remask.sending import send
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
@@ -33,7 +34,7 @@ class Penalty:
 
     def apply(self, logits: Tensor) -> None:
         """Lower `logits` [rows, V] in place."""
-        tokens = torch.from_numpy(self.tokens).to(logits.device, non_blocking=True)[:, None]
+        tokens = send(self.tokens, logits.device)[:, None]
         loss = torch.where(tokens == self.NONE, 0.0, -self.size).to(logits.dtype)
         logits.scatter_add_(1, tokens.clamp_min(0), loss)
 
@@ -42,7 +43,8 @@ class Penalty:
 class RowGroup:
     """The rows of one request among the logits, and how they are turned into tokens and confidences.
 
-    What is drawn depends on the request's `seed` and `step` alone.
+    What is drawn in a row depends on the request's `seed`, its `step` and the row's position alone. Without `positions`
+    rows are numbered.
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
@@ -65,6 +67,7 @@ class RowGroup:
     top_p: float | None
     seed: int
     step: int = 0
+    positions: NDArray[np.int64] | None = None
     guide: slice | None = None
     residual: Tensor | None = None
     cfg_scale: float = 0.0
@@ -74,6 +77,11 @@ class RowGroup:
     given: NDArray[np.int64] | None = None
 
     NOT_GIVEN: ClassVar[int] = -1
+
+    @property
+    def draws(self) -> Draws:
+        """What draws in these rows depend on."""
+        return Draws(self.seed, self.step, self.positions)
 
     @property
     def greedy(self) -> bool:
@@ -90,15 +98,6 @@ def _cover(groups: Sequence[RowGroup], rows: int) -> bool:
             return False
         at = group.rows.stop
     return at == rows
-
-
-def _seed(group: RowGroup) -> int:
-    return step_seed(group.seed, group.step)
-
-
-def step_seed(seed: int, step: int) -> int:
-    """Return the seed of one step of one request, so that its draws depend on nothing else in the batch."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool = False, more: int = 0) -> Tensor:
@@ -144,7 +143,7 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
 def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more: int) -> Tensor:
     """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
     if group.given is not None:
-        given = torch.from_numpy(group.given).to(read.device, non_blocking=True)
+        given = send(group.given, read.device)
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
     if logprobs is not None:
         read = torch.cat([read, logprobs.of(read[0].long())])
@@ -162,7 +161,7 @@ def _greedy(logits: Tensor, mask_id: int) -> Tensor:
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
     if group.noisy is not None:
-        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, _seed(group))
+        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws)
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
@@ -172,7 +171,7 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
     choice = tempered.clone()
     choice[:, mask_id] = -torch.inf
     choice = top_k(top_p(choice, group.top_p), group.top_k)
-    tokens = draw(choice, _seed(group)) if group.temperature > 0 else choice.argmax(dim=-1)
+    tokens = draw(choice, group.draws) if group.temperature > 0 else choice.argmax(dim=-1)
     if group.measure == "entropy":
         probabilities = measured.exp()
         confidence = (probabilities * (probabilities + 1e-10).log()).sum(dim=-1)

@@ -225,6 +225,7 @@ class UniformDecoder(Unedited):
             top_p=params.top_p,
             seed=decoding.seed,
             step=self.step,
+            positions=positions,
             noisy=noisy,
         )
 
@@ -275,6 +276,7 @@ class UniformDecoder(Unedited):
             top_p=None,
             seed=decoding.seed,
             step=self.step,
+            positions=positions,
             noisy=NoisyRows(current, banned=decoding.stop_ids, banned_rows=self._early(positions)),
         )
 

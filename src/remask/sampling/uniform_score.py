@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.noise import Noise, sigmoid
-from remask.sampling.filters import draw, top_k, top_p
+from remask.sampling.filters import Draws, draw, top_k, top_p
+from remask.sending import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,25 @@ def read_noisy(
     temperature: float,
     keep_k: int | None,
     keep_p: float | None,
-    seed: int,
+    draws: Draws,
 ) -> Tensor:
     """Return token and score of every row of `logits` [rows, V], float32 [2, rows]. Does not change `logits`."""
     logits = logits.clone()
     logits[:, mask_id] = -torch.inf
     if rows.banned and rows.banned_rows:
-        logits[: rows.banned_rows, list(rows.banned)] = -torch.inf
+        banned = send(np.array(rows.banned, dtype=np.int64), logits.device)
+        logits[: rows.banned_rows].index_fill_(1, banned, -torch.inf)
     tempered = logits / temperature if temperature > 0 else logits
     filtered = top_p(top_k(tempered, keep_k), keep_p)
-    current = torch.from_numpy(rows.current).to(logits.device, non_blocking=True)
+    current = send(rows.current, logits.device)
     if rows.transition is not None:
-        tokens = draw(posterior(filtered, current, rows.transition, greedy=temperature == 0).log(), seed)
+        tokens = draw(posterior(filtered, current, rows.transition, greedy=temperature == 0).log(), draws)
         return torch.stack((tokens.float(), torch.ones_like(tokens, dtype=torch.float32)))
-    tokens = draw(filtered, seed) if temperature > 0 else filtered.argmax(dim=-1)
+    tokens = draw(filtered, draws) if temperature > 0 else filtered.argmax(dim=-1)
     if rows.weights is None:
         chances = tempered.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
         return torch.stack((tokens.float(), chances))
-    weights = torch.from_numpy(rows.weights).to(logits.device, non_blocking=True)
+    weights = send(rows.weights, logits.device)
     return torch.stack((tokens.float(), gain(logits, current, weights)))
 
 
@@ -89,8 +91,7 @@ def posterior(logits: Tensor, current: Tensor, step: Transition, *, greedy: bool
     ratio = alpha_t / alpha_s
     every = np.arange(noise.vocab)
     pi_t, pi_s = (
-        torch.from_numpy(noise.probability(every, level).astype(np.float32)).to(logits.device, non_blocking=True)
-        for level in (step.before, step.after)
+        send(noise.probability(every, level).astype(np.float32), logits.device) for level in (step.before, step.after)
     )
     at = current[:, None]
     between = beta_t * pi_t[current] - ratio * beta_s * pi_s[current]

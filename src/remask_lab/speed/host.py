@@ -2,12 +2,12 @@
 
     scripts/host [--json FILE] [--against COMMIT]
 
-A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at once;
-what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is denoised in
-blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all requests share, at depth 18 with R = 16. A figure is
-CPU time of the engine's thread, the mean over all steps of a decode, refreshes included. It begins when the requests have
-been placed and their prefix has been computed. Of `--rounds` decodes the least is taken, as other work on the machine
-only adds to it.
+A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
+once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
+denoised in blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all requests share, at depth 18 with R = 16:
+of a canvas of 1,024 the response leaves less than that to share. A figure is CPU time of the engine's thread, the mean
+over all steps of a decode, refreshes included. It begins when the requests have been placed and their prefix has been
+computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds to it.
 
 `--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
 """
