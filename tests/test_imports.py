@@ -83,6 +83,7 @@ ENGINE_DOORS = {
 }
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
+    "functools",
     "inspect",
     "re",
     "__future__",
