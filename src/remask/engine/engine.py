@@ -204,11 +204,12 @@ class Engine:
 
         Requests that ran and had reported nothing run again, one at a time. Those that had, and those that began
         `MAX_STARTS` times, end with the error. Raises `error` where that cannot help: where nothing ran that could have
-        caused it, or where the device stays lost.
+        caused it, where the device stays lost, or where a process is lost that computes a part of the model.
         """
         # A pass over a prefix may run alone, and so may one that completes pages: nobody waits for either.
         if not len(self._running) and not poisons(error):
             raise error
+        self.model.ranks.check()
         begun = self._unfinished()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1

@@ -45,14 +45,15 @@ class Memory:
     """One pool of pages for running requests and for the prefix store."""
 
     def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
-        shape = self.shape = model.config
+        shape, self.model = model.config, model
+        self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = _page_size(config.page_size, shape)
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
         self._pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
-        self.pool = Pool(shape, self._pages, size, model.dtype, model.device)
+        self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
         self._begin()
 
     def _begin(self) -> None:
@@ -79,13 +80,11 @@ class Memory:
         store, chain = self.store.stats, self.chain.stats
         self._begin()
         self.store.stats, self.chain.stats = store, chain
-        # An error that the device cannot recover from is raised by whatever is run on it next.
-        torch.ones(1, device=self.pool.k[0].device).item()
+        self.model.ranks.everywhere(_check_device, self.model)
 
     def new_states(self, tokens: int) -> Tensor:
         """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
-        pool = self.pool.k[0]
-        return new_states(self.shape.layers, self.shape.hidden, pool.dtype, pool.device, tokens)
+        return self.model.ranks.everywhere(_new_states, self.model, tokens)
 
     @property
     def bytes_used(self) -> int:
@@ -304,6 +303,21 @@ class Memory:
             chain=pages[-1].key if pages else 0,
             tracker=Tracker.of(shape.layers, len(canvas), device) if watched else None,
         )
+
+
+def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
+    """K/V memory for the heads of one rank."""
+    return Pool(model.part, pages, page_size, model.dtype, model.device)
+
+
+def _new_states(model: Transformer, tokens: int) -> Tensor:
+    """Room for the hidden states of `tokens` positions, [layers - 1, tokens, D], on one rank."""
+    return new_states(model.config.layers, model.config.hidden, model.dtype, model.device, tokens)
+
+
+def _check_device(model: Transformer) -> None:
+    """Raise what the device raises where it is lost: an error that it cannot recover from comes with its next use."""
+    torch.ones(1, device=model.device).item()
 
 
 def _tables(lease: Lease | None, pages: Sequence[Page], own: Sequence[PageRange]) -> tuple[SlotTable, ...]:

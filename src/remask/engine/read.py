@@ -10,6 +10,7 @@ from torch import Tensor
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.score import RowGroup, score
+from remask.sampling.vocabulary import WHOLE, SplitVocabulary
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
 
@@ -23,14 +24,25 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
     """
     scores = []
     for rows, members in _chunks(requests):
-        logits = model.head(hidden[rows])
+        scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], [group for _, group in members]))
         for running, group in members:
-            running.keep_residual(logits, group)
-        scores.append(score(logits, [group for _, group in members], model.config.mask_id, model.arithmetic.invariant))
+            running.scored(group)
     if not scores:
         return np.empty((2, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     return torch.cat(scores, dim=1).cpu().numpy()
+
+
+@torch.inference_mode()
+def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup]) -> Tensor:
+    """Token and confidence, float32 [2, rows], of the rows whose final hidden states are `hidden` [M, D].
+
+    Every rank reads the logits of its own tokens, and what they come to is merged.
+    """
+    vocabulary, ranks, total = WHOLE, model.ranks, model.config.vocab
+    if ranks.several:
+        vocabulary = SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
+    return score(model.head(hidden), groups, model.config.mask_id, model.arithmetic.invariant, vocabulary)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

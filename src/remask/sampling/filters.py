@@ -25,7 +25,14 @@ def top_k(logits: Tensor, count: int | None) -> Tensor:
 
 def draw(logits: Tensor, seed: int) -> Tensor:
     """Draw a token of every row from the softmax of `logits`, int64 [rows], with `seed` as the only randomness."""
-    generator = torch.Generator(device=logits.device)
+    return (logits - exponential_logs(logits, logits.shape[1], seed)).argmax(dim=-1)
+
+
+def exponential_logs(like: Tensor, tokens: int, seed: int) -> Tensor:
+    """Logarithms of exponential draws, [rows, tokens], with as many rows as `like` has.
+
+    The argmax of logits + Gumbel noise draws from their softmax, and -log of an exponential draw is Gumbel.
+    """
+    generator = torch.Generator(device=like.device)
     generator.manual_seed(seed)
-    # argmax of logits + Gumbel noise draws from their softmax; -log of an exponential draw is Gumbel.
-    return (logits - torch.empty_like(logits).exponential_(generator=generator).log_()).argmax(dim=-1)
+    return like.new_empty((len(like), tokens)).exponential_(generator=generator).log_()
