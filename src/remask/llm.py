@@ -161,8 +161,17 @@ class LLM:
         )
 
     def close(self) -> None:
-        """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards."""
+        """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.
+
+        A `with` block does so at its end.
+        """
         self.model.ranks.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -52,6 +52,18 @@ def add_threads_option(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
+    """`--tensor-parallel`, for commands that read nothing of the model but its answers."""
+    parser.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that compute the model together, on N devices from --device on (default 1)",
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that limit the engine."""
     group = parser.add_argument_group("engine")
@@ -119,6 +131,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "check_weights": not args.skip_weight_check,
         "depth_table": args.depth_table,
         "threads": args.threads,
+        "tensor_parallel": getattr(args, "tensor_parallel", 1),
     }
 
 
