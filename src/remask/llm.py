@@ -15,10 +15,11 @@ from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
-from remask.cpu import CpuReading, physical_cores, read_cpu
+from remask.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import stop_at
-from remask.engine.config import EngineConfig
+from remask.engine.capacity import DeviceMemory, check_weights_fit
+from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -122,6 +123,7 @@ class LLM:
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
         kind, why = resolve_dtype(dtype, place, found.config.parameters)
+        self._check_memory(found, kind, place, tensor_parallel)
         ranks = Ranks()
         self.loaded: LoadedModel
         if tensor_parallel == 1:
@@ -159,6 +161,18 @@ class LLM:
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
         )
+
+    def _check_memory(self, found: FoundModel, dtype: torch.dtype, device: torch.device, processes: int) -> None:
+        """Raise `ConfigError` where the weights do not fit, before any is read."""
+        cuda, share = device.type == "cuda", 1.0
+        if cuda:
+            share = self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION
+            free, total = torch.cuda.mem_get_info(device)
+        elif (there := memory()) is not None:
+            total, free = there
+        else:
+            return
+        check_weights_fit(found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda)
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.

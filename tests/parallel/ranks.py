@@ -17,7 +17,7 @@ MODELS = 64  # that one process can serve
 class Served(subprocess.Popen[bytes]):
     """A process that goes on to the next connection where one is closed: nobody waits for its end."""
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
         """The end of a model is not that of the process."""
         return 0
 

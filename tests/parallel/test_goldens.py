@@ -1,4 +1,4 @@
-"""Golden runs of every kind of model through `remask generate --tensor-parallel N`: the recorded tokens, in real processes."""
+"""Golden runs of every kind of model through `remask generate --tensor-parallel N`, in real processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import pytest
 
 from tests import goldens
 from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
+from tests.cli.goldens import generate
 from tests.goldens import block_causal, moe, uniform
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -32,7 +33,7 @@ def masked(model: str) -> Sample:
     def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
         named = {goldens.run_id(run): run for run in runs}
         lines = (goldens.request_line(run, name) for name, run in named.items())
-        answers = test_goldens.generate(tmp_path, goldens.model_dir(model), lines, *options)
+        answers = generate(tmp_path, goldens.model_dir(model), lines, *options)
         for name, run in named.items():
             test_goldens.check(run, answers[name], test_goldens.LAYERS[model])
 

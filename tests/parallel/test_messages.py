@@ -74,7 +74,9 @@ def test_the_contents_of_other_tensors_are_sent_once() -> None:
     line = Line()
     index, mask = torch.arange(5), torch.tensor([True, False, True])
     every = torch.arange(12, dtype=torch.bfloat16).view(3, 4).t()
-    line.everywhere(note, index, [index, {"a": mask}], every, torch.empty(0, 4), torch.tensor(2.5).expand(3), slice(1, 4))
+    line.everywhere(
+        note, index, [index, {"a": mask}], every, torch.empty(0, 4), torch.tensor(2.5).expand(3), slice(1, 4)
+    )
     found, _ = SEEN
     assert torch.equal(found[0], index)
     assert found[1][0] is found[0]

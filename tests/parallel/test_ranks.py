@@ -88,9 +88,9 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
     with pytest.raises(ConfigError, match="load it with tensor_parallel=1"):
         two.model.forward(*_batch_of(two))
     refused: list[Callable[[], object]] = [
-        lambda: observe_passes(two.engine, lambda passes: None),
+        lambda: observe_passes(two.engine, lambda _: None),
         lambda: replace_attention(two.engine, two.model.attention),
-        lambda: run_in_sections(two.engine, lambda name: threading.Lock()),
+        lambda: run_in_sections(two.engine, lambda _: threading.Lock()),
         lambda: two.new_engine(EngineConfig(batch_invariant=True)),
         lambda: two.depth_table,
         lambda: two.generate([[1, 2]], SAMPLING, cache="bicache", prefix_length=1),
@@ -145,7 +145,7 @@ def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
     tensors = checkpoints.llada_tensors()
     tensors["model.transformer.ff_out.weight"][-1, -1] = torch.nan  # the last rank's
     folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, tensors)
-    with pytest.raises(CheckpointError, match="rank 1 of 2 .*failed: CheckpointError: .*holds 1 values of"):
+    with pytest.raises(CheckpointError, match=r"rank 1 of 2 .*failed: CheckpointError: .*holds 1 values of"):
         LLM(str(folder), tensor_parallel=2, **COMMON)
 
 
@@ -179,7 +179,7 @@ def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch)
         with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
             # Rank 0 returns and does not know; the next call finds out.
             lead_of(llm).everywhere(raises, llm.model, 1)
-            with pytest.raises(RankLostError, match="rank 1 of 2 .* ValueError: on purpose.* load it again"):
+            with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
                 llm.generate([[1, 2, 3]], SAMPLING)
     finally:
         lender.end()
@@ -227,7 +227,7 @@ if sys.argv[2] == "sleep":
 
 @pytest.mark.parametrize("how", ["sleep", "end"])
 def test_ranks_end_with_rank_0(how: str) -> None:
-    """A script of a user, without a guard of its main part. It is killed, or ends by itself without a word to the ranks."""
+    """A user's script without a guarded main part. It is killed, or ends without a word to the ranks."""
     with subprocess.Popen([sys.executable, "-c", SCRIPT, GOLDEN, how], stdout=subprocess.PIPE, text=True) as rank0:
         assert rank0.stdout is not None
         assert rank0.stdout.readline().startswith("[[")

@@ -19,6 +19,7 @@ from remask.cli.options import (
 )
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
+from remask.llm import AUTO
 from remask.models.source import BUNDLED
 from remask.server.limits import RequestLimits
 
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_engine_options(parser)
+    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
     add_server_options(parser, RequestLimits)
     fleet = parser.add_argument_group("fleet")

@@ -9,9 +9,9 @@ from typing import Any
 from remask.core.checks import json_object
 from remask.core.depth import DepthLookup
 from remask.core.sampling import SamplingParams
-from remask.engine.config import EngineConfig
+from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM
+from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED_MODELS
 from remask.policies import parse
 from remask.store.eviction import EVICTIONS
@@ -88,9 +88,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(
         "--store-budget-tokens",
-        type=int,
+        type=tokens_or_auto,
         default=_DEFAULTS.store_budget_tokens,
-        help="tokens the prefix store may hold",
+        metavar="N|auto",
+        help=f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help=f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
     )
     group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="order of eviction")
     group.add_argument(
@@ -106,6 +113,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help=f"share of a shared prefix that such a part must cover (default {_DEFAULTS.prefix_cover})",
     )
     add_batch_invariant(group)
+
+
+def tokens_or_auto(text: str) -> int | str:
+    """A number of tokens, or "auto"."""
+    return text if text == AUTO else int(text)
 
 
 def add_batch_invariant(group: argparse._ActionsContainer) -> None:

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser, BUNDLED)
     add_tensor_parallel(parser)
     add_engine_options(parser)
+    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
     server = add_server_options(parser, ServerLimits)
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")

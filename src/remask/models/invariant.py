@@ -134,8 +134,8 @@ def check_ranks(size: int) -> None:
     """Raise `ConfigError` where `size` processes compute the model."""
     if size > 1:
         raise ConfigError(
-            f"batch_invariant=True cannot be kept with tensor_parallel={size}: a sum over processes adds in an order that "
-            "depends on a row's place in the batch; leave one of the two out"
+            f"batch_invariant=True cannot be kept with tensor_parallel={size}: a sum over processes adds in an order "
+            "that depends on a row's place in the batch; leave one of the two out"
         )
 
 

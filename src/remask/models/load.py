@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,9 +63,9 @@ def load_weights(
 ) -> Weights:
     """The weights of the checkpoint in `folder` that `shard` holds, on `device` and converted to `dtype`.
 
-    Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor is in memory beside the result.
-    `progress` shows a bar on stderr. With `check` each is read once more in its place, where it is still in the cache,
-    for values that are not finite.
+    Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
+    is in memory beside the result. `progress` shows a bar on stderr. With `check` each is read once more in its place,
+    where it is still in the cache, for values that are not finite.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
@@ -128,7 +129,7 @@ def _read(
         raise unreadable(path, error) from error
 
 
-def _stored(file: safe_open, slot: Slot) -> Tensor:
+def _stored(file: Any, slot: Slot) -> Tensor:
     """What `slot` takes of its tensor in an open file; nothing else of it is read."""
     tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
     return tensor

@@ -43,11 +43,12 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
     return Routes(experts, weights if router.float32 else weights.to(x.dtype))
 
 
-def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, held: range) -> Tensor:
+def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, held: range | None = None) -> Tensor:
     """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype.
 
-    `w` holds the experts in `held`. What a row's other experts add is left out: other ranks compute it.
+    `w` holds the experts in `held`; None: all. What a row's other experts add is left out: other ranks compute it.
     """
+    held = range(len(w.router)) if held is None else held
     active, count = routes.experts.shape[1], len(held)
     experts = routes.experts.flatten()
     if count < len(w.router):

@@ -28,11 +28,15 @@ class Shard:
         """Raise one `ConfigError` that names every size of `config` which cannot be cut for so many ranks."""
         faults = _faults(config, self.size)
         if faults:
-            fitting = [str(number) for number in range(2, config.heads + 1) if not _faults(config, number)]
+            fitting = [str(number) for number in range(2, config.heads + 1) if Shard(0, number).fits(config)]
             raise ConfigError(
                 f"tensor_parallel={self.size} cannot cut this {config.family} model: {'; '.join(faults)}. "
                 f"Use {' or '.join(['1', *fitting])}"
             )
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Whether `config` can be cut for so many ranks."""
+        return not _faults(config, self.size)
 
     def part(self, config: ModelConfig) -> ModelConfig:
         """`config` with the sizes of this rank's matrices. The experts that a router chooses from stay all of them."""

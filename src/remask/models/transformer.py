@@ -14,7 +14,6 @@ from remask.models.ranks import Ranks
 from remask.models.stage import Pick, Stage, StepBatch
 from remask.models.weights import LayerWeights, MixtureWeights, Weights
 
-
 COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
 
 
@@ -89,7 +88,7 @@ class Transformer:
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` whose input to `layer` is `h` [N, D]."""
+        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
         w = self.weights.layers[layer]
         x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
         return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
@@ -227,7 +226,8 @@ class Transformer:
         products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, kept), (new, new), (kept, kept))])
         dot, *squares = self.ranks.sum(products)
         left, right = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
-        return dot / (left * right)
+        similarity: Tensor = dot / (left * right)
+        return similarity
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:

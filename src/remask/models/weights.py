@@ -88,9 +88,7 @@ class Weights:
 WHOLE = Shard()
 
 
-def empty_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
-) -> Weights:
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> Weights:
     """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
     config = shard.part(config)
 

@@ -1,4 +1,4 @@
-"""The program of a rank other than 0: `python -m remask.parallel FD`, with a connection to rank 0 at that descriptor."""
+"""The program of a rank other than 0: `python -m remask.parallel FD`, where FD is a connection to rank 0."""
 
 import logging
 import os

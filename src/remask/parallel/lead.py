@@ -7,16 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Pipe
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.models.loaded import FoundModel, LoadedModel
 from remask.models.ranks import Shard
-from remask.models.transformer import Transformer
 from remask.parallel.group import GroupRanks, join_group, open_store
 from remask.parallel.message import Names
 from remask.parallel.worker import PATIENCE_S, WHERE, Job, State
@@ -138,17 +136,17 @@ class LeadRanks(GroupRanks):
         super()._begin()
 
     def _settle(self, error: Exception) -> None:
-        """Return where every rank has failed at the same operation as this one, with `error`. Else raise that one is lost."""
+        """Return where every rank has failed at the same operation as this one, with `error`; else one is lost."""
         reasons = []
         for worker in self._workers:
             with suppress(OSError):
                 worker.connection.send_bytes(WHERE)
         for worker in self._workers:
-            state, failure = worker.state(PATIENCE_S), ""
+            state = failed = worker.state(PATIENCE_S)
             if state is not None and state.kind == "failed":
-                state, failure = worker.state(PATIENCE_S), state.error
+                state = worker.state(PATIENCE_S)
             if state is None or state.operations != self.operations:
-                reasons.append(_reason(worker, failure))
+                reasons.append(_reason(worker, "" if failed is None else failed.error))
         if reasons:
             self.lose("; ".join(reasons))
             raise RankLostError(str(self.lost)) from error
@@ -180,9 +178,7 @@ def start(
     try:
         for worker, place in zip(workers, devices[1:], strict=True):
             dummy = found.folder is None
-            worker.connection.send(
-                Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check)
-            )
+            worker.connection.send(Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check))
         loaded = found.load(dtype, devices[0], progress=progress, check=check, shard=Shard(0, size))
         for worker in workers:
             state = worker.state(None)

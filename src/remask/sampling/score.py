@@ -114,9 +114,10 @@ def score(
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2, rows], in their order, without guide rows.
 
-    `logits` [M, V], or a rank's columns of them as `vocabulary` says, is used as scratch. The mask token is never chosen, but counts in the probabilities, as in the
-    originals. With `apart` every group is read on its own, else all greedy ones at once: the last bits of what is
-    computed over a whole tensor may depend on its size. Nothing waits for the device.
+    `logits` [M, V], or a rank's columns of them as `vocabulary` says, is used as scratch. The mask token is never
+    chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
+    greedy ones at once: the last bits of what is computed over a whole tensor may depend on its size. Nothing waits for
+    the device.
     """
     for group in groups:
         if group.keep is not None and group.guide is not None:
@@ -139,7 +140,7 @@ def score(
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
-    return (_greedy(logits, mask_id, vocabulary) if group.greedy else _sampled(logits, group, mask_id, vocabulary))
+    return _greedy(logits, mask_id, vocabulary) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
 
 
 def _greedy(logits: Tensor, mask_id: int, vocabulary: Vocabulary) -> Tensor:

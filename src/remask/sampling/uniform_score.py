@@ -83,10 +83,7 @@ def posterior(
     information (the mask, under noise that never yields it) gives the forward process at `after`, and any other stays.
     """
     noise = step.noise
-    if greedy:
-        clean = vocabulary.only(vocabulary.best(logits)[1], logits)
-    else:
-        clean = vocabulary.softmax(logits)
+    clean = vocabulary.only(vocabulary.best(logits)[1], logits) if greedy else vocabulary.softmax(logits)
     alpha_t, alpha_s = sigmoid(step.before), sigmoid(step.after)
     beta_t, beta_s = sigmoid(-step.before), sigmoid(-step.after)
     ratio = alpha_t / alpha_s

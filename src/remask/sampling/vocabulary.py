@@ -153,7 +153,7 @@ class SplitVocabulary(Vocabulary):
         return logits.masked_fill(logits < self.top(logits, count)[:, -1:], -torch.inf)
 
     def top_p(self, logits: Tensor, share: float | None) -> Tensor:
-        """A token is kept where more probable ones have at most `share`: the least such logit is searched bit by bit."""
+        """A token is kept where more probable ones have at most `share`. The least such logit is found bit by bit."""
         if share is None or share >= 1:
             return logits
         probabilities, keys = self.softmax(logits), _ordered(logits)
