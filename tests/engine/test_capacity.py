@@ -23,6 +23,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.models.dummy import dummy_weights
+from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.ranks import Ranks, Shard
 from remask.models.transformer import Transformer
@@ -133,7 +134,7 @@ class _Cuda(Transformer):
     device = torch.device("cuda")  # type: ignore[assignment]
 
 
-class _Pool(engine_memory.Pool):
+class _Pool(Pool):
     def __init__(self, config: Any, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         assert device.type == "cuda"
         super().__init__(config, pages, page_size, dtype, torch.device("meta"))
