@@ -149,3 +149,47 @@ def test_it_is_too_late_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) ->
     assert not os.environ.keys() & cpu.PASSIVE.keys()
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     assert cpu.wait_passively()
+
+
+KIB = {"proc/meminfo": "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    9000000 kB"}
+MEMORY = {
+    "no groups": ({}, (16_384_000_000, 9_216_000_000)),
+    "version 2": (
+        {
+            "proc/self/cgroup": "0::/a/b",
+            "sys/fs/cgroup/a/memory.max": "4000000000",
+            "sys/fs/cgroup/a/memory.current": "1000000000",
+            "sys/fs/cgroup/a/b/memory.max": "max",
+            "sys/fs/cgroup/a/b/memory.current": "5",
+        },
+        (4_000_000_000, 3_000_000_000),
+    ),
+    "more than there is": (
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/memory.max": "90000000000",
+            "sys/fs/cgroup/memory.current": "1",
+        },
+        (16_384_000_000, 9_216_000_000),
+    ),
+    "version 1, and little is free": (
+        {
+            "proc/self/cgroup": "4:memory:/x",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "12000000000",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "12500000000",
+        },
+        (12_000_000_000, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), MEMORY.values(), ids=MEMORY)
+def test_memory_is_the_least_that_anything_allows(
+    tmp_path: Path, files: dict[str, str], expected: tuple[int, int]
+) -> None:
+    assert cpu.memory(write(tmp_path, KIB | files)) == expected
+
+
+def test_a_system_that_does_not_tell_its_memory(tmp_path: Path) -> None:
+    assert cpu.memory(tmp_path) is None
+    assert cpu.memory(write(tmp_path, {"proc/meminfo": "MemTotal: 5 kB"})) is None

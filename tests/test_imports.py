@@ -27,6 +27,7 @@ ORDER = (
     "remask.models",
     "remask.policies",
     "remask.sampling",
+    "remask.parallel",
     "remask.engine",
     "remask.depth",
     "remask.cpu",

@@ -19,6 +19,7 @@ PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 # Instructions that multiply matrices of bfloat16: Intel's and AMD's, and Arm's.
 BFLOAT16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 SHORTEST_S = 0.2  # the clocks of the processor go in hundredths of a second
+_MEMORY_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _QUOTA_V1 = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
 
@@ -54,21 +55,40 @@ def quota(root: Path = ROOT) -> float | None:
 
     None without a limit, and where there are no control groups. Versions 1 and 2 are read.
     """
-    limits = list(_quotas(root))
+    limits = [limit for group, version in _groups(root, "cpu") for limit in _limit(group, version)]
     return min(limits) if limits else None
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def memory(root: Path = ROOT) -> tuple[int, int] | None:
+    """Bytes of memory in all, and those that a process may still take, as the system and control groups allow them.
+
+    None where the system does not say (outside Linux).
+    """
+    words = dict(line.split(":", 1) for line in (_read(root / "proc/meminfo") or "").splitlines() if ":" in line)
+    if not {"MemTotal", "MemAvailable"} <= words.keys():
+        return None
+    total, free = (int(words[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    for group, version in _groups(root, "memory"):
+        names = ("memory.max", "memory.current") if version == 2 else _MEMORY_V1
+        limit, used = (_read(group / name) or "max" for name in names)
+        if limit != "max" and used != "max" and int(limit) < total:
+            total = int(limit)
+            free = min(free, max(0, total - int(used)))
+    return total, free
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """The control groups of this process that may limit what `controller` names, and their versions."""
     groups = root / "sys/fs/cgroup"
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # In a container the path may be the host's; the container's own group is then where the groups are mounted.
         steps = [part for part in path.split("/") if part not in ("", "..")]
-        for base in (groups, groups / "unified") if not controllers else (groups / controllers, groups / "cpu"):
+        for base in (groups, groups / "unified") if not controllers else (groups / controllers, groups / controller):
             for depth in range(len(steps) + 1):
-                yield from _limit(base.joinpath(*steps[:depth]), version=1 if controllers else 2)
+                yield base.joinpath(*steps[:depth]), 1 if controllers else 2
 
 
 def _limit(group: Path, version: int) -> Iterator[float]:

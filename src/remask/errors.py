@@ -66,6 +66,10 @@ class DeployError(RemaskError):
     """Ray could not be started or reached, or could not start the replicas of a model."""
 
 
+class RankLostError(RemaskError):
+    """A process that computes a part of the model has ended, or is out of step: nothing more can be computed."""
+
+
 class QueueFullError(RemaskError):
     """As many requests are accepted as may wait: try again later."""
 

@@ -16,16 +16,20 @@ from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
-from remask.cpu import CpuReading, read_cpu
+from remask.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import cut_at_stop
-from remask.engine.config import EngineConfig
+from remask.engine.capacity import DeviceMemory, check_weights_fit
+from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.models.loaded import LoadedModel, find_model
+from remask.models.invariant import check_ranks
+from remask.models.loaded import FoundModel, LoadedModel, find_model
+from remask.models.ranks import Ranks, Shard
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
+from remask.parallel import lead
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.prompts import Prompt, as_prompts, encode
 from remask.sampling.defaults import fit, overlaid
@@ -73,6 +77,8 @@ class LLM:
         threads: CPU threads to compute on, for the whole process. Without a number it is chosen by the model's size and
             the cores that are free, unless `OMP_NUM_THREADS` or `torch.set_num_threads` has set one.
         spare_cores: cores that a chosen number leaves to other threads of this process.
+        tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
+            each, from `device` on. They end with `close`, with this object, or with this process.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -98,11 +104,13 @@ class LLM:
         engine: EngineConfig | None = None,
         threads: int | None = None,
         spare_cores: int = 0,
+        tensor_parallel: int = 1,
         progress: bool = False,
     ) -> None:
         one_of("load_format", load_format, ("auto", "dummy"))
         whole("threads", threads, low=1, optional=True)
         whole("spare_cores", spare_cores, low=0)
+        whole("tensor_parallel", tensor_parallel, low=1)
         self.progress = progress
         before = read_cpu()
         place = resolve_device(device)
@@ -113,16 +121,32 @@ class LLM:
         self.cache_config = dict(cache_config or {})
         self.policy(self.cache, self.cache_config, lambda: DepthLookup({}))
         self.cache_name = self.cache if isinstance(self.cache, str) else name_of(self.cache)
+        Shard(0, tensor_parallel).check(found.config)
+        if self.engine_config.batch_invariant:
+            check_ranks(tensor_parallel)
         kind, why = resolve_dtype(dtype, place, found.config.parameters)
-        self.loaded: LoadedModel = found.load(kind, place, progress=progress, check=check_weights)
-        used = _threads(threads, self.loaded, spare_cores, before)
-        # A file that cannot be used fails now, not when a policy first needs it.
-        self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
-        self.model = Transformer(self.loaded.config, self.loaded.weights)
-        self.engine = self.new_engine()
+        self._check_memory(found, kind, place, tensor_parallel)
+        ranks = Ranks()
+        self.loaded: LoadedModel
+        if tensor_parallel == 1:
+            self.loaded = found.load(kind, place, progress=progress, check=check_weights)
+            used = _threads(threads, found, place, spare_cores, before)
+        else:
+            used = _threads(threads, found, place, spare_cores, before, tensor_parallel)
+            self.loaded, ranks = lead.start(
+                found, kind, place, tensor_parallel, used.number, progress=progress, check=check_weights
+            )
+        self.model = Transformer(self.loaded.config, self.loaded.weights, ranks=ranks)
+        try:
+            # A file that cannot be used fails now, not when a policy first needs it.
+            self._table = None if depth_table is None else DepthTable.load(depth_table, self.loaded)
+            self.engine = self.new_engine()
+        except BaseException:
+            self.close()
+            raise
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) attention=%s (%s) "
-            "cache=%s%s %s max_model_len=%d pool=%.2f GB",
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) tensor_parallel=%d "
+            "attention=%s (%s) cache=%s%s %s max_model_len=%d pool=%.2f GB",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
@@ -131,6 +155,7 @@ class LLM:
             place,
             used.number,
             used.why,
+            tensor_parallel,
             self.engine.executor.name,
             self.engine.executor.why,
             self.cache_name,
@@ -139,6 +164,31 @@ class LLM:
             self.engine.max_model_len,
             self.engine.pool.nbytes / 1e9,
         )
+
+    def _check_memory(self, found: FoundModel, dtype: torch.dtype, device: torch.device, processes: int) -> None:
+        """Raise `ConfigError` where the weights do not fit, before any is read."""
+        cuda, share = device.type == "cuda", 1.0
+        if cuda:
+            share = self.engine_config.gpu_memory_utilization or DEFAULT_UTILIZATION
+            free, total = torch.cuda.mem_get_info(device)
+        elif (there := memory()) is not None:
+            total, free = there
+        else:
+            return
+        check_weights_fit(found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda)
+
+    def close(self) -> None:
+        """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.
+
+        A `with` block does so at its end.
+        """
+        self.model.ranks.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -165,7 +215,15 @@ class LLM:
 
     @property
     def depth_table(self) -> DepthTable:
-        """The depth table of this model: from the given file, a shipped one, or from profiling the model now."""
+        """The depth table of this model: from the given file, a shipped one, or from profiling the model now.
+
+        Raises `ConfigError` where a model of several processes would have to be profiled.
+        """
+        if self._table is None and self.model.ranks.several and not self.has_depth_table:
+            raise ConfigError(
+                "a depth table is measured with one process: run 'remask profile' without tensor_parallel, and give "
+                "its file as depth_table (--depth-table)"
+            )
         if self._table is None:
             self._table = find_table(self)
         return self._table
@@ -305,11 +363,24 @@ class LLM:
         )
 
 
-def _threads(asked: int | None, loaded: LoadedModel, spare: int, since: CpuReading | None) -> Threads:
-    """Set the number of threads that `loaded` computes on, and return it; other processes are watched `since` then."""
-    if asked is None and loaded.weights.embed.device.type != "cpu":
+def _threads(
+    asked: int | None,
+    found: FoundModel,
+    device: torch.device,
+    spare: int,
+    since: CpuReading | None,
+    processes: int = 1,
+) -> Threads:
+    """Set the number of threads that each of `processes` computes on, and return it.
+
+    Other processes are watched `since` then.
+    """
+    if asked is None and device.type != "cpu":
         return Threads(torch.get_num_threads(), "PyTorch's own, as the model is on another device")
-    threads = resolve_threads(asked, loaded.config.parameters, spare, since)
+    threads = resolve_threads(asked, found.config.parameters // processes, spare, since)
+    share = max(1, physical_cores() // processes)
+    if asked is None and processes > 1 and threads.number > share:
+        threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads
 

@@ -99,6 +99,7 @@ def observe_passes(engine: Engine, observer: Observer | None) -> None:
     if observer is None:
         engine.probe = None
         return
+    _check_one_process(engine)
     chosen = observer
 
     def probe(requests: Sequence[RunningRequest], hidden: Tensor) -> None:
@@ -141,6 +142,7 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
 
 def replace_attention(engine: Engine, attention: Attention) -> None:
     """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
+    _check_one_process(engine)
     engine.runner = Runner(engine.model.with_attention(attention), engine.pool)
 
 
@@ -207,7 +209,17 @@ def run_in_sections(engine: Engine, section: Section) -> None:
     logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding, residuals, and
     rows that are carried or restored between stages.
     """
+    _check_one_process(engine)
     engine.runner = _SectionedRunner(_SectionedTransformer(engine.model, section), engine.pool, section)
+
+
+def _check_one_process(engine: Engine) -> None:
+    """Raise `ConfigError` where the engine's process has a part of the model only."""
+    if engine.model.ranks.several:
+        raise ConfigError(
+            f"what is observed here is on {engine.model.ranks.shard.size} processes; load the model with "
+            "tensor_parallel=1"
+        )
 
 
 class _SectionedAttention:

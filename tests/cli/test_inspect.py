@@ -148,3 +148,53 @@ def test_a_folder_whose_tensors_do_not_fit_is_refused(tmp_path: Path, capsys: py
     assert main(["inspect", "model", str(folder)]) == 2
     assert "1 missing: model.layers.1.mlp.experts.4.up_proj.weight [6, 16]" in capsys.readouterr().err
     assert main(["inspect", "model", str(tmp_path / "nowhere")]) == 2
+
+
+def told_of(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["inspect", "model", *options, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_what_fits_on_so_many_devices_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["llada2-flash", "--memory", "80", "--tensor-parallel"]
+    one, four = told_of(capsys, *options, "1"), told_of(capsys, *options, "4")
+    assert (one["memory_bytes"], one["ranks"], four["ranks"]) == (80 * 10**9, 1, 4)
+    assert one["kv_tokens"] == dict.fromkeys(("float32", "bfloat16", "float16"))
+    assert four["kv_tokens"]["float32"] is None
+    assert four["kv_bytes"]["bfloat16"] * 4 == one["kv_bytes"]["bfloat16"] == 2 * 32 * 4 * 128 * 2
+    weights, tokens = four["weight_bytes"]["bfloat16"], four["kv_tokens"]["bfloat16"]
+    assert one["weight_bytes"]["bfloat16"] / 4 < weights < one["weight_bytes"]["bfloat16"] / 3.9
+    left = 0.9 * 80e9 - weights - tokens * four["kv_bytes"]["bfloat16"]
+    assert 0 < left < 2e9, "for what a pass takes"
+    assert main(["inspect", "model", *options, "4"]) == 0
+    said = capsys.readouterr().out
+    assert f"K/V 16.4 kB a token; room for {tokens:,} tokens" in said
+    assert "K/V 32.8 kB a token; does not fit" in said
+    assert "on each of 4 devices of 80.0 GB, with 90% of it taken" in said
+
+
+def test_this_machine_is_asked_where_no_memory_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remask.cli.inspect_model.memory", lambda: (32 * 10**9, 1))
+    assert told_of(capsys, "llada-8b")["memory_bytes"] == 32 * 10**9
+    monkeypatch.setattr("remask.cli.inspect_model.memory", lambda: None)
+    assert told_of(capsys, "llada-8b")["memory_bytes"] is None
+    assert main(["inspect", "model", "llada-8b"]) == 0
+    assert "devices" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["no-such"], "Presets: diffucoder-7b, dream-7b, "),
+        (["dream-7b", "--tensor-parallel", "8"], "28 attention heads are no multiple of 8. Use 1 or 2 or 4 or 28"),
+        (["dream-7b", "--tensor-parallel", "0"], "--tensor-parallel"),
+        (["dream-7b", "--memory", "-1"], "--memory"),
+        (["llada2-mini", "--tensor-parallel", "3"], "its 256 experts are no multiple of 3"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
+    assert main(["inspect", "model", *options]) == 2
+    assert said in capsys.readouterr().err

@@ -13,13 +13,14 @@ from starlette.requests import Request
 from remask.deploy.asgi import REPLICA_HEADER, Call, Head
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import rank
+from remask.errors import EngineDeadError
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: make test EXTRAS=dev,ray", allow_module_level=True)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own use of pydantic
-    from ray.exceptions import ActorDiedError, ActorUnavailableError
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
     from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 
     from remask.deploy.app import TRIES, Front, build
@@ -113,7 +114,13 @@ def test_a_full_fleet_is_a_429() -> None:
     assert json.loads(response.body)["error"]["code"] == "queue_full"
 
 
-LOST = [ActorDiedError(), ActorUnavailableError("gone", b"a" * 16), ReplicaUnavailableError("r")]
+DEAD = RayTaskError("answer", "a traceback", EngineDeadError("rank 1 of 2 was killed by signal 9"))
+LOST = [
+    ActorDiedError(),
+    ActorUnavailableError("gone", b"a" * 16),
+    ReplicaUnavailableError("r"),
+    DEAD.as_instanceof_cause(),  # as Ray raises it here
+]
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)

@@ -83,3 +83,12 @@ def test_ray_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
     assert main(["deploy"]) == 2
     assert "this needs ray: pip install 'remask[ray]'" in capsys.readouterr().err
+
+
+def test_every_process_of_a_replica_has_a_gpu() -> None:
+    assert FleetSettings(llm={"tensor_parallel": 2}).num_gpus == 0
+    assert FleetSettings(llm={"tensor_parallel": 2}, num_gpus=2).llm["tensor_parallel"] == 2
+    with pytest.raises(ConfigError, match=r"num_gpus=1 is too few for a replica of tensor_parallel=2.* use num_gpus=2"):
+        FleetSettings(llm={"tensor_parallel": 2}, num_gpus=1)
+    with pytest.raises(ConfigError, match="tensor_parallel"):
+        FleetSettings(llm={"tensor_parallel": 0})

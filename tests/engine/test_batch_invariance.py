@@ -235,9 +235,9 @@ def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     """On this machine it need not change a bit, so the calls are counted."""
     read, real = [], score._greedy
 
-    def greedy(logits: Tensor, mask_id: int) -> Tensor:
+    def greedy(logits: Tensor, *rest: Any) -> Tensor:
         read.append(len(logits))
-        return real(logits, mask_id)
+        return real(logits, *rest)
 
     monkeypatch.setattr(score, "_greedy", greedy)
     groups = [RowGroup(rows, "probability", "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]

@@ -9,9 +9,17 @@ from dataclasses import asdict
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from remask.cli.options import add_engine_options, add_model_options, engine_config, model_settings, object_option
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    add_tensor_parallel,
+    engine_config,
+    model_settings,
+    object_option,
+)
 from remask.cli.serve import add_answer_options, add_server_options, check_extra, read_template, server_settings
 from remask.errors import ConfigError
+from remask.llm import AUTO
 from remask.models.source import BUNDLED
 from remask.server.limits import RequestLimits
 
@@ -29,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     add_model_options(parser, BUNDLED)
+    add_tensor_parallel(parser)
     add_engine_options(parser)
+    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
     add_server_options(parser, RequestLimits)
     fleet = parser.add_argument_group("fleet")

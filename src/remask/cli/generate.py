@@ -12,7 +12,14 @@ from functools import partial
 from typing import Any, TextIO
 
 from remask.cli.lines import Defaults, add_default_options, as_request, defaults_of, open_text, terms_of
-from remask.cli.options import add_engine_options, add_model_options, check_folder, engine_config, open_llm
+from remask.cli.options import (
+    add_engine_options,
+    add_model_options,
+    add_tensor_parallel,
+    check_folder,
+    engine_config,
+    open_llm,
+)
 from remask.core.checks import json_object
 from remask.core.rollout import step_map
 from remask.core.terms import Terms
@@ -35,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_default_options(parser)
     parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
     add_model_options(parser)
+    add_tensor_parallel(parser)
     add_engine_options(parser)
 
 
@@ -44,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     if args.system is not None and args.prompt is None:
         raise ConfigError("--system goes with --prompt; the lines of --input have messages of their own")
     check_folder("--output", args.output)
-    llm = open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args))
-    if args.prompt is not None:
-        return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
     with ExitStack() as files:
+        llm = files.enter_context(open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args)))
+        if args.prompt is not None:
+            return _answer_one(llm, as_request(llm, _line(llm, args), "0", defaults), args)
         source = sys.stdin if args.input == "-" else files.enter_context(open_text(args.input, "r"))
         target = None if args.output is None else files.enter_context(LineFile(args.output))
         return _answer_lines(llm, source, target, defaults, args.trace)

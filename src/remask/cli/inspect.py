@@ -9,8 +9,9 @@ from typing import Any
 from remask.cli.commands import MODEL_EXAMPLES, STORE_EXAMPLES
 from remask.cli.inspect_model import inspect_model
 from remask.cli.lines import add_default_options, defaults_of, read_requests
-from remask.cli.options import add_engine_options, add_model_options, engine_config, open_llm
+from remask.cli.options import add_engine_options, add_model_options, add_tensor_parallel, engine_config, open_llm
 from remask.cli.parser import examples
+from remask.core.checks import real
 from remask.engine.engine import Engine
 from remask.engine.report import MemoryReport, PageTable, StoredPart
 from remask.engine.request import Request
@@ -21,6 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
     model.add_argument("path", metavar="PATH", help="folder or hub id of a checkpoint, or the name of a preset")
+    model.add_argument(
+        "--memory", type=float, metavar="GB", help="memory of a device, for what fits (default: this machine's)"
+    )
+    add_tensor_parallel(model)
     model.add_argument("--json", action="store_true", help="print JSON")
     model.epilog = examples(*MODEL_EXAMPLES)
     model.set_defaults(run=run_model)
@@ -36,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_model(args: argparse.Namespace) -> int:
     """Print what is known of the model."""
-    report = inspect_model(args.path)
+    real("--memory", args.memory, low=0, above=True, optional=True)
+    size = None if args.memory is None else int(args.memory * 1e9)
+    report = inspect_model(args.path, size, args.tensor_parallel)
     print(json.dumps(asdict(report)) if args.json else report.text())
     return 0
 

@@ -8,12 +8,18 @@ from math import prod
 import torch
 
 from remask.config import DTYPES
+from remask.core.checks import whole
 from remask.core.kinds import ModelKind, in_words
+from remask.cpu import memory
+from remask.engine.capacity import token_bytes, weight_bytes, workspace_bytes
+from remask.engine.config import DEFAULT_UTILIZATION
+from remask.engine.engine import MAX_DEFAULT_LENGTH
+from remask.errors import CheckpointError
 from remask.models.config import Mixture, ModelConfig
 from remask.models.load import check_tensors, read_config
 from remask.models.presets import presets
+from remask.models.ranks import Shard
 from remask.models.source import resolve
-from remask.models.weights import empty_weights
 from remask.policies import names_for
 
 
@@ -32,6 +38,9 @@ class ModelReport:
         stored: parameters in the files by the type that they are stored in; empty for a preset.
         weight_bytes: memory of the weights by the dtype that they are loaded as.
         kv_bytes: memory of one token's K and V in all layers, by dtype.
+        ranks: devices that the model is spread over; the memory is that of each.
+        memory_bytes: memory of a device; None where this machine does not say.
+        kv_tokens: tokens whose K and V have room there beside the weights and a pass, by dtype; None: not even these.
         policies: names of the cache policies that fit the model's attention.
     """
 
@@ -53,6 +62,9 @@ class ModelReport:
     stored: Mapping[str, int]
     weight_bytes: Mapping[str, int]
     kv_bytes: Mapping[str, int]
+    ranks: int
+    memory_bytes: int | None
+    kv_tokens: Mapping[str, int | None]
     policies: tuple[str, ...]
 
     def text(self) -> str:
@@ -70,9 +82,17 @@ class ModelReport:
             lines.append(f"  in the files: {held}")
         lines += [
             f"  as {dtype}: weights {size / 1e9:.2f} GB, K/V {self.kv_bytes[dtype] / 1e3:.1f} kB a token"
+            + (f"; {self._fit(dtype)}" if self.memory_bytes is not None else "")
             for dtype, size in self.weight_bytes.items()
         ]
+        if self.memory_bytes is not None:
+            each = "one device" if self.ranks == 1 else f"each of {self.ranks} devices"
+            lines.append(f"  on {each} of {self.memory_bytes / 1e9:.1f} GB, with {DEFAULT_UTILIZATION:.0%} of it taken")
         return "\n".join([*lines, f"  cache policies: {', '.join(self.policies)}"])
+
+    def _fit(self, dtype: str) -> str:
+        tokens = self.kv_tokens[dtype]
+        return "does not fit" if tokens is None else f"room for {tokens:,} tokens"
 
     def _feed_forward(self) -> str:
         mixture = self.mixture
@@ -88,26 +108,41 @@ class ModelReport:
         return f"{experts}{shared}, {router}{apart}"
 
 
-def inspect_model(name: str) -> ModelReport:
+def inspect_model(name: str, memory_bytes: int | None = None, ranks: int = 1) -> ModelReport:
     """What the model `name` is: a folder or hub id, or a preset. No weight is read or allocated.
 
-    Raises `CheckpointError` where its files do not fit its configuration or cannot be used, `UnknownNameError` where no
-    family claims it, and `PluginError` where another package provides it and cannot be used.
+    It says what fits on `ranks` devices of `memory_bytes` each; None: that of this machine.
+
+    Raises `ConfigError` where it cannot be cut for so many devices, `CheckpointError` where its files do not fit its
+    configuration or cannot be used, `UnknownNameError` where no family claims it, and `PluginError` where another
+    package provides it and cannot be used.
     """
     shapes = presets()
     if name in shapes:
-        return _report(name, shapes[name], {})
-    folder = resolve(name)
+        return _report(name, shapes[name], {}, memory_bytes, ranks)
+    try:
+        folder = resolve(name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}\nPresets: {', '.join(sorted(shapes))}.") from error
     family, config = read_config(folder)
     _, located = check_tensors(folder, family, config, torch.bfloat16)
     stored = Counter[str]()
     for place in located.values():
         stored[place.dtype] += prod(place.shape)
-    return _report(name, config, stored)
+    return _report(name, config, stored, memory_bytes, ranks)
 
 
-def _report(name: str, c: ModelConfig, stored: Mapping[str, int]) -> ModelReport:
-    kv = 2 * c.layers * c.kv_heads * c.head_dim
+def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | None, ranks: int) -> ModelReport:
+    whole("--tensor-parallel", ranks, low=1)
+    Shard(0, ranks).check(c)
+    size = _machine_memory() if size is None else size
+    weights = {dtype: weight_bytes(c, kind, ranks) for dtype, kind in DTYPES.items()}
+    kv = {dtype: token_bytes(c, kind.itemsize, ranks).kv for dtype, kind in DTYPES.items()}
+    tokens: dict[str, int | None] = {}
+    for dtype, kind in DTYPES.items():
+        room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[dtype]
+        room -= workspace_bytes(c, min(c.max_length, MAX_DEFAULT_LENGTH), kind.itemsize, ranks)
+        tokens[dtype] = room // kv[dtype] if room >= 0 else None
     return ModelReport(
         name=name,
         family=c.family,
@@ -125,13 +160,18 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int]) -> ModelReport
         parameters=c.parameters,
         active_parameters=c.active_parameters,
         stored=dict(stored),
-        weight_bytes={dtype: _weight_bytes(c, kind) for dtype, kind in DTYPES.items()},
-        kv_bytes={dtype: kv * kind.itemsize for dtype, kind in DTYPES.items()},
+        weight_bytes=weights,
+        kv_bytes=kv,
+        ranks=ranks,
+        memory_bytes=size,
+        kv_tokens=tokens,
         policies=names_for(c.kind),
     )
 
 
-def _weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the weights as `dtype`; a tied matrix counts once, and a router may be float32."""
-    weights = empty_weights(config, dtype, torch.device("meta"))
-    return sum({id(tensor): tensor.nbytes for tensor in weights.tensors()}.values())
+def _machine_memory() -> int | None:
+    """Memory of the first CUDA device, or of this machine; None where it does not say."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    there = memory()
+    return None if there is None else there[0]

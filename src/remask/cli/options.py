@@ -10,9 +10,9 @@ from remask.core.checks import json_object
 from remask.core.depth import DepthLookup
 from remask.core.executors import ATTENTIONS
 from remask.core.sampling import SamplingParams
-from remask.engine.config import EngineConfig
+from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
-from remask.llm import LLM
+from remask.llm import AUTO, LLM
 from remask.models.source import BUNDLED_MODELS
 from remask.policies import parse
 from remask.store.eviction import EVICTIONS
@@ -53,6 +53,18 @@ def add_threads_option(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
+    """`--tensor-parallel`, for commands that read nothing of the model but its answers."""
+    parser.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that compute the model together, on N devices from --device on (default 1)",
+    )
+
+
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that limit the engine."""
     group = parser.add_argument_group("engine")
@@ -77,9 +89,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=int, help="token slots a page (default 16, or whole blocks)")
     group.add_argument(
         "--store-budget-tokens",
-        type=int,
+        type=tokens_or_auto,
         default=_DEFAULTS.store_budget_tokens,
-        help="tokens the prefix store may hold",
+        metavar="N|auto",
+        help=f"tokens the prefix store may hold (default {_DEFAULTS.store_budget_tokens}; auto: on CUDA what has room)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help=f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
     )
     group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="order of eviction")
     group.add_argument(
@@ -101,6 +120,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(ATTENTIONS),
         help=f"what computes attention (default {_DEFAULTS.attention}: triton on CUDA, torch elsewhere)",
     )
+
+
+def tokens_or_auto(text: str) -> int | str:
+    """A number of tokens, or "auto"."""
+    return text if text == AUTO else int(text)
 
 
 def add_batch_invariant(group: argparse._ActionsContainer) -> None:
@@ -126,6 +150,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "check_weights": not args.skip_weight_check,
         "depth_table": args.depth_table,
         "threads": args.threads,
+        "tensor_parallel": getattr(args, "tensor_parallel", 1),
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from remask.cli.options import (
     add_engine_options,
     add_model_options,
+    add_tensor_parallel,
     engine_config,
     object_option,
     open_llm,
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("served", nargs="?", metavar="MODEL", help="as --model, and wins over it")
     parser.add_argument("--config", metavar="FILE", help="YAML or JSON object of these flags; the command line wins")
     add_model_options(parser, BUNDLED)
+    add_tensor_parallel(parser)
     add_engine_options(parser)
+    parser.set_defaults(store_budget_tokens=AUTO)  # a server's engine is alone on its device
     add_answer_options(parser)
     server = add_server_options(parser, ServerLimits)
     server.add_argument("--profile-dir", metavar="DIR", help="write a torch trace of engine steps here")
@@ -106,8 +109,10 @@ def run(args: argparse.Namespace) -> int:
     template = read_template(args.chat_template)
     cache_config, limits = object_option("--cache-config", args.cache_config), engine_config(args)
     # Loading a model may take minutes. If the port is taken, the error comes before that.
-    with bind(args.host, args.port) as listener:
-        llm = open_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1)
+    with (
+        bind(args.host, args.port) as listener,
+        open_llm(args, args.cache or AUTO, cache_config, limits, spare_cores=1) as llm,
+    ):
         if template is not None and llm.tokenizer is not None:
             llm.tokenizer.use_chat_template(template)
         app = create_app(llm, config, trace)

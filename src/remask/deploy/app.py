@@ -32,8 +32,8 @@ ROUTERS = {"prefix": "remask.deploy.router.PrefixRouter", "round-robin": "remask
 TRIES = 2
 """Replicas that a request may begin on. One that brings its replica down brings no more than these down."""
 
-LOST = (RayActorError, ReplicaUnavailableError)
-"""What Ray raises where the replica of a request has died, or cannot be reached."""
+LOST = (RayActorError, ReplicaUnavailableError, EngineDeadError)
+"""What is raised where the replica of a request has died or cannot be reached, or its engine has died."""
 
 
 class Replica:
@@ -41,7 +41,7 @@ class Replica:
 
     async def __init__(self, settings: FleetSettings) -> None:  # type: ignore[misc]
         config = settings.engine_config
-        llm = LLM(settings.model, cache=settings.cache, engine=config, **settings.llm)
+        self._llm = llm = LLM(settings.model, cache=settings.cache, engine=config, **settings.llm)
         if settings.chat_template is not None and llm.tokenizer is not None:
             llm.tokenizer.use_chat_template(settings.chat_template)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
@@ -55,6 +55,8 @@ class Replica:
         app = self._app if wanted in (None, self._name.decode()) else _no_such_replica(wanted)
         async for part in respond(app, call):
             if isinstance(part, Head):
+                if call.method == "POST":
+                    self.check_health()  # an answer of a dead engine is an error, and another replica may do better
                 yield Head(part.status, (*part.headers, (REPLICA_HEADER, self._name)))
             else:
                 yield part
@@ -68,6 +70,7 @@ class Replica:
     async def __del__(self) -> None:
         """Ray calls this at the end. Accepted requests have the drain timeout to finish."""
         await self._lifespan.__aexit__(None, None, None)
+        self._llm.close()
 
 
 class Front:

@@ -15,7 +15,16 @@ from remask.server.config import ServerConfig
 from remask.server.limits import RequestLimits, ServerLimits
 
 ROUTINGS = ("prefix", "round-robin")
-MODEL_FIELDS = ("cache_config", "dtype", "device", "load_format", "check_weights", "depth_table", "threads")
+MODEL_FIELDS = (
+    "cache_config",
+    "dtype",
+    "device",
+    "load_format",
+    "check_weights",
+    "depth_table",
+    "threads",
+    "tensor_parallel",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class FleetSettings:
         model: `bundled`, or a folder or hub id that every machine can read.
         cache: cache policy of requests that do not name one.
         llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
-            `check_weights`, `depth_table`, `threads`.
+            `check_weights`, `depth_table`, `threads`, `tensor_parallel`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica, without the limits of connections.
         chat_template: Jinja text that replaces the model's own template.
@@ -36,7 +45,8 @@ class FleetSettings:
             removed.
         routing: `prefix` sends a request to the replica that holds its prefix; `round-robin` takes replicas in turn.
         balance: open requests that a replica may have before prefixes spill over, as a multiple of the mean.
-        num_cpus, num_gpus: resources that Ray reserves for a replica.
+        num_cpus, num_gpus: resources that Ray reserves for a replica, on one machine. The processes of a replica with
+            `tensor_parallel` are children of its actor, and share them.
 
     Raises `ConfigError` on invalid settings.
     """
@@ -76,6 +86,13 @@ class FleetSettings:
             raise UnknownNameError("routing", self.routing, ROUTINGS)
         real("num_cpus", self.num_cpus, low=0.0)
         real("num_gpus", self.num_gpus, low=0.0)
+        ranks = self.llm.get("tensor_parallel", 1)
+        whole("tensor_parallel", ranks, low=1)
+        if 0 < self.num_gpus < ranks:
+            raise ConfigError(
+                f"num_gpus={self.num_gpus:g} is too few for a replica of tensor_parallel={ranks}: every process has a "
+                f"GPU; use num_gpus={ranks}"
+            )
         self.spill  # noqa: B018 - checks engine and balance
         self.server_config  # noqa: B018
 

@@ -211,6 +211,9 @@ class AsyncEngine:
         reported: float | None = None
         while True:
             await asyncio.sleep(min(1.0, self.step_limit / 4))
+            ranks = self.engine.model.ranks
+            if ranks.lost is not None and self.alive:
+                self._post(ranks.check)  # it raises on the engine's thread, also where no request runs
             began, seconds = self._step_began, self.overdue
             if seconds is not None and began != reported:
                 reported = began

@@ -1,12 +1,16 @@
 """Engine settings, checked as they are made."""
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from remask.core.checks import flag, one_of, real, whole
 from remask.core.executors import ATTENTIONS, AttentionName
 from remask.errors import ConfigError
 from remask.store.eviction import EVICTIONS, Eviction
 from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
+
+DEFAULT_STORE_TOKENS: Final = 8192
+DEFAULT_UTILIZATION: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,10 @@ class EngineConfig:
         max_refreshes: requests whose refreshes one step may compute, so that they do not all fall on one; None does not
             limit it.
         page_size: token slots per page; None takes 16, or the next multiple of a block-causal model's block.
-        store_budget_tokens: tokens that the prefix store may hold.
+        store_budget_tokens: tokens that the prefix store may hold. "auto": on CUDA as many as have room beside weights,
+            K/V of running canvases and a pass, else 8,192.
+        gpu_memory_utilization: share of a CUDA device's memory that everything on it may take; None takes 0.9. Where
+            K/V do not fit the engine is not made.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
         prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
             its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
@@ -42,7 +49,8 @@ class EngineConfig:
     max_row_layers: int | None = None
     max_refreshes: int | None = None
     page_size: int | None = None
-    store_budget_tokens: int = 8192
+    store_budget_tokens: int | Literal["auto"] = DEFAULT_STORE_TOKENS
+    gpu_memory_utilization: float | None = None
     eviction: Eviction = "fifo"
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
@@ -60,7 +68,9 @@ class EngineConfig:
             whole(name, getattr(self, name), low=1, optional=True)
         whole("max_stop", self.max_stop, low=0)
         whole("max_stop_chars", self.max_stop_chars, low=1)
-        whole("store_budget_tokens", self.store_budget_tokens, low=0)
+        if self.store_budget_tokens != "auto":
+            whole("store_budget_tokens", self.store_budget_tokens, low=0)
+        real("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, above=True, optional=True)
         one_of("eviction", self.eviction, EVICTIONS)
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)

@@ -1,5 +1,8 @@
 """Watching attention: how far the attention of a layer that has just run has drifted since the last pass."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from remask.engine.canvas_state import CanvasState
 from remask.engine.stage_rows import Index, send_run
 from remask.engine.tracker import attention_rows, drift
 from remask.models.pool import Pool
+from remask.models.stage import Run
 from remask.models.transformer import Transformer
 from remask.sending import send
 
@@ -30,16 +34,13 @@ class DriftWatcher:
         token = self.tracker.tokens[layer]
         return self.window if token < 0 else np.append(self.window, token)
 
-    def inputs(self, model: Transformer, layer: int, positions: Index) -> Tensor:
-        """What entered `layer` when the rows at `positions` were last computed, [N, D]."""
+    def asked(self, layer: int, positions: Index) -> "_Asked":
+        """The attention of the rows at `positions` in `layer`, over the whole canvas."""
+        slots = send_run(self.branch.slots(layer), self.device)
         if layer == 0:
-            return model.embed(send(self.branch.canvas.tokens[positions], self.device))
+            return _Asked(None, send(self.branch.canvas.tokens[positions], self.device), slots)
         assert self.branch.states is not None
-        return self.branch.states[layer - 1][send(positions, self.device)]
-
-    def keys(self, pool: Pool, layer: int) -> Tensor:
-        """K of the whole canvas, [T, kv_heads, Dh]."""
-        return pool.k[layer][send_run(self.branch.slots(layer), self.device)]
+        return _Asked(self.branch.states[layer - 1], send(positions, self.device), slots)
 
     def measure(self, layer: int, attention: Tensor) -> Tensor:
         """Drift of the tracked token's attention (0 where none is tracked) and the token to track: float32 [2]."""
@@ -73,6 +74,21 @@ def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], lay
     return [watcher for watcher, (moved, _) in zip(watchers, seen, strict=True) if watcher.needs_refresh(moved)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Rows of a canvas whose attention in one layer is wanted.
+
+    Attributes:
+        states: what entered the layer when the canvas' rows were last computed, [T, D]; None: the embedding.
+        rows: int64 [N], positions among `states`; without these, tokens.
+        slots: those of the canvas' K in the layer.
+    """
+
+    states: Tensor | None
+    rows: Tensor
+    slots: Run | Tensor
+
+
 def _attention(
     model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int, positions: list[Index]
 ) -> list[Tensor]:
@@ -80,10 +96,24 @@ def _attention(
 
     Queries are projected once for all watchers.
     """
-    h = torch.cat([watcher.inputs(model, layer, places) for watcher, places in zip(watchers, positions, strict=True)])
-    queries = model.queries(h, layer, send(np.concatenate(positions), model.device))
-    parts = torch.split(queries, [len(places) for places in positions])
-    return [
-        attention_rows(q, model.arithmetic.placed(watcher.keys(pool, layer)))
-        for q, watcher in zip(parts, watchers, strict=True)
+    asked = [watcher.asked(layer, places) for watcher, places in zip(watchers, positions, strict=True)]
+    rows = send(np.concatenate(positions), model.device)
+    return model.ranks.everywhere(_attention_rows, model, pool, layer, asked, rows)
+
+
+@torch.inference_mode()
+def _attention_rows(
+    model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked], positions: Tensor
+) -> list[Tensor]:
+    """As `_attention`, on every rank: its heads are read, and means over the heads of all ranks are returned."""
+    h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
+    parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
+    found = [
+        attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots]))
+        for q, each in zip(parts, asked, strict=True)
     ]
+    if not model.ranks.several:
+        return found
+    total = model.ranks.sum(torch.cat([rows.flatten() for rows in found])) / model.ranks.shard.size
+    flat = torch.split(total, [rows.numel() for rows in found])
+    return [mean.view_as(rows) for mean, rows in zip(flat, found, strict=True)]

@@ -30,7 +30,7 @@ from remask.engine.running import RunningRequest
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
-from remask.models.executors import resolve_executor
+from remask.models.executors import attend, resolve_executor
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -97,6 +97,8 @@ class Engine:
         self.executor = executor  # of attention
         if executor.name != "torch":  # which a model has of itself
             model = model.with_attention(executor.attention(shape))
+        if model.ranks.several:  # the other ranks' models may have had another engine before
+            model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model
         self.config, self.decode = config, decode
         self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
@@ -208,11 +210,12 @@ class Engine:
 
         Requests that ran and had reported nothing run again, one at a time. Those that had, and those that began
         `MAX_STARTS` times, end with the error. Raises `error` where that cannot help: where nothing ran that could have
-        caused it, or where the device stays lost.
+        caused it, where the device stays lost, or where a process is lost that computes a part of the model.
         """
         # A pass over a prefix may run alone, and so may one that completes pages: nobody waits for either.
         if not len(self._running) and not poisons(error):
             raise error
+        self.model.ranks.check()
         begun = self._unfinished()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1

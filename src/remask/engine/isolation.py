@@ -13,7 +13,7 @@ from torch import Tensor
 from remask.engine.chunks import PrefixPass
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest
-from remask.errors import IntegrityError
+from remask.errors import IntegrityError, RankLostError
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _NO_MEMORY = "DefaultCPUAllocator"
 
 def poisons(error: Exception) -> bool:
     """Whether `error` says that the device or the engine's memory cannot be relied on any more."""
-    if isinstance(error, IntegrityError | torch.AcceleratorError):
+    if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
 

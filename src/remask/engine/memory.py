@@ -20,7 +20,8 @@ from remask.engine.canvas_state import (
     plain_table,
     shared_table,
 )
-from remask.engine.config import EngineConfig
+from remask.engine.capacity import DeviceMemory, gigabytes, store_tokens, token_bytes, workspace_bytes
+from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import Awaiting, Decision, LeasePlan, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
@@ -45,24 +46,26 @@ class Memory:
     """One pool of pages for running requests and for the prefix store."""
 
     def __init__(self, model: Transformer, config: EngineConfig, max_model_len: int, fingerprint: str) -> None:
-        shape = self.shape = model.config
+        shape, self.model = model.config, model
+        self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = _page_size(config.page_size, shape)
+        self.store_budget = _store_budget(model, config, canvases, max_model_len + size)
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
-        self._pages = canvases + -(-(canvases * max_model_len + config.store_budget_tokens) // size)
+        self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
-        self.pool = Pool(shape, self._pages, size, model.dtype, model.device)
+        self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
         self.extra_bytes = 0  # of running requests, beside their pages
-        self.chain = PageChain(self.allocator, config.store_budget_tokens, self._salt)
+        self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
-            budget_tokens=config.store_budget_tokens,
+            budget_tokens=self.store_budget,
             eviction=config.eviction,
             salt=self._salt,
             slot_bytes=self.pool.k[0][0].nbytes + self.pool.v[0][0].nbytes,
@@ -79,13 +82,11 @@ class Memory:
         store, chain = self.store.stats, self.chain.stats
         self._begin()
         self.store.stats, self.chain.stats = store, chain
-        # An error that the device cannot recover from is raised by whatever is run on it next.
-        torch.ones(1, device=self.pool.k[0].device).item()
+        self.model.ranks.everywhere(_check_device, self.model)
 
     def new_states(self, tokens: int) -> Tensor:
         """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
-        pool = self.pool.k[0]
-        return new_states(self.shape.layers, self.shape.hidden, pool.dtype, pool.device, tokens)
+        return self.model.ranks.everywhere(_new_states, self.model, tokens)
 
     @property
     def bytes_used(self) -> int:
@@ -304,6 +305,54 @@ class Memory:
             chain=pages[-1].key if pages else 0,
             tracker=Tracker.of(shape.layers, len(canvas), device) if watched else None,
         )
+
+
+def _store_budget(model: Transformer, config: EngineConfig, canvases: int, longest: int) -> int:
+    """Tokens that the prefix store may hold. Raises `ConfigError` where canvases of `longest` tokens do not fit."""
+    asked, device = config.store_budget_tokens, model.device
+    if device.type != "cuda":
+        if config.gpu_memory_utilization is not None:
+            raise ConfigError(
+                f"gpu_memory_utilization={config.gpu_memory_utilization:g} is for CUDA devices, and the model is on "
+                f"{device}: leave it out, as K/V take memory there page by page"
+            )
+        return DEFAULT_STORE_TOKENS if asked == "auto" else asked
+    free, total = model.ranks.everywhere(_device_memory, model)
+    memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
+    ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
+    token, rows = token_bytes(shape, item, ranks), canvases * longest
+    if config.max_row_layers is not None:
+        rows = min(rows, max(longest, config.max_row_layers // shape.layers))
+    room = store_tokens(memory, token, workspace_bytes(shape, rows, item, ranks), canvases, longest)
+    if asked != "auto" and asked > room:
+        raise ConfigError(
+            f"store_budget_tokens={asked} needs {gigabytes(asked * (token.kv + token.state))} beside running canvases, "
+            f"and there is room for {room} tokens; everything may take {memory}. Use {room}, 'auto', or a lower "
+            "max_num_seqs or max_model_len"
+        )
+    return room if asked == "auto" else asked
+
+
+def _device_memory(model: Transformer) -> tuple[int, int]:
+    """Bytes that are free, and those that there are, on the device of the rank that has the fewest."""
+    found = torch.tensor(torch.cuda.mem_get_info(model.device), device=model.device)
+    free, total = model.ranks.gather(found).amin(dim=0).tolist()
+    return free, total
+
+
+def _new_pool(model: Transformer, pages: int, page_size: int) -> Pool:
+    """K/V memory for the heads of one rank."""
+    return Pool(model.part, pages, page_size, model.dtype, model.device)
+
+
+def _new_states(model: Transformer, tokens: int) -> Tensor:
+    """Room for the hidden states of `tokens` positions, [layers - 1, tokens, D], on one rank."""
+    return new_states(model.config.layers, model.config.hidden, model.dtype, model.device, tokens)
+
+
+def _check_device(model: Transformer) -> None:
+    """Raise what the device raises where it is lost: an error that it cannot recover from comes with its next use."""
+    torch.ones(1, device=model.device).item()
 
 
 def _tables(lease: Lease | None, pages: Sequence[Page], own: Sequence[PageRange]) -> tuple[SlotTable, ...]:

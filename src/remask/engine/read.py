@@ -11,6 +11,7 @@ from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
+from remask.sampling.vocabulary import WHOLE, SplitVocabulary
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
 
@@ -26,15 +27,26 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
     scores = []
     more = max((width(each.request.top_logprobs, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
-        logits = model.head(hidden[rows])
-        for running, group in members:
-            running.keep_residual(logits, group)
         groups = [group for _, group in members]
-        scores.append(score(logits, groups, model.config.mask_id, model.arithmetic.invariant, more))
+        scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
+        for running, group in members:
+            running.scored(group)
     if not scores:
         return np.empty((2 + more, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     return torch.cat(scores, dim=1).cpu().numpy()
+
+
+@torch.inference_mode()
+def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], more: int) -> Tensor:
+    """What `score` returns for the rows whose final hidden states are `hidden` [M, D], float32 [2 + more, rows].
+
+    Every rank reads the logits of its own tokens, and what they come to is merged.
+    """
+    vocabulary, ranks, total = WHOLE, model.ranks, model.config.vocab
+    if ranks.several:
+        vocabulary = SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
+    return score(model.head(hidden), groups, model.config.mask_id, model.arithmetic.invariant, more, vocabulary)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

@@ -51,7 +51,7 @@ class Runner:
             batch = self.pack(items, passes)
             begun += batch.stages
             if not watchers:
-                return self.model.forward(batch, self.pool), items
+                return self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
             return self._run_watched(batch, items, passes, watchers, begun)
         except Exception:
             admitted, items[:] = list(items), with_choices(items, begun)
@@ -69,11 +69,11 @@ class Runner:
         begun: list[Stage],
     ) -> tuple[Tensor, Items]:
         """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`."""
-        model, items, stages = self.model, list(items), batch.stages
-        h = model.embed(batch.tokens)
+        model, items, stages, everywhere = self.model, list(items), batch.stages, self.model.ranks.everywhere
+        h = everywhere(_embed, model, batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
-            h = model.run(stage, h, self.pool)
+            h = everywhere(_run, model, stage, h, self.pool)
             # A stage without layers has still to keep what leaves this one.
             if not stages or not len(stages[0].layers):
                 continue
@@ -87,7 +87,7 @@ class Runner:
                 batch = self.pack(items, passes, first=done)
                 stages = batch.stages
                 begun += stages
-        hidden = model.leave(h[batch.predict])
+        hidden = everywhere(_leave, model, h, batch.predict)
         for watcher in watchers:
             watcher.done()
         return hidden, items
@@ -108,6 +108,29 @@ class Runner:
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
+
+
+# What every rank does in a pass. On a model of one rank they are calls like any other.
+
+
+@torch.inference_mode()
+def _forward(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
+    return model.forward(batch, pool)
+
+
+@torch.inference_mode()
+def _embed(model: Transformer, tokens: Tensor) -> Tensor:
+    return model.embed(tokens)
+
+
+@torch.inference_mode()
+def _run(model: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+    return model.run(stage, h, pool)
+
+
+@torch.inference_mode()
+def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
+    return model.leave(h[predict])
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

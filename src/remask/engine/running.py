@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
@@ -22,23 +21,21 @@ from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.logprobs import PredictedLogprobs
-from remask.sampling.score import RowGroup
-from remask.sending import send
+from remask.sampling.score import Guidance, Residual, RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """The guidance of a pass, conditional logits minus unconditional ones, for steps that run without the latter."""
+    """The guidance of a pass that predicted `positions`, for steps that run without the unconditional canvas."""
 
     positions: NDArray[np.int64]
-    logits: Tensor  # [positions, V]
+    kept: Guidance
 
-    def at(self, positions: NDArray[np.int64]) -> Tensor:
+    def at(self, positions: NDArray[np.int64]) -> Residual:
         """The rows of `positions`, which must be among those that were kept."""
-        index = np.searchsorted(self.positions, positions)
-        return self.logits[send(index, self.logits.device)]
+        return Residual(self.kept, np.searchsorted(self.positions, positions))
 
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
@@ -252,13 +249,14 @@ class RunningRequest:
             group,
             guide=slice(at + count, at + 2 * count) if both else None,
             residual=None if both or self._residual is None else self._residual.at(positions),
+            keep=Guidance() if both and not self.policy.guides(self.decoder.step + 1) else None,
             cfg_scale=self.request.params.cfg_scale,
         )
 
-    def keep_residual(self, logits: Tensor, group: RowGroup) -> None:
+    def scored(self, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
-        if group.guide is not None and not self.policy.guides(self.decoder.step + 1):
-            self._residual = _Residual(self.plan.predicted, logits[group.rows] - logits[group.guide])
+        if group.keep is not None:
+            self._residual = _Residual(self.plan.predicted, group.keep)
 
     def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
         """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""

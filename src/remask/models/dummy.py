@@ -1,29 +1,42 @@
 """Random weights of a model's shape, for measuring speed without a checkpoint."""
 
-from itertools import chain
-
 import torch
+from torch import Tensor
 
 from remask.models.config import ModelConfig
-from remask.models.weights import Weights, empty_weights
+from remask.models.families.family import Slot
+from remask.models.ranks import Shard
+from remask.models.weights import WHOLE, Weights, empty_weights
 
 _STD = 0.02
+_NORMS = ("norm", "attn_norm", "ffn_norm", "q_norm", "k_norm")
 
 
-def dummy_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
+def dummy_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, shard: Shard = WHOLE
+) -> Weights:
     """Weights drawn on `device` from a normal distribution of standard deviation 0.02. The gains of norms are one.
 
-    One seed gives the same weights for the same shape, dtype and kind of device. Different kinds of devices draw
-    different numbers.
+    One seed gives the same weights for the same shape, dtype and kind of device; different kinds of devices draw
+    different numbers. A `shard` holds its part of these weights: each tensor is drawn as a whole, and cut.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    weights = empty_weights(config, dtype, device)
-    layers = [(layer.attn_norm, layer.ffn_norm, layer.q_norm, layer.k_norm) for layer in weights.layers]
-    ones = {id(norm) for norm in (weights.norm, *chain.from_iterable(layers))}
-    # By identity: a tied head is the embedding, and is drawn once.
-    for key, tensor in {id(tensor): tensor for tensor in weights.tensors()}.items():
-        if key in ones:
-            tensor.fill_(1)
-        else:
-            tensor.normal_(0, _STD, generator=generator)
+    weights = empty_weights(config, dtype, device, shard)
+    if shard.size == 1:
+        for field, _, tensor in weights.named():
+            _draw(field, tensor, generator)
+        return weights
+    for field, layer, shape in empty_weights(config, dtype, torch.device("meta")).named():
+        drawn = torch.empty_like(shape, device=device)
+        _draw(field, drawn, generator)
+        for piece in Slot(field, tuple(shape.shape), field, layer).pieces(config, shard):
+            piece.fill(weights, drawn if piece.part is None else drawn[piece.part])
     return weights
+
+
+def _draw(field: str, tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill `tensor`."""
+    if field in _NORMS:
+        tensor.fill_(1)
+    else:
+        tensor.normal_(0, _STD, generator=generator)

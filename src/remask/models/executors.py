@@ -11,6 +11,7 @@ from remask.models.attention import Attention
 from remask.models.attention_numpy import NumpyAttention
 from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
+from remask.models.transformer import Transformer
 
 LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
 
@@ -29,6 +30,11 @@ class Executor:
 
             return TritonAttention(config.score_cap)
         return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
+
+
+def attend(model: Transformer, executor: Executor) -> None:
+    """Let `model` compute attention by `executor`, in place."""
+    model.attention = executor.attention(model.config)
 
 
 def resolve_executor(

@@ -113,8 +113,10 @@ class ApartAttention:
 def batch_invariant(model: Transformer) -> Transformer:
     """The same weights, computed so that no row's bits depend on the other rows of a pass.
 
-    Raises `ConfigError` where the matrix library gives a row other bits at another place.
+    Raises `ConfigError` where the matrix library gives a row other bits at another place, or the model is spread over
+    several processes.
     """
+    check_ranks(model.ranks.shard.size)
     arithmetic = TiledArithmetic()
     queries, keys = (heads * model.config.head_dim for heads in (model.config.heads, model.config.kv_heads))
     matrices = chain.from_iterable(
@@ -126,6 +128,15 @@ def batch_invariant(model: Transformer) -> Transformer:
     tiled = model.with_attention(ApartAttention(model.attention, arithmetic))
     tiled.arithmetic = arithmetic
     return tiled
+
+
+def check_ranks(size: int) -> None:
+    """Raise `ConfigError` where `size` processes compute the model."""
+    if size > 1:
+        raise ConfigError(
+            f"batch_invariant=True cannot be kept with tensor_parallel={size}: a sum over processes adds in an order "
+            "that depends on a row's place in the batch; leave one of the two out"
+        )
 
 
 def _few_rows(x: Tensor) -> Sequence[Tensor]:

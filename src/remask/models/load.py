@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +18,8 @@ from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
 from remask.models.ranges import in_ranges
-from remask.models.weights import Weights, empty_weights
+from remask.models.ranks import Shard
+from remask.models.weights import WHOLE, Weights, empty_weights
 
 # Bytes per element of the types that convert to any floating type without a scale.
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -57,12 +59,13 @@ def load_weights(
     device: torch.device,
     progress: bool = True,
     check: bool = True,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    """The weights of the checkpoint in `folder`, on `device` and converted to `dtype`.
+    """The weights of the checkpoint in `folder` that `shard` holds, on `device` and converted to `dtype`.
 
-    Each tensor is copied from its file into its place, so at most one tensor is in memory beside the result.
-    `progress` shows a bar on stderr. With `check` each is read once more in its place, where it is still in the cache,
-    for values that are not finite.
+    Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
+    is in memory beside the result. `progress` shows a bar on stderr. With `check` each is read once more in its place,
+    where it is still in the cache, for values that are not finite.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
@@ -70,7 +73,8 @@ def load_weights(
             holds NaN or infinities, or numbers that are too large for `dtype`.
     """
     slots, stored = check_tensors(folder, family, config, dtype)
-    weights = empty_weights(config, dtype, device)
+    weights = empty_weights(config, dtype, device, shard)
+    slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
@@ -120,9 +124,15 @@ def _read(
     try:
         with safe_open(path, framework="pt") as file:
             for slot in slots:
-                _fill(slot, file.get_tensor(slot.name), stored[slot.name], weights, check)
+                _fill(slot, _stored(file, slot), stored[slot.name], weights, check)
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
+
+
+def _stored(file: Any, slot: Slot) -> Tensor:
+    """What `slot` takes of its tensor in an open file; nothing else of it is read."""
+    tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
+    return tensor
 
 
 def _fill(slot: Slot, tensor: Tensor, place: TensorLocation, weights: Weights, check: bool) -> None:

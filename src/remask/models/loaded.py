@@ -13,10 +13,11 @@ from remask.models.families.family import Family
 from remask.models.fingerprint import fingerprint
 from remask.models.load import load_weights, read_config
 from remask.models.presets import preset
+from remask.models.ranks import Shard
 from remask.models.sampling import read_sampling
 from remask.models.source import resolve
 from remask.models.tokenizer import Tokenizer, load_tokenizer
-from remask.models.weights import Weights
+from remask.models.weights import WHOLE, Weights
 
 DUMMY_SEED = 0
 
@@ -54,17 +55,19 @@ class FoundModel:
     family: Family | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self, dtype: torch.dtype, device: torch.device, *, progress: bool, check: bool = True) -> LoadedModel:
-        """Read the weights, or draw them where there is no folder.
+    def load(
+        self, dtype: torch.dtype, device: torch.device, *, progress: bool, check: bool = True, shard: Shard = WHOLE
+    ) -> LoadedModel:
+        """Read the weights that `shard` holds, or draw them where there is no folder.
 
         With `check` a checkpoint whose weights are not all finite is refused. Raises `CheckpointError` on files that
         cannot be used.
         """
         if self.folder is None or self.family is None:
-            weights = dummy_weights(self.config, dtype, device, DUMMY_SEED)
+            weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard)
             return LoadedModel(self.name, self.config, weights, None, fingerprint(self.config, DUMMY_SEED))
         tokenizer = load_tokenizer(self.folder)
-        weights = load_weights(self.folder, self.family, self.config, dtype, device, progress, check)
+        weights = load_weights(self.folder, self.family, self.config, dtype, device, progress, check, shard)
         return LoadedModel(
             self.name, self.config, weights, tokenizer, fingerprint(self.config, self.folder), self.sampling
         )

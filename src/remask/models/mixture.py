@@ -43,15 +43,24 @@ def route(x: Tensor, router: Router, active: int, w: MixtureWeights, arithmetic:
     return Routes(experts, weights if router.float32 else weights.to(x.dtype))
 
 
-def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic) -> Tensor:
-    """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype."""
-    active = routes.experts.shape[1]
-    chosen, order = routes.experts.flatten().sort(stable=True)
-    experts = torch.arange(len(w.router), device=x.device)
-    ends = torch.searchsorted(chosen, experts, right=True, out_int32=True)
+def feed(x: Tensor, routes: Routes, w: MixtureWeights, arithmetic: Arithmetic, held: range | None = None) -> Tensor:
+    """The weighted sum of the chosen experts' outputs of the rows `x` [N, D], of their dtype.
+
+    `w` holds the experts in `held`; None: all. What a row's other experts add is left out: other ranks compute it.
+    """
+    held = range(len(w.router)) if held is None else held
+    active, count = routes.experts.shape[1], len(held)
+    experts = routes.experts.flatten()
+    if count < len(w.router):
+        # A number of their own stands for the others' experts, so that their rows come last and are in no group.
+        experts = torch.where((experts >= held.start) & (experts < held.stop), experts - held.start, count)
+    chosen, order = experts.sort(stable=True)
+    ends = torch.searchsorted(chosen, torch.arange(count, device=x.device), right=True, out_int32=True)
     gate, up = arithmetic.grouped(x[order // active], w.gate_up, ends).chunk(2, dim=-1)
     out = arithmetic.grouped(arithmetic.silu_(gate).mul_(up), w.down, ends)
     out = out * routes.weights.flatten()[order, None]
+    if count < len(w.router):
+        out.masked_fill_((chosen == count)[:, None], 0)  # no product has written these rows
     parts = torch.empty_like(out).index_copy_(0, order, out).view(len(x), active, out.shape[1])
     # In the order of the ranks, each sum rounded once: a row's bits depend on that row alone.
     total = parts[:, 0]

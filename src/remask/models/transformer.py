@@ -13,12 +13,23 @@ from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
 from remask.models.mixture import Routes, feed, route
 from remask.models.pool import Pool
+from remask.models.ranks import Ranks
 from remask.models.stage import Pick, Stage, StepBatch
 from remask.models.weights import LayerWeights, MixtureWeights, Weights
 
+COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
+
 
 class Transformer:
-    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, squared ReLU or experts, grouped K/V heads."""
+    """Pre-norm RMSNorm, RoPE in the half-split layout, SwiGLU, squared ReLU or experts, grouped K/V heads.
+
+    With several `ranks` it computes the heads, columns, experts and tokens of one rank, and takes part in sums over all
+    of them. Hidden states are whole, and the same bits on every rank.
+
+    Attributes:
+        config: the whole model's shape.
+        part: the shape that this rank computes with.
+    """
 
     def __init__(
         self,
@@ -26,8 +37,11 @@ class Transformer:
         weights: Weights,
         attention: Attention | None = None,
         arithmetic: Arithmetic | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
+        self.ranks = ranks or Ranks()
+        self.part = self.ranks.shard.part(config)
         self.attention = attention or TorchAttention(config.score_cap)
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
 
@@ -64,6 +78,8 @@ class Transformer:
 
     def run(self, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
         """The output of `stage`, [N, D]. `h` is the output of the stage before, and may be overwritten."""
+        if stage.outputs or stage.partial is not None:
+            pool.keep_outputs()
         h = _enter(stage, h)
         cos, sin = self.cos[stage.positions], self.sin[stage.positions]
         for layer in stage.layers:
@@ -80,9 +96,9 @@ class Transformer:
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
-        """Queries after RoPE, [N, heads, Dh], of rows at `positions` whose input to `layer` is `h` [N, D]."""
+        """This rank's queries after RoPE, [N, heads, Dh], of rows at `positions` that enter `layer` as `h` [N, D]."""
         w = self.weights.layers[layer]
-        x, heads = self.norm(h, w.attn_norm), range(self.config.heads)
+        x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
         return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
@@ -92,7 +108,7 @@ class Transformer:
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits, float32 [M, V], of final hidden states [M, D]."""
+        """Logits, float32 [M, V], of final hidden states [M, D]: of the tokens that this rank holds."""
         return self.arithmetic.linear(hidden, self.weights.head).float()
 
     def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
@@ -130,14 +146,14 @@ class Transformer:
         `slots` [N] are those of the stage's rows. The choice stays on the device, as the number of rows chosen of each
         canvas is known before.
         """
-        c = self.config
+        c = self.part
         places = slots[pick.rows]
         x = self.norm(h[pick.rows], w.attn_norm)
         kept = pool.k[layer] if pick.keys else pool.v[layer]
         first = c.heads if pick.keys else c.heads + c.kv_heads
         keys, values = self._project(x, w, range(first, first + c.kv_heads), cos[pick.rows], sin[pick.rows])
         new = keys if pick.keys else values
-        similarity = F.cosine_similarity(new.flatten(1).float(), kept[places].flatten(1).float(), dim=1)
+        similarity = self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
         # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
@@ -150,7 +166,7 @@ class Transformer:
         self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> Tensor:
         """Attention output of the rows `h`. K/V of those that the stage writes are projected, and put into `slots`."""
-        c = self.config
+        c = self.part
         x, heads = self.norm(h, w.attn_norm), c.heads + 2 * c.kv_heads
         if stage.written is None and not self.arithmetic.invariant:
             turned, v = self._project(x, w, range(heads), cos, sin)
@@ -163,14 +179,15 @@ class Transformer:
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
         sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
-        return self.arithmetic.linear(self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink), w.out)
+        attended = self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink)
+        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
 
     def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
 
         `heads` counts Q's first, then K's, then V's, in the order of the fused projection.
         """
-        c = self.config
+        c = self.part
         part = slice(heads.start * c.head_dim, heads.stop * c.head_dim)
         out = self.arithmetic.linear(x, w.qkv[part], None if w.qkv_bias is None else w.qkv_bias[part])
         out = out.view(len(x), len(heads), c.head_dim)
@@ -184,9 +201,11 @@ class Transformer:
         """FFN output of the rows `h`: of a dense MLP, or of a mixture's experts."""
         x = self.norm(h, w.ffn_norm)
         if w.mixture is None:
-            return self._mlp(x, w)
-        routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic)
-        return routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w))
+            return self.ranks.sum(self._mlp(x, w))
+        assert self.config.mixture is not None
+        held = self.ranks.shard.experts(self.config.mixture)
+        routed = feed(x, self.route(x, w.mixture), w.mixture, self.arithmetic, held)
+        return self.ranks.sum(routed if len(w.gate_up) == 0 else routed.add_(self._mlp(x, w)))
 
     def _mlp(self, x: Tensor, w: LayerWeights) -> Tensor:
         """Output of the dense MLP, or of the shared expert, of normed rows `x`."""
@@ -197,9 +216,26 @@ class Transformer:
         return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
-        """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all of them together."""
+        """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all ranks' heads together."""
         x = heads.flatten(1) if self.config.qk_norm == "whole" else heads
-        heads.copy_(self.norm(x, weight).view_as(heads))
+        if x is heads or not self.ranks.several:
+            heads.copy_(self.norm(x, weight).view_as(heads))
+            return
+        # Where ranks share heads of K, each counts as often as every other one.
+        numbers = x.shape[1] * self.ranks.shard.size
+        mean = self.ranks.sum(x.float().square().sum(dim=1, keepdim=True)) / numbers
+        normed = x.float() * (mean + self.config.norm_eps).rsqrt() * weight.float()
+        heads.copy_(normed.view_as(heads))
+
+    def _similarity(self, new: Tensor, kept: Tensor) -> Tensor:
+        """Cosine similarity of the rows of `new` and `kept`, float32 [N, any], over the heads of all ranks: [N]."""
+        if not self.ranks.several:
+            return F.cosine_similarity(new, kept, dim=1)
+        products = torch.stack([torch.linalg.vecdot(x, y) for x, y in ((new, kept), (new, new), (kept, kept))])
+        dot, *squares = self.ranks.sum(products)
+        left, right = (square.sqrt().clamp_min(COSINE_EPS) for square in squares)
+        similarity: Tensor = dot / (left * right)
+        return similarity
 
 
 def _enter(stage: Stage, h: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from remask.models.config import Mixture, ModelConfig
+from remask.models.ranks import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,22 @@ class LayerWeights:
     down_bias: Tensor | None = None  # [D]
     mixture: MixtureWeights | None = None
 
-    def tensors(self) -> list[Tensor]:
-        """Every tensor of the layer."""
-        values = [getattr(self, field.name) for field in fields(self)]
+    def named(self) -> dict[str, Tensor]:
+        """Every tensor of the layer by its field; those of a mixture are `mixture.router`, ..."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.mixture is not None:
-            values += [getattr(self.mixture, field.name) for field in fields(self.mixture)]
-        return [value for value in values if isinstance(value, Tensor)]
+            values |= {f"mixture.{field.name}": getattr(self.mixture, field.name) for field in fields(self.mixture)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model, on one device and of one dtype. Where `head` and `embed` are tied they are one tensor."""
+    """All weights of a model, or of one rank's part of it, on one device and of one dtype.
 
-    embed: Tensor  # [V, D]
+    Where `head` and `embed` are tied, `head` is a view of `embed`.
+    """
+
+    embed: Tensor  # [V, D], on every rank
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [D]
     head: Tensor  # [V, D]
@@ -64,29 +68,40 @@ class Weights:
     @property
     def nbytes(self) -> int:
         """Bytes in memory. A tied matrix counts once."""
-        return sum({t.data_ptr(): t.nbytes for t in self.tensors()}.values())
+        return sum(tensor.nbytes for _, _, tensor in self.named())
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor, layer by layer. Tied ones appear twice."""
-        flat = [self.embed, self.norm, self.head]
-        for layer in self.layers:
-            flat += layer.tensors()
+        """Every tensor, layer by layer. A tied matrix appears once."""
+        return [tensor for _, _, tensor in self.named()]
+
+    def named(self) -> list[tuple[str, int | None, Tensor]]:
+        """Every tensor with its field and the number of its layer, if it is of one. A tied matrix is `embed`."""
+        tied = self.head is self.embed or self.head._is_view()
+        flat: list[tuple[str, int | None, Tensor]] = [("embed", None, self.embed), ("norm", None, self.norm)]
+        if not tied:
+            flat.append(("head", None, self.head))
+        for number, layer in enumerate(self.layers):
+            flat += [(name, number, tensor) for name, tensor in layer.named().items()]
         return flat
 
 
-def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Uninitialised weights of the right shapes. The caller must fill every element."""
+WHOLE = Shard()
+
+
+def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> Weights:
+    """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
+    config = shard.part(config)
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     def experts(mixture: Mixture) -> MixtureWeights:
-        count, wide = mixture.experts, config.hidden
+        count, held, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
         return MixtureWeights(
             router=new(count, wide, dtype=torch.float32 if mixture.router.float32 else dtype),
             bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
-            gate_up=new(count, 2 * mixture.intermediate, wide),
-            down=new(count, wide, mixture.intermediate),
+            gate_up=new(held, 2 * mixture.intermediate, wide),
+            down=new(held, wide, mixture.intermediate),
         )
 
     q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -111,6 +126,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         )
         for feed, mixture in ((config.feed(layer), config.mixture_of(layer)) for layer in range(config.layers))
     )
-    embed = new(config.vocab, config.hidden)
-    head = embed if config.tied else new(config.vocab, config.hidden)
+    embed, own = new(config.vocab, config.hidden), shard.share(config.vocab)
+    if not config.tied:
+        head = new(len(own), config.hidden)
+    else:
+        head = embed if len(own) == len(embed) else embed[own.start : own.stop]
     return Weights(embed=embed, layers=layers, norm=new(config.hidden), head=head)

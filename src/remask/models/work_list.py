@@ -39,6 +39,10 @@ class WorkList:
     reach: Ints | None = None
     _kept: dict[object, Any] = field(default_factory=dict, repr=False)
 
+    def __reduce__(self) -> tuple[type["WorkList"], tuple[Ints, Ints, Ints | None]]:
+        """What was computed of the list is not copied: it may be on a device."""
+        return WorkList, (self.units, self.slots, self.reach)
+
     @classmethod
     def of(cls, rows: int, slots: int, reach: Ints | None = None) -> "WorkList":
         """One unit: `rows` rows that see the first `slots` slots of the pool, each its `reach` of them or all."""

@@ -43,14 +43,22 @@ class Draws:
     step: int = 0
     rows: NDArray[np.int64] | None = None
 
-    def uniform(self, like: Tensor) -> Tensor:
-        """Numbers between 0 and 1, one for each of `like` [rows, V], float32."""
-        device = like.device
-        rows = torch.arange(len(like), device=device) if self.rows is None else send(self.rows, device)
-        return uniform(self.seed, self.step, rows, like.shape[1])
+    def uniform(self, like: Tensor, first: int = 0) -> Tensor:
+        """Numbers between 0 and 1, one for each of `like` [rows, columns], float32.
+
+        `first` is the token of the first column.
+        """
+        count, columns = like.shape
+        rows = torch.arange(count, device=like.device) if self.rows is None else send(self.rows, like.device)
+        return uniform(self.seed, self.step, rows, range(first, first + columns))
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
     """Draw a token of every row from the softmax of `logits`, int64 [rows], with `draws` as the only randomness."""
-    # argmax of logits + Gumbel noise draws from their softmax; -log(-log u) of a uniform u is Gumbel.
-    return (logits - draws.uniform(logits).log_().neg_().log_()).argmax(dim=-1)
+    return noised(logits, draws).argmax(dim=-1)
+
+
+def noised(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """Logits with the noise whose argmax draws from their softmax, [rows, columns]; `first` as in `Draws.uniform`."""
+    # -log(-log u) of a uniform u is Gumbel noise.
+    return logits - draws.uniform(logits, first).log_().neg_().log_()

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.sampling.vocabulary import WHOLE, Vocabulary
+
 MIN_LOGPROB = -9999.0
 """Stands for the logarithm of 0, as JSON has no infinity."""
 
@@ -27,25 +29,27 @@ def width(top: int | None, vocab: int) -> int:
 class Normalised:
     """Logits whose total is known: made before a sampler changes them, asked once it has chosen its tokens.
 
-    `logits` [rows, V] are kept and not copied; the sampler may change those of the mask token alone.
+    `logits` [rows, V], or a rank's columns of them as `vocabulary` says, are kept and not copied; the sampler may
+    change those of the mask token alone.
     """
 
-    def __init__(self, logits: Tensor, top: int, mask_id: int) -> None:
-        self._logits, self._total = logits, logits.logsumexp(dim=-1)
-        self._top = self._most_probable(min(top, logits.shape[1] - 1), mask_id)
+    def __init__(self, logits: Tensor, top: int, mask_id: int, vocabulary: Vocabulary = WHOLE) -> None:
+        self._logits, self._vocabulary = logits, vocabulary
+        self._total = vocabulary.logsumexp(logits)
+        self._top = self._most_probable(min(top, vocabulary.size(logits) - 1), mask_id)
 
     def of(self, tokens: Tensor) -> Tensor:
         """Return the log-probability of `tokens` [rows], then the top k token ids, then theirs: float32 [1 + 2k, rows].
 
         Float32 holds token ids exactly.
         """
-        chosen = self._logits.gather(1, tokens[:, None]) - self._total[:, None]
-        return torch.cat([chosen.T, *self._top])
+        chosen = self._vocabulary.at(self._logits, tokens) - self._total
+        return torch.cat([chosen[None], *self._top])
 
     def _most_probable(self, count: int, mask_id: int) -> Sequence[Tensor]:
         if not count:
             return ()
-        values, ids = self._logits.topk(count + 1, dim=-1)
+        values, ids = self._vocabulary.top(self._logits, count + 1)
         # One more than asked for: from the mask token's place on, all move up.
         place = torch.arange(count, device=ids.device) + (ids == mask_id).cumsum(dim=-1)[:, :count]
         return ids.gather(1, place).T.float(), (values.gather(1, place) - self._total[:, None]).T

@@ -1,7 +1,7 @@
-"""Random numbers from a counter: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+"""Random numbers from a counter: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-A number is a function of a key and of its own counter, so it is the same on every device, in every batch, and in any part
-of a vocabulary that is computed alone. Everything is integer arithmetic of PyTorch; no generator has a state.
+A number is a function of a key and of its own counter, so it is the same on every device, in every batch, and in any
+part of a vocabulary that is computed alone. Everything is integer arithmetic of PyTorch; no generator has a state.
 """
 
 from typing import TypeAlias
@@ -30,16 +30,16 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     return a, b, c, d
 
 
-def uniform(seed: int, step: int, rows: Tensor, columns: int) -> Tensor:
+def uniform(seed: int, step: int, rows: Tensor, columns: range) -> Tensor:
     """Numbers between 0 and 1, neither included, float32 [N, columns], for `rows` int64 [N] from 0 to 2^32 - 1.
 
     The number in column c of row r depends on `seed` (its lower 64 bits), `step` (the same), r and c alone.
     """
-    groups = -(-columns // 4)
-    column = torch.arange(groups, device=rows.device).expand(len(rows), groups)
-    row = rows[:, None].expand(len(rows), groups)
+    groups = torch.arange(columns.start // 4, -(-columns.stop // 4), device=rows.device)
+    column, row = groups.expand(len(rows), len(groups)), rows[:, None].expand(len(rows), len(groups))
     low, high = torch.full_like(row, step & _WORD), torch.full_like(row, (step >> 32) & _WORD)
     words = philox((column, row, low, high), (seed & _WORD, (seed >> 32) & _WORD))
-    drawn = torch.stack(words, dim=-1).flatten(1)[:, :columns]
+    first = columns.start % 4
+    drawn = torch.stack(words, dim=-1).flatten(1)[:, first : first + len(columns)]
     # 23 bits and a half: exact in float32, and never 0 or 1.
     return ((drawn >> 9).float() + 0.5) * 2.0**-23

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.remasking import Measure
-from remask.sampling.filters import Draws, draw, top_k, top_p
+from remask.sampling.filters import Draws
 from remask.sampling.logprobs import Normalised
 from remask.sampling.uniform_score import NoisyRows, read_noisy
+from remask.sampling.vocabulary import WHOLE, Vocabulary
 from remask.sending import send
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
@@ -32,11 +33,44 @@ class Penalty:
     tokens: NDArray[np.int64]
     size: float
 
-    def apply(self, logits: Tensor) -> None:
+    def apply(self, logits: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
         """Lower `logits` [rows, V] in place."""
-        tokens = send(self.tokens, logits.device)[:, None]
-        loss = torch.where(tokens == self.NONE, 0.0, -self.size).to(logits.dtype)
-        logits.scatter_add_(1, tokens.clamp_min(0), loss)
+        tokens = send(self.tokens, logits.device)
+        losses = torch.where(tokens == self.NONE, 0.0, self.size).to(logits.dtype)
+        vocabulary.lower(logits, tokens.clamp_min(0), losses)
+
+
+@dataclass(eq=False)
+class Guidance:
+    """The guidance of a pass, conditional logits minus unconditional ones, for steps that run without the latter.
+
+    Attributes:
+        logits: [rows, V], once the pass is scored.
+    """
+
+    logits: Tensor | None = None
+
+    def of(self, conditional: Tensor, unconditional: Tensor) -> None:
+        """Keep the guidance of a pass. Changes neither argument."""
+        self.logits = conditional - unconditional
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Rows of kept guidance.
+
+    Attributes:
+        kept: where they are.
+        rows: their numbers there, int64 [rows].
+    """
+
+    kept: Guidance
+    rows: NDArray[np.int64]
+
+    def logits(self) -> Tensor:
+        """[rows, V]"""
+        assert self.kept.logits is not None
+        return self.kept.logits[send(self.rows, self.kept.logits.device)]
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each request of each pass
@@ -55,8 +89,8 @@ class RowGroup:
     what it chose.
 
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
-    canvas is not computed in this pass, `residual` [rows, V] is the difference between the conditional and the
-    unconditional logits when both were last computed.
+    canvas is not computed in this pass, `residual` is the difference between the conditional and the unconditional
+    logits when both were last computed. It comes from `keep` of the pass that computed both.
     """
 
     rows: slice
@@ -69,7 +103,8 @@ class RowGroup:
     step: int = 0
     positions: NDArray[np.int64] | None = None
     guide: slice | None = None
-    residual: Tensor | None = None
+    residual: Residual | None = None
+    keep: Guidance | None = None
     cfg_scale: float = 0.0
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
@@ -100,44 +135,54 @@ def _cover(groups: Sequence[RowGroup], rows: int) -> bool:
     return at == rows
 
 
-def score(logits: Tensor, groups: Sequence[RowGroup], mask_id: int, apart: bool = False, more: int = 0) -> Tensor:
+def score(
+    logits: Tensor,
+    groups: Sequence[RowGroup],
+    mask_id: int,
+    apart: bool = False,
+    more: int = 0,
+    vocabulary: Vocabulary = WHOLE,
+) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
 
     Below them stand the log-probabilities of groups that ask for them (`logprobs.Normalised.of`), and zeros for the
     others; `more` is the largest number that a group needs.
 
-    `logits` [M, V] is used as scratch. The mask token is never chosen, but counts in the probabilities, as in the
-    originals. With `apart` every group is read on its own, else all greedy ones at once: the last bits of what is
-    computed over a whole tensor may depend on its size. Nothing waits for the device.
+    `logits` [M, V], or a rank's columns of them as `vocabulary` says, is used as scratch. The mask token is never
+    chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
+    greedy ones at once: the last bits of what is computed over a whole tensor may depend on its size. Nothing waits for
+    the device.
     """
     for group in groups:
+        if group.keep is not None and group.guide is not None:
+            group.keep.of(logits[group.rows], logits[group.guide])
         if group.penalty is not None:
-            group.penalty.apply(logits[group.rows])
+            group.penalty.apply(logits[group.rows], vocabulary)
         if group.residual is not None:
-            logits[group.rows].add_(group.residual, alpha=group.cfg_scale)
+            logits[group.rows].add_(group.residual.logits(), alpha=group.cfg_scale)
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
     asked = {
-        id(group): Normalised(logits[group.rows], group.top_logprobs, mask_id)
+        id(group): Normalised(logits[group.rows], group.top_logprobs, mask_id, vocabulary)
         for group in groups
         if group.top_logprobs is not None
     }
     own = [group for group in groups if apart or not group.greedy]
     plain = not (own or more) and all(group.given is None for group in groups)
     if plain and _cover(groups, len(logits)):
-        return _greedy(logits, mask_id)
-    parts = {id(group): _read(logits[group.rows], group, mask_id) for group in own}
+        return _greedy(logits, mask_id, vocabulary)
+    parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
-        greedy = _greedy(logits, mask_id)
+        greedy = _greedy(logits, mask_id, vocabulary)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
     read = [_completed(parts[id(group)], group, asked.get(id(group)), more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
-def _read(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
+def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
-    return _greedy(logits, mask_id) if group.greedy else _sampled(logits, group, mask_id)
+    return _greedy(logits, mask_id, vocabulary) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
 
 
 def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more: int) -> Tensor:
@@ -150,34 +195,37 @@ def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more:
     return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
 
 
-def _greedy(logits: Tensor, mask_id: int) -> Tensor:
+def _greedy(logits: Tensor, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of all rows, float32 [2, M]. Removes the mask token from `logits`."""
-    total = logits.logsumexp(dim=-1)
-    logits[:, mask_id] = -torch.inf
-    best, tokens = logits.max(dim=-1)
+    total = vocabulary.logsumexp(logits)
+    vocabulary.bar(logits, [mask_id])
+    best, tokens = vocabulary.best(logits)
     return torch.stack((tokens.float(), (best - total).exp()))
 
 
-def _sampled(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
+def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
     if group.noisy is not None:
-        return read_noisy(logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws)
+        return read_noisy(
+            logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws, vocabulary
+        )
+    top_k, top_p = vocabulary.top_k, vocabulary.top_p
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
         measured = top_k(top_p(measured, group.top_p), group.top_k)
-    measured = measured.log_softmax(dim=-1)
+    measured = vocabulary.log_softmax(measured)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
-    choice[:, mask_id] = -torch.inf
+    vocabulary.bar(choice, [mask_id])
     choice = top_k(top_p(choice, group.top_p), group.top_k)
-    tokens = draw(choice, group.draws) if group.temperature > 0 else choice.argmax(dim=-1)
+    tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
     if group.measure == "entropy":
         probabilities = measured.exp()
-        confidence = (probabilities * (probabilities + 1e-10).log()).sum(dim=-1)
+        confidence = vocabulary.sum(probabilities * (probabilities + 1e-10).log())
     elif group.measure == "margin":
-        first, second = measured.topk(2, dim=-1).values.exp().unbind(dim=-1)
+        first, second = vocabulary.top(measured, 2)[0].exp().unbind(dim=-1)
         confidence = first - second
     else:
-        confidence = measured.gather(1, tokens[:, None])[:, 0].exp()
+        confidence = vocabulary.at(measured, tokens).exp()
     return torch.stack((tokens.float(), confidence))

@@ -3,7 +3,14 @@
 import argparse
 from dataclasses import asdict, replace
 
-from remask.cli.options import add_batch_invariant, add_model_options, check_folder, object_option, open_llm
+from remask.cli.options import (
+    add_batch_invariant,
+    add_model_options,
+    add_tensor_parallel,
+    check_folder,
+    object_option,
+    open_llm,
+)
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError
@@ -69,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="K", help="turns of each policy (default 3)")
     parser.add_argument("--json", metavar="FILE", help="write the full result to FILE")
     add_model_options(parser)
+    add_tensor_parallel(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,11 +85,11 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--json", args.json)
     limits = EngineConfig(max_num_seqs=args.concurrency, batch_invariant=args.batch_invariant)
     replace(limits, prefix_match=args.prefix_match)  # what cannot be combined is refused now, not between two rows
-    llm = open_llm(args, engine=limits)
-    workload = _workload(llm, args)
-    rows, left_out = _contenders(llm, args, workload)
-    detail = args.detail or args.caches == ALL
-    record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
+    with open_llm(args, engine=limits) as llm:
+        workload = _workload(llm, args)
+        rows, left_out = _contenders(llm, args, workload)
+        detail = args.detail or args.caches == ALL
+        record = run_bench(llm, workload, rows, args.rounds, llm.engine_config, not args.quiet, detail=detail)
     record.data["left_out"] = [asdict(left) for left in left_out]
     if args.json:
         write_record(args.json, record)

@@ -1,13 +1,14 @@
 """What a model family is: how its configuration is read, and what its checkpoints call each tensor."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
 from torch import Tensor
 
 from remask.models.config import Mixture, ModelConfig
+from remask.models.ranks import Shard
 from remask.models.weights import Weights
 
 
@@ -23,6 +24,7 @@ class Slot:
         expert: number of the expert, for a field that holds the matrices of all experts.
         rows: first and end row that it fills; None: all of them.
         offset, scale: the stored tensor x becomes (x + offset) * scale.
+        part: what is read of the stored tensor, rows and columns; None: all. `shape` is that of the part.
     """
 
     name: str
@@ -33,12 +35,47 @@ class Slot:
     scale: float = 1.0
     offset: float = 0.0
     expert: int | None = None
+    part: tuple[slice, ...] | None = None
 
     def fill(self, weights: Weights, stored: Tensor) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
         self.target(weights).copy_(stored)
+
+    def pieces(self, config: ModelConfig, shard: Shard) -> "Iterator[Slot]":
+        """The pieces of the tensor that a rank holds, and where they go among its weights; none where it holds none."""
+        if shard.size == 1:
+            yield self
+            return
+        if self.expert is not None:
+            mixture = config.mixture_of(self.layer or 0)
+            assert mixture is not None
+            held = shard.experts(mixture)
+            if self.expert in held:
+                yield replace(self, expert=self.expert - held.start)
+            return
+        columns, rows = _cut(self, config, shard)
+        if columns is not None:
+            shape = (self.shape[0], len(columns))
+            yield replace(self, shape=shape, part=(slice(None), slice(columns.start, columns.stop)))
+        elif rows is None:
+            # A bias that follows a sum over ranks is added by one of them.
+            yield replace(self, scale=0.0) if self.field == "down_bias" and shard.rank else self
+        else:
+            yield from self._rows_in(rows)
+
+    def _rows_in(self, ranges: Sequence[range]) -> "Iterator[Slot]":
+        """The pieces of rows in `ranges`, which lie one after the other in a rank's tensor."""
+        first, end = self.rows or (0, self.shape[0])
+        at = 0
+        for own in ranges:
+            low, high = max(first, own.start), min(end, own.stop)
+            if low < high:
+                to = at + low - own.start
+                shape = (high - low, *self.shape[1:])
+                yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
+            at += len(own)
 
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
@@ -47,6 +84,46 @@ class Slot:
         if self.expert is not None:
             tensor = tensor[self.expert]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]
+
+
+def _cut(slot: Slot, config: ModelConfig, shard: Shard) -> tuple[range | None, Sequence[range] | None]:
+    """The columns, or the ranges of rows, that a rank holds of the field of `slot`; neither: it holds all of it.
+
+    Rows are counted in the whole field, where matrices that read the same input follow one another.
+    """
+    dim, heads, groups = config.head_dim, shard.heads(config), shard.kv_heads(config)
+    mixture = None if slot.layer is None else config.mixture_of(slot.layer)
+    width = config.intermediate if mixture is None else mixture.shared
+    own = shard.share(width)
+    queries, keys = (range(part.start * dim, part.stop * dim) for part in (heads, groups))
+    match slot.field:
+        case "out":
+            return queries, None
+        case "down":
+            return own, None
+        case "qkv" | "qkv_bias":
+            after = config.heads * dim
+            values = after + config.kv_heads * dim
+            return None, (queries, _moved(keys, after), _moved(keys, values))
+        case "q_norm" if config.qk_norm == "whole":
+            return None, (queries,)
+        case "k_norm" if config.qk_norm == "whole":
+            return None, (keys,)
+        case "sink_k" | "sink_v":
+            return None, (groups,)
+        case "gate_up":
+            return None, (own, _moved(own, width)) if config.mlp == "swiglu" else (own,)
+        case "up_bias":
+            return None, (own,)
+        case "mixture.gate_up" | "mixture.down" if mixture is not None:
+            return None, (shard.experts(mixture),)
+        case "head":
+            return None, (shard.share(config.vocab),)
+    return None, None
+
+
+def _moved(part: range, by: int) -> range:
+    return range(part.start + by, part.stop + by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ async def get_model_info(request: Request) -> Response:
         "max_request_row_layers": llm.engine.limits.row_layers,
         "cache": llm.cache_name,
         "cache_config": llm.cache_config,
-        "store_budget_tokens": llm.engine_config.store_budget_tokens,
+        "store_budget_tokens": llm.engine.memory.store_budget,
         "has_chat_template": service.intake.tokenizer.has_chat_template,
         "sampling": overlaid(llm.sampling, service.config.sampling),
     }

@@ -1,0 +1,1 @@
+"""Tensor parallelism: several processes that compute one model, each a part of every layer."""

@@ -1,0 +1,19 @@
+"""The program of a rank other than 0: `python -m remask.parallel FD`, where FD is a connection to rank 0."""
+
+import logging
+import os
+import sys
+
+from remask.parallel.worker import main
+
+log = logging.getLogger(__name__)
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format=f"rank process {os.getpid()}: %(message)s")
+    # Memory goes back with the process. To take a group down in order would wait for ranks that are gone.
+    try:
+        main(int(sys.argv[1]))
+    except Exception as error:
+        log.critical("ends with %s: %s", type(error).__name__, error)
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,94 @@
+"""Sums and exchanges between the ranks of one model, by `torch.distributed`."""
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from remask.models.ranks import Ranks, Shard
+
+HOST = "127.0.0.1"
+WAIT = timedelta(minutes=5)  # of one rank for another, in one operation
+
+
+class GroupRanks(Ranks):
+    """One of several processes that compute one model.
+
+    Attributes:
+        operations: operations begun so far. Ranks that have begun equally many are in step.
+        sent: bytes that this rank gave to sums and gathers so far.
+        received: bytes of what rank 0 sent to all, so far.
+    """
+
+    def __init__(self, shard: Shard, group: Any) -> None:
+        self.shard, self.group = shard, group
+        self.operations = self.sent = self.received = 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Ranks`."""
+        x = x.contiguous()
+        if x.numel():  # how many rows there are is known to all ranks
+            self._begin()
+            self.sent += x.nbytes
+            self.group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Ranks`."""
+        x = x.contiguous()
+        every = x.new_empty((self.shard.size, *x.shape))
+        if x.numel():
+            self._begin()
+            self.sent += x.nbytes
+            self.group.allgather([list(every.unbind())], [x]).wait()
+        return every
+
+    def share(self, x: Tensor) -> Tensor:
+        """Rank 0's `x`, in the place of this rank's, which has its size."""
+        if x.numel():
+            self._begin()
+            self.received += x.nbytes
+            self.group.broadcast(x, 0).wait()
+        return x
+
+    def _begin(self) -> None:
+        """An operation begins."""
+        self.operations += 1
+
+
+def open_store(size: int) -> TCPStore:
+    """Where the ranks find each other: a free port that only this machine reaches. Rank 0 opens it."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        # PyTorch would listen to every network. It takes the descriptor over.
+        port, fd = listener.getsockname()[1], listener.detach()
+    return TCPStore(HOST, port, size, is_master=True, timeout=WAIT, wait_for_workers=False, master_listen_fd=fd)
+
+
+def join_store(port: int, size: int) -> TCPStore:
+    """The store that rank 0 has opened at `port`."""
+    return TCPStore(HOST, port, size, is_master=False, timeout=WAIT)
+
+
+def join_group(store: TCPStore, shard: Shard, device: torch.device) -> GroupRanks:
+    """Meet the other ranks, and wait until all have come: NCCL between CUDA devices, gloo between CPUs.
+
+    No group of the process as a whole is touched (`torch.distributed.init_process_group`), which may be its user's.
+    """
+    if device.type == "cuda":
+        from torch.distributed import ProcessGroupNCCL
+
+        torch.cuda.set_device(device)
+        chosen = ProcessGroupNCCL.Options()
+        chosen._timeout = WAIT
+        return GroupRanks(shard, ProcessGroupNCCL(store, shard.rank, shard.size, chosen))
+    from torch.distributed import ProcessGroupGloo
+
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=HOST)]
+    options._timeout = WAIT
+    return GroupRanks(shard, ProcessGroupGloo(store, shard.rank, shard.size, options))

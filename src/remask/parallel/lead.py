@@ -1,0 +1,238 @@
+"""Rank 0: it starts the other ranks, tells them what to compute, and notices where one is lost."""
+
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Pipe
+from typing import Any, TypeVar
+
+import torch
+
+from remask.errors import CheckpointError, ConfigError, RankLostError
+from remask.models.loaded import FoundModel, LoadedModel
+from remask.models.ranks import Shard
+from remask.parallel.group import GroupRanks, join_group, open_store
+from remask.parallel.message import Names
+from remask.parallel.worker import PATIENCE_S, WHERE, Job, State
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+END_S = 5.0
+"""Seconds that the other ranks have to end, before they are killed."""
+WATCH_S = 0.5
+"""Seconds between two looks at whether they run."""
+
+
+class Worker:
+    """The process of another rank, and the connection to it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "remask.parallel", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    @property
+    def name(self) -> str:
+        """The rank, for people to read."""
+        return f"rank {self.shard.rank} of {self.shard.size} (process {self.process.pid})"
+
+    @property
+    def ended(self) -> str | None:
+        """How the process ended; None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        return f"{self.name} was killed by signal {-code}" if code < 0 else f"{self.name} ended with status {code}"
+
+    def state(self, seconds: float | None) -> State | None:
+        """What it says next; None where it says nothing within `seconds`, or has ended."""
+        try:
+            if not self.connection.poll(seconds):
+                return None
+            state: State = self.connection.recv()
+        except (EOFError, OSError):
+            return None
+        return state
+
+
+class LeadRanks(GroupRanks):
+    """Rank 0 of several, which the engine runs in. One thread at a time calls it."""
+
+    def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device) -> None:
+        super().__init__(joined.shard, joined.group)
+        self._workers, self._device, self._names = workers, device, Names()
+        self._acting = False
+        self._closed = threading.Event()
+        self._end = weakref.finalize(self, end, workers, self._closed)
+        watch = threading.Thread(
+            target=_watch, args=(workers, self._closed, weakref.ref(self)), name="remask-ranks", daemon=True
+        )
+        watch.start()
+
+    def everywhere(self, act: Callable[..., T], *args: Any) -> T:
+        """See `Ranks`. Raises `RankLostError` where a rank has ended, or is out of step."""
+        self.check()
+        call, number = self._names.call(act, args)
+        buffer = call.buffer(self._device)
+        self._acting = True
+        try:
+            for worker in self._workers:
+                worker.connection.send_bytes(call.content)
+            self.share(buffer)
+            result = act(*args)
+        except Exception as error:
+            self._names.give(None, number)
+            self._settle(error)
+            raise
+        except BaseException:
+            self.lose("a pass was interrupted")
+            raise
+        finally:
+            self._acting = False
+        self._names.give(result, number)
+        return result
+
+    def check(self) -> None:
+        """See `Ranks`."""
+        if self.lost is None:
+            ended = next(filter(None, (worker.ended for worker in self._workers)), None)
+            if self._closed.is_set():
+                self.lose("the other ranks were ended by close()")
+            elif ended is not None:
+                self.lose(ended)
+        if self.lost is not None:
+            raise RankLostError(str(self.lost))
+
+    def lose(self, reason: str) -> None:
+        """Note that a rank is lost, end the others, and end what waits for them."""
+        if self.lost is None:
+            self.lost = RankLostError(
+                f"{reason}. The model is spread over {self.shard.size} processes, and none of them can go on "
+                "without the others: load it again"
+            )
+            log.error("%s", self.lost)
+            if self._device.type == "cuda":
+                self.group.abort()  # gloo notices by itself
+        self.close()
+
+    def close(self) -> None:
+        """See `Ranks`. Safe to call twice."""
+        self._end()
+
+    def _begin(self) -> None:
+        if not self._acting:
+            raise ConfigError(
+                f"this computes with one process, and the model is spread over {self.shard.size}: "
+                "load it with tensor_parallel=1"
+            )
+        super()._begin()
+
+    def _settle(self, error: Exception) -> None:
+        """Return where every rank has failed at the same operation as this one, with `error`; else one is lost."""
+        reasons = []
+        for worker in self._workers:
+            with suppress(OSError):
+                worker.connection.send_bytes(WHERE)
+        for worker in self._workers:
+            state = failed = worker.state(PATIENCE_S)
+            if state is not None and state.kind == "failed":
+                state = worker.state(PATIENCE_S)
+            if state is None or state.operations != self.operations:
+                reasons.append(_reason(worker, "" if failed is None else failed.error))
+        if reasons:
+            self.lose("; ".join(reasons))
+            raise RankLostError(str(self.lost)) from error
+
+
+def start(
+    found: FoundModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    size: int,
+    threads: int,
+    *,
+    progress: bool,
+    check: bool,
+) -> tuple[LoadedModel, LeadRanks]:
+    """Load a model in `size` processes, of which this one is the first: its part, and its ranks.
+
+    On CUDA every rank has a device of its own, from `device` on. The others end with this process, with
+    `LeadRanks.close`, or with the object. `threads` are CPU threads of each of the others.
+
+    Raises:
+        ConfigError: the model cannot be cut for so many ranks, or there are too few devices. Nothing was started.
+        CheckpointError: a rank could not load its part.
+    """
+    Shard(0, size).check(found.config)
+    devices = rank_devices(device, size)
+    store = open_store(size)
+    workers = [Worker(Shard(rank, size)) for rank in range(1, size)]
+    try:
+        for worker, place in zip(workers, devices[1:], strict=True):
+            dummy = found.folder is None
+            worker.connection.send(Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check))
+        loaded = found.load(dtype, devices[0], progress=progress, check=check, shard=Shard(0, size))
+        for worker in workers:
+            state = worker.state(None)
+            if state is None or state.kind != "loaded":
+                raise CheckpointError(_reason(worker, "" if state is None else state.error))
+        for worker in workers:
+            worker.connection.send(None)
+        joined = join_group(store, Shard(0, size), devices[0])
+    except BaseException:
+        end(workers, threading.Event())
+        raise
+    return loaded, LeadRanks(joined, workers, devices[0])
+
+
+def rank_devices(device: torch.device, size: int) -> list[torch.device]:
+    """The device of every rank. Raises `ConfigError` where there are too few."""
+    if device.type != "cuda":
+        return [device] * size
+    first, there = device.index or 0, torch.cuda.device_count()
+    if first + size > there:
+        raise ConfigError(
+            f"tensor_parallel={size} from {str(device)!r} on needs {first + size} CUDA devices, and {there} can be "
+            "seen; use fewer ranks, or make more devices visible (CUDA_VISIBLE_DEVICES)"
+        )
+    return [torch.device("cuda", first + rank) for rank in range(size)]
+
+
+def end(workers: Sequence[Worker], closed: threading.Event) -> None:
+    """End the processes of other ranks, and wait until they are gone."""
+    closed.set()
+    for worker in workers:
+        worker.connection.close()  # a rank ends where rank 0 has
+    for worker in workers:
+        try:
+            worker.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.ref[LeadRanks]") -> None:
+    """Notice the end of a rank also while this process waits for it, or computes nothing."""
+    while not closed.wait(WATCH_S):
+        ended = next(filter(None, (worker.ended for worker in workers)), None)
+        ranks = lead()
+        if ended is not None and ranks is not None:
+            ranks.lose(ended)
+        del ranks
+
+
+def _reason(worker: Worker, error: str) -> str:
+    """Why a rank cannot go on."""
+    if error:
+        return f"{worker.name} failed: {error}"
+    with suppress(subprocess.TimeoutExpired):
+        worker.process.wait(WATCH_S)
+    return worker.ended or f"{worker.name} is out of step"

@@ -1,0 +1,103 @@
+"""What a rank other than 0 does: it loads its part of the model, and takes part in rank 0's calls until rank 0 ends."""
+
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import torch
+
+from remask.models.loaded import find_model
+from remask.models.ranks import Shard
+from remask.models.transformer import Transformer
+from remask.parallel.group import join_group, join_store
+from remask.parallel.message import Things
+
+PATIENCE_S = 10.0
+"""Seconds that a rank which cannot go on waits for what rank 0 says about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a rank is told when it starts.
+
+    Attributes:
+        model, dummy: as `find_model` takes them.
+        device: where it computes.
+        threads: CPU threads that it computes on.
+        port: where the ranks meet.
+        check: refuse weights that are not finite.
+    """
+
+    model: str
+    dummy: bool
+    dtype: torch.dtype
+    device: str
+    shard: Shard
+    threads: int
+    port: int
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a rank says of itself.
+
+    Attributes:
+        kind: its weights are loaded; it failed; or it answers where it stands.
+        operations: operations with other ranks that it has begun.
+        error: why it failed.
+    """
+
+    kind: Literal["loaded", "failed", "here"]
+    operations: int = 0
+    error: str = ""
+
+
+WHERE = b""
+"""Asks a rank where it stands. Every call has content."""
+
+
+def main(fd: int) -> None:
+    """Serve rank 0 at the descriptor `fd`."""
+    # Rank 0 decides when the model ends, also where a terminal or a service manager signals all processes at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    rank0 = Connection(fd)
+    try:
+        job: Job = rank0.recv()
+        serve(job, rank0)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # rank 0 has ended
+        return
+
+
+def serve(job: Job, rank0: Connection) -> None:
+    """Load a part of the model, meet the other ranks, and take part in calls. Raises `EOFError` where rank 0 ends."""
+    torch.set_num_threads(job.threads)
+    device = torch.device(job.device)
+    try:
+        loaded = find_model(job.model, dummy=job.dummy).load(
+            job.dtype, device, progress=False, check=job.check, shard=job.shard
+        )
+    # Whatever it is, rank 0 reports it.
+    except Exception as error:
+        rank0.send(State("failed", error=f"{type(error).__name__}: {error}"))
+        return
+    rank0.send(State("loaded"))
+    rank0.recv()  # every rank has loaded its part, so all will come
+    ranks = join_group(join_store(job.port, job.shard.size), job.shard, device)
+    things = Things(Transformer(loaded.config, loaded.weights, ranks=ranks))
+    while True:
+        content = rank0.recv_bytes()
+        if content == WHERE:
+            rank0.send(State("here", ranks.operations))
+            continue
+        try:
+            things.run(content, ranks.share)
+        except Exception as error:
+            rank0.send(State("failed", ranks.operations, f"{type(error).__name__}: {error}"))
+            # Where rank 0 failed at the same operation it asks, and all go on. Else it waits for this rank, and
+            # only the end of this process tells it.
+            if not rank0.poll(PATIENCE_S) or rank0.recv_bytes() != WHERE:
+                raise
+            rank0.send(State("here", ranks.operations))

@@ -1,0 +1,195 @@
+"""Reductions over the vocabulary, for logits that hold all of its tokens or one rank's part of them."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from remask.sampling import filters
+
+Gather: TypeAlias = Callable[[Tensor], Tensor]
+"""Every rank's tensor, stacked in the order of the ranks: [ranks, ...]."""
+
+_BITS = 32  # of a float32
+
+
+class Vocabulary:
+    """What the columns of logits [rows, columns] stand for. Here they are all tokens, and tensors are [rows, V].
+
+    No method changes its arguments but `bar` and `lower`.
+    """
+
+    def size(self, logits: Tensor) -> int:
+        """Tokens of the whole vocabulary."""
+        return logits.shape[-1]
+
+    def bar(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Set the logits of `tokens` to minus infinity, in place."""
+        for token in tokens:  # one by one, as a list of them would be sent to the device, and waited for
+            logits[:, token] = -torch.inf
+
+    def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
+        """Take `losses` [rows] off the logits of one token a row, `tokens` int64 [rows], in place."""
+        logits.scatter_add_(1, tokens[:, None], -losses[:, None])
+
+    def columns(self, values: Tensor) -> Tensor:
+        """The columns that these logits have of `values` [..., V]."""
+        return values
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest logit of every row, and its token, the first of equal ones: [rows] and int64 [rows]."""
+        values, tokens = logits.max(dim=-1)
+        return values, tokens
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` largest logits of every row, descending, and their tokens: [rows, count], the latter int64."""
+        values, tokens = logits.topk(count, dim=-1)
+        return values, tokens
+
+    def at(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """The values [rows] that belong to one token a row, `tokens` int64 [rows]."""
+        return values.gather(1, tokens[:, None])[:, 0]
+
+    def only(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """1 where a column is that of the row's token, else 0; of the shape and dtype of `like`."""
+        return torch.zeros_like(like).scatter_(1, tokens[:, None], 1.0)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of every row, [rows]."""
+        return values.sum(dim=-1)
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        """[rows]"""
+        return logits.logsumexp(dim=-1)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """[rows, columns]"""
+        return logits.softmax(dim=-1)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """[rows, columns]"""
+        return logits.log_softmax(dim=-1)
+
+    def top_k(self, logits: Tensor, count: int | None) -> Tensor:
+        """See `filters.top_k`."""
+        return filters.top_k(logits, count)
+
+    def top_p(self, logits: Tensor, share: float | None) -> Tensor:
+        """See `filters.top_p`."""
+        return filters.top_p(logits, share)
+
+    def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
+        """See `filters.draw`."""
+        return filters.draw(logits, draws)
+
+
+class SplitVocabulary(Vocabulary):
+    """The tokens that one rank holds, `held` of `total`. Every rank calls the same methods in the same order.
+
+    Numbers of rows are merged, never logits: a maximum, a sum or a count of largest logits of each rank. Ties with the
+    last token of a nucleus are kept, where `Vocabulary` keeps the first of them.
+    """
+
+    def __init__(self, held: range, total: int, gather: Gather) -> None:
+        self.held, self.total, self.gather = held, total, gather
+
+    def size(self, logits: Tensor) -> int:  # noqa: ARG002
+        """See `Vocabulary`."""
+        return self.total
+
+    def bar(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """See `Vocabulary`."""
+        super().bar(logits, [token - self.held.start for token in tokens if token in self.held])
+
+    def lower(self, logits: Tensor, tokens: Tensor, losses: Tensor) -> None:
+        """See `Vocabulary`."""
+        places, here = self._places(tokens)
+        super().lower(logits, places, torch.where(here, losses, 0.0))
+
+    def columns(self, values: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        return values[..., self.held.start : self.held.stop]
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Vocabulary`."""
+        values, tokens = super().best(logits)
+        # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
+        found, named = self.gather(torch.stack((values, (tokens + self.held.start).float()))).unbind(dim=1)
+        best, rank = found.max(dim=0)
+        return best, named.gather(0, rank[None])[0].long()
+
+    def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """See `Vocabulary`."""
+        values, tokens = super().top(logits, min(count, len(self.held)))
+        own = torch.stack((values, (tokens + self.held.start).float()))
+        if own.shape[2] < count:  # every rank sends as many numbers
+            own = torch.nn.functional.pad(own, (0, count - own.shape[2]), value=-torch.inf)
+        found, named = self.gather(own).permute(1, 2, 0, 3).flatten(2)
+        best, places = found.topk(count, dim=-1)
+        return best, named.gather(1, places).long()
+
+    def at(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        places, here = self._places(tokens)
+        # Not a sum of zeros and one value: that value may be infinite.
+        found = torch.where(here, super().at(values, places), -torch.inf)
+        return self.gather(found).amax(dim=0)
+
+    def only(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        places, here = self._places(tokens)
+        return super().only(places, like) * here[:, None]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        return self.gather(super().sum(values)).sum(dim=0)
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        return self.gather(super().logsumexp(logits)).logsumexp(dim=0)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        return self.log_softmax(logits).exp()
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """See `Vocabulary`."""
+        return logits - self.logsumexp(logits)[:, None]
+
+    def top_k(self, logits: Tensor, count: int | None) -> Tensor:
+        """See `Vocabulary`."""
+        if count is None or count >= self.total:
+            return logits
+        return logits.masked_fill(logits < self.top(logits, count)[0][:, -1:], -torch.inf)
+
+    def top_p(self, logits: Tensor, share: float | None) -> Tensor:
+        """A token is kept where more probable ones have at most `share`. The least such logit is found bit by bit."""
+        if share is None or share >= 1:
+            return logits
+        probabilities, keys = self.softmax(logits), _ordered(logits)
+        low = torch.full_like(keys[:, 0], -(2 ** (_BITS - 1)))
+        high = torch.full_like(low, 2 ** (_BITS - 1) - 1)
+        for _ in range(_BITS):
+            middle = (low + high) >> 1
+            enough = self.sum(probabilities.masked_fill(keys <= middle[:, None], 0)) <= share
+            low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+        return logits.masked_fill(keys < high[:, None], -torch.inf)
+
+    def draw(self, logits: Tensor, draws: filters.Draws) -> Tensor:
+        """See `Vocabulary`. The noise of a token is the same on whichever rank it is."""
+        return self.best(filters.noised(logits, draws, self.held.start))[1]
+
+    def _places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of `tokens`, and which of them are here; a token of another rank gets some column."""
+        here = (tokens >= self.held.start) & (tokens < self.held.stop)
+        return (tokens - self.held.start).clamp(0, len(self.held) - 1), here
+
+
+def _ordered(logits: Tensor) -> Tensor:
+    """Numbers int64 in the order of `logits`, float32; their bits are such numbers but for the sign."""
+    bits = logits.contiguous().view(torch.int32).long()
+    return torch.where(bits < 0, -(2 ** (_BITS - 1)) - bits - 1, bits)
+
+
+WHOLE = Vocabulary()

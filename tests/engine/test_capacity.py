@@ -1,0 +1,181 @@
+"""What fits on a device: counted by hand, at the edges, and refused with the numbers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask import LLM
+from remask.engine import memory as engine_memory
+from remask.engine.capacity import (
+    DeviceMemory,
+    TokenBytes,
+    check_weights_fit,
+    store_tokens,
+    token_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.errors import ConfigError
+from remask.models.dummy import dummy_weights
+from remask.models.pool import Pool
+from remask.models.presets import preset
+from remask.models.ranks import Ranks, Shard
+from remask.models.transformer import Transformer
+from tests.engine.support import CPU
+
+GB = 10**9
+LLADA, FLASH, TINY = preset("llada-8b"), preset("llada2-flash"), preset("llada-tiny")
+
+
+def test_room_is_what_others_leave_of_the_share() -> None:
+    assert DeviceMemory(80 * GB, 80 * GB, 0.9).room == 72 * GB
+    assert DeviceMemory(80 * GB, 50 * GB, 0.9).room == 42 * GB
+    assert DeviceMemory(80 * GB, 5 * GB, 0.9).room == -3 * GB
+    assert str(DeviceMemory(80 * GB, 50 * GB, 0.9)) == "72.00 GB of 80.00 GB (42.00 GB left)"
+
+
+def test_memory_of_a_token() -> None:
+    assert token_bytes(LLADA, 2) == TokenBytes(2 * 32 * 4096 * 2, 31 * 4096 * 2)
+    assert token_bytes(LLADA, 2, ranks=4) == TokenBytes(2 * 32 * 1024 * 2, 31 * 4096 * 2)
+    assert token_bytes(FLASH, 2, ranks=8) == TokenBytes(2 * 32 * 128 * 2, 0), "ranks share the four heads of K/V"
+
+
+@pytest.mark.parametrize("name", ["llada-tiny", "llada2-tiny", "gidd-tiny"])
+def test_memory_of_weights_is_that_of_the_weights(name: str) -> None:
+    config = preset(name)
+    assert weight_bytes(config, torch.float32) == dummy_weights(config, torch.float32, CPU).nbytes
+    assert weight_bytes(config, torch.float32) == 4 * config.parameters
+    last = dummy_weights(config, torch.float32, CPU, 0, Shard(1, 2))
+    assert weight_bytes(config, torch.float32, ranks=2) == last.nbytes
+
+
+@given(
+    total=st.integers(10**6, 10**11),
+    taken=st.floats(0, 1),
+    share=st.floats(0.1, 1),
+    kv=st.integers(1, 10**6),
+    state=st.integers(0, 10**6),
+    workspace=st.integers(0, 10**9),
+    canvases=st.integers(1, 64),
+    longest=st.integers(1, 10_000),
+)
+def test_what_is_promised_fits_and_no_token_more_would(
+    total: int, taken: float, share: float, kv: int, state: int, workspace: int, canvases: int, longest: int
+) -> None:
+    memory, token = DeviceMemory(total, int(total * (1 - taken)), share), TokenBytes(kv, state)
+    needed = canvases * longest * kv + workspace
+    if needed > memory.room:
+        with pytest.raises(ConfigError, match="K/V do not fit"):
+            store_tokens(memory, token, workspace, canvases, longest)
+        return
+    stored = store_tokens(memory, token, workspace, canvases, longest)
+    assert needed + stored * (kv + state) <= memory.room < needed + (stored + 1) * (kv + state)
+
+
+def test_canvases_without_room_are_refused_with_what_would_fit() -> None:
+    memory, token = DeviceMemory(24 * GB, 8 * GB, 0.9), token_bytes(LLADA, 2)  # 5.6 GB beside the weights
+    with pytest.raises(ConfigError) as refused:
+        store_tokens(memory, token, GB, canvases=8, longest=4096)
+    said = str(refused.value)
+    assert "8 canvases of 4096 tokens need 17.18 GB" in said
+    assert "beside the weights and 1.00 GB for a pass there are 4.60 GB" in said
+    assert "21.60 GB of 24.00 GB (5.60 GB left)" in said
+    fitting = int(4.6 * GB) // token.kv
+    assert f"Use --max-num-seqs 2 or --max-model-len {fitting // 8} or --tensor-parallel with more devices" in said
+    store_tokens(memory, token, GB, 2, 4096)
+    store_tokens(memory, token, GB, 8, fitting // 8)
+    with pytest.raises(ConfigError, match="Use --tensor-parallel with more"):
+        store_tokens(DeviceMemory(24 * GB, 0, 0.9), token, GB, 8, 4096)
+
+
+def test_weights_without_room_are_refused_with_what_would_fit() -> None:
+    device = DeviceMemory(80 * GB, 79 * GB, 0.9)
+    with pytest.raises(ConfigError) as refused:
+        check_weights_fit(FLASH, torch.bfloat16, device, 1, apart=True)
+    said = str(refused.value)
+    assert "103 billion parameters need 205.84 GB as bfloat16, and everything may take 72.00 GB of 80.00 GB" in said
+    assert "Use --tensor-parallel 4 or a smaller model" in said
+    check_weights_fit(FLASH, torch.bfloat16, device, 4, apart=True)
+    with pytest.raises(ConfigError, match=r"103.63 GB as bfloat16 on each device"):
+        check_weights_fit(FLASH, torch.bfloat16, device, 2, apart=True)
+    with pytest.raises(ConfigError, match=r"as float32.* Use --dtype bfloat16 or a smaller model"):
+        check_weights_fit(LLADA, torch.float32, DeviceMemory(24 * GB, 20 * GB, 1.0), 1, apart=False)
+    with pytest.raises(ConfigError, match="do not fit"):  # ranks of one machine share its memory
+        check_weights_fit(FLASH, torch.bfloat16, device, 4, apart=False)
+
+
+def test_a_pass_has_an_upper_estimate() -> None:
+    rows, item = 4096, 2
+    least = rows * LLADA.hidden * item * 2 + rows * 3 * LLADA.intermediate * item + 512 * LLADA.vocab * 4
+    assert least < workspace_bytes(LLADA, rows, item) < 4 * least
+    assert workspace_bytes(FLASH, rows, item) > rows * 8 * 2 * FLASH.hidden * item, "a row is copied for each expert"
+    assert workspace_bytes(LLADA, rows, item, ranks=4) < workspace_bytes(LLADA, rows, item)
+
+
+def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("remask.llm.memory", lambda: (16 * GB, 12 * GB))
+    with pytest.raises(ConfigError, match=r"32.06 GB as float32, and everything may take 16.00 GB .*\(12.00 GB left\)"):
+        LLM("llada-8b", load_format="dummy", dtype="float32", device="cpu")
+    monkeypatch.setattr("remask.llm.memory", lambda: None)
+    assert LLM("llada-tiny", load_format="dummy", device="cpu").engine.pool.pages
+
+
+class _Cuda(Transformer):
+    """A model on a device that this machine does not have; its memory is on the CPU all the same."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
+class _Pool(Pool):
+    def __init__(self, config: Any, pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert device.type == "cuda"
+        super().__init__(config, pages, page_size, dtype, torch.device("meta"))
+
+
+def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
+    """An engine as it would be made on a CUDA device with so much memory."""
+    monkeypatch.setattr(engine_memory, "_device_memory", lambda _: (free, total))
+    monkeypatch.setattr(engine_memory, "Pool", _Pool)
+    model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
+    return Engine(model, EngineConfig(**{"max_num_seqs": 4, "max_model_len": 256, **limits}), "x")
+
+
+def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizing is real; the device is not."""
+    token, page = token_bytes(TINY, 4), 16
+    for share in (None, 0.7):
+        engine = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", gpu_memory_utilization=share)
+        stored = engine.memory.store_budget
+        states = stored * token.state
+        taken = engine.pool.pages * page * token.kv + states + 10**9
+        assert stored == engine.store.budget_tokens > 10_000
+        assert taken <= (share or 0.9) * 2 * 10**9, "pages that end beyond their canvas included"
+        assert taken > 0.8 * (share or 0.9) * 2 * 10**9
+    assert on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=77).memory.store_budget == 77
+
+
+def test_a_cuda_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="K/V do not fit"):
+        on_cuda(monkeypatch, 10**6, 10**9, gpu_memory_utilization=1.0)
+    with pytest.raises(ConfigError, match=r"store_budget_tokens=99999999 needs .* there is room for [0-9]+ tokens"):
+        on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=99999999)
+
+
+def test_the_share_of_a_gpu_is_refused_on_a_cpu() -> None:
+    model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.5 is for CUDA devices, and the model is on cpu"):
+        Engine(model, EngineConfig(gpu_memory_utilization=0.5), "x")
+    assert Engine(model, EngineConfig(store_budget_tokens="auto"), "x").memory.store_budget == 8192
+    for bad in (0.0, 1.5, -1.0):
+        with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+            EngineConfig(gpu_memory_utilization=bad)
+    with pytest.raises(ConfigError, match="store_budget_tokens"):
+        replace(EngineConfig(), store_budget_tokens="some")  # type: ignore[arg-type]

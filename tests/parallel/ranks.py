@@ -1,0 +1,63 @@
+"""Processes that serve as ranks of one model after another, so that many tests pay for one start."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe
+
+import pytest
+
+from remask.models.ranks import Shard
+from remask.parallel import lead, worker
+
+MODELS = 64  # that one process can serve
+
+
+class Served(subprocess.Popen[bytes]):
+    """A process that goes on to the next connection where one is closed: nobody waits for its end."""
+
+    def wait(self, timeout: float | None = None) -> int:  # noqa: ARG002
+        """The end of a model is not that of the process."""
+        return 0
+
+
+class Lender:
+    """One process that tests lend to models as a rank."""
+
+    def __init__(self) -> None:
+        ours, theirs = zip(*(Pipe() for _ in range(MODELS)), strict=True)
+        numbers = [str(end.fileno()) for end in theirs]
+        self.connections: Iterator[Connection] = iter(ours)
+        self.process = Served(
+            [sys.executable, "-m", "tests.parallel.ranks", *numbers],
+            pass_fds=[int(number) for number in numbers],
+            stdin=subprocess.DEVNULL,
+        )
+        for end in theirs:
+            end.close()
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.kill()
+        subprocess.Popen.wait(self.process)
+        for connection in self.connections:
+            connection.close()
+
+
+@contextmanager
+def lent(patch: pytest.MonkeyPatch, lenders: list[Lender]) -> Iterator[None]:
+    """Models are loaded with the processes of `lenders` as ranks 1, 2, ..."""
+
+    def borrow(self: lead.Worker, shard: Shard) -> None:
+        lender = lenders[shard.rank - 1]
+        self.shard, self.connection, self.process = shard, next(lender.connections), lender.process
+
+    with patch.context() as context:
+        context.setattr(lead.Worker, "__init__", borrow)
+        yield
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        worker.main(int(each))

@@ -1,0 +1,98 @@
+"""Golden runs of every kind of model through `remask generate --tensor-parallel N`, in real processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import goldens
+from tests.cli import test_goldens, test_goldens_block_causal, test_goldens_moe, test_goldens_uniform
+from tests.cli.goldens import generate
+from tests.goldens import block_causal, moe, uniform
+
+pytestmark = pytest.mark.usefixtures("ranks")
+SIZES = (2, 4)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Runs of one golden model, and how they are asked for and checked."""
+
+    runs: list[Any]
+    ask: Callable[..., object]
+
+    def check(self, tmp_path: Path, size: int, count: int | None) -> None:
+        """Ask for `count` of the runs, spread over all of them; None: for all."""
+        step = 1 if count is None else max(1, len(self.runs) // count)
+        self.ask(tmp_path, self.runs[step // 2 :: step], "--tensor-parallel", str(size), "--threads", "1")
+
+
+def masked(model: str) -> Sample:
+    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
+        named = {goldens.run_id(run): run for run in runs}
+        lines = (goldens.request_line(run, name) for name, run in named.items())
+        answers = generate(tmp_path, goldens.model_dir(model), lines, *options)
+        for name, run in named.items():
+            test_goldens.check(run, answers[name], test_goldens.LAYERS[model])
+
+    return Sample(test_goldens.RUNS[model], ask)
+
+
+def masked_mixture() -> Sample:
+    def ask(tmp_path: Path, runs: list[dict[str, Any]], *options: str) -> None:
+        test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in runs}, *options)
+
+    return Sample(moe.masked_runs(), ask)
+
+
+def mixture(model: str) -> Sample:
+    return Sample(
+        moe.runs(model),
+        lambda tmp_path, runs, *options: test_goldens_moe.check(tmp_path, model, runs, "exact", *options),
+    )
+
+
+def causal(model: str) -> Sample:
+    return Sample(
+        block_causal.runs(model),
+        lambda tmp_path, runs, *options: test_goldens_block_causal.ask(tmp_path, model, runs, "exact", *options),
+    )
+
+
+def noisy(model: str) -> Sample:
+    return Sample(
+        uniform.runs(model),
+        lambda tmp_path, runs, *options: test_goldens_uniform.ask(tmp_path, model, runs, *options),
+    )
+
+
+# Without the models whose 3 and 7 heads no such number of ranks can share.
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    "llada": lambda: masked("llada"),
+    "llada_gqa": lambda: masked("llada_gqa"),
+    "dream": lambda: masked("dream"),
+    "llada_moe": masked_mixture,
+    "llada2": lambda: mixture("llada2_flash"),
+    "sdar_moe": lambda: mixture("sdar_moe_b8"),
+    "sdar_b4": lambda: causal("sdar_b4"),
+    "sdar_b8": lambda: causal("sdar_b8"),
+    "gidd": lambda: noisy("unif"),
+    "gidd, gentle": lambda: noisy("gentle"),
+    "gidd, hybrid": lambda: noisy("hybrid"),
+}
+FEW = {"llada": 12, "dream": 4, "llada_moe": 4, "llada2": 5, "sdar_b4": 4, "gidd": 3}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FEW)
+def test_a_sample_of_the_golden_runs(tmp_path: Path, name: str, size: int) -> None:
+    SAMPLES[name]().check(tmp_path, size, FEW[name])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_all_golden_runs(tmp_path: Path, name: str, size: int) -> None:
+    SAMPLES[name]().check(tmp_path, size, None)

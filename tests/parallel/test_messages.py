@@ -1,0 +1,176 @@
+"""What is sent of a call, and what stands on every rank already."""
+
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remask.models.dummy import dummy_weights
+from remask.models.pool import Pool
+from remask.models.presets import preset
+from remask.models.stage import Save, Stage
+from remask.models.work_list import WorkList
+from remask.models.transformer import Transformer
+from remask.parallel.message import Names, Things
+from remask.sampling.score import Guidance, Residual
+from tests.engine.support import CPU
+
+CONFIG = preset("llada-tiny")
+OURS, THEIRS = (Transformer(CONFIG, dummy_weights(CONFIG, torch.float32, CPU)) for _ in range(2))
+SEEN: list[Any] = []
+
+
+class Line:
+    """Rank 0 and another rank, without processes between them."""
+
+    def __init__(self) -> None:
+        self.names, self.things = Names(), Things(THEIRS)
+        self.sent = 0
+
+    def everywhere(self, act: Any, *args: Any) -> Any:
+        call, number = self.names.call(act, args)
+        buffer = call.buffer(CPU)
+        self.sent = buffer.nbytes
+        SEEN.clear()
+        self.things.run(call.content, lambda empty: empty.copy_(buffer))
+        result = act(*args)
+        self.names.give(result, number)
+        return result
+
+    @property
+    def named(self) -> int:
+        return len(self.things._named)
+
+
+def note(*args: Any) -> None:
+    SEEN.append(args)
+
+
+def zeros(model: Transformer, *shape: int) -> Tensor:
+    return torch.zeros(shape) + (model is THEIRS)
+
+
+def new_pool(model: Transformer) -> Pool:
+    return Pool(model.part, 2, 4, model.dtype, model.device)
+
+
+def test_each_rank_has_its_own_model_and_its_own_tensors() -> None:
+    line = Line()
+    states = line.everywhere(zeros, OURS, 3, 5, 2)
+    line.everywhere(note, OURS, states[1], states[2, 1:4:2], states)
+    (model, layer, some, whole), _ = SEEN
+    assert model is THEIRS
+    assert line.sent == 0
+    assert [tuple(t.shape) for t in (layer, some, whole)] == [(5, 2), (2, 2), (3, 5, 2)]
+    some.fill_(7)
+    assert whole[2, 1:4:2].eq(7).all()
+    assert whole.sum() == 7 * 4 + 26
+    assert layer.eq(1).all()
+    assert not states.any(), "rank 0 has zeros of its own"
+
+
+def test_the_contents_of_other_tensors_are_sent_once() -> None:
+    line = Line()
+    index, mask = torch.arange(5), torch.tensor([True, False, True])
+    every = torch.arange(12, dtype=torch.bfloat16).view(3, 4).t()
+    line.everywhere(
+        note, index, [index, {"a": mask}], every, torch.empty(0, 4), torch.tensor(2.5).expand(3), slice(1, 4)
+    )
+    found, _ = SEEN
+    assert torch.equal(found[0], index)
+    assert found[1][0] is found[0]
+    assert torch.equal(found[1][1]["a"], mask)
+    assert torch.equal(found[2], every)
+    assert found[3].shape == (0, 4)
+    assert torch.equal(found[4], torch.full((3,), 2.5))
+    assert found[5] == slice(1, 4)
+    assert line.sent == 48 + 16 + 32 + 16
+
+
+def test_a_packed_stage_travels_as_it_is() -> None:
+    line, rows = Line(), torch.arange(4)
+    states = line.everywhere(zeros, OURS, 3, 4, 2)
+    save = Save(slice(0, 4), states[1], slice(None))
+    stage = Stage(range(1, 2), rows, rows, None, None, WorkList.of(4, 4), save=(save,), outputs=True)
+    line.everywhere(note, stage)
+    ((got,), _) = SEEN
+    assert (got.layers, got.outputs, got.save[0].rows) == (range(1, 2), True, slice(0, 4))
+    assert got.work.units.tolist() == [[0, 4, 0, 4, 0]]
+    assert torch.equal(got.positions, rows)
+    assert got.save[0].states.eq(1).all()
+
+
+@torch.inference_mode()  # as passes run: elsewhere a view keeps its tensor alive
+def test_what_rank_0_drops_every_rank_drops() -> None:
+    line = Line()
+    kept, gone = line.everywhere(zeros, OURS, 4), line.everywhere(zeros, OURS, 4)
+    pool = line.everywhere(new_pool, OURS)
+    view = gone[1:]
+    assert line.named == 3
+    del gone
+    gc.collect()
+    line.everywhere(note, kept, view)
+    assert line.named == 2
+    assert line.sent == 16, "a view of what has no name any more is sent"
+    line.everywhere(note, pool)
+    ((theirs,), (ours,)) = SEEN
+    assert ours is pool
+    assert isinstance(theirs, Pool)
+    assert theirs is not pool
+    del pool, ours
+    SEEN.clear()
+    gc.collect()
+    line.everywhere(note)
+    assert line.named == 1
+
+
+def test_a_name_is_not_taken_for_what_lies_in_the_same_memory_later() -> None:
+    line = Line()
+    for value in range(50):
+        held = line.everywhere(zeros, OURS, 1000)
+        del held
+        fresh = torch.full((1000,), float(value))
+        line.everywhere(note, fresh)
+        (found,), _ = SEEN
+        assert torch.equal(found, fresh)
+        SEEN.clear()
+    assert line.named <= 1
+
+
+def test_results_that_are_one_tensor_have_one_name() -> None:
+    line = Line()
+    h = line.everywhere(zeros, OURS, 4)
+    h = line.everywhere(same, h)
+    line.everywhere(note, h)
+    assert line.sent == 0
+    assert line.named <= 2
+    del h
+    SEEN.clear()
+    gc.collect()
+    line.everywhere(note)
+    assert line.named == 0
+
+
+def same(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+def test_every_rank_keeps_guidance_of_its_own() -> None:
+    line, keep = Line(), Guidance()
+    line.everywhere(fill, keep, torch.arange(6.0))
+    line.everywhere(note, Residual(keep, np.array([1])))
+    (theirs,), (ours,) = SEEN
+    assert ours.kept is keep
+    assert theirs.kept is not keep
+    assert theirs.logits().tolist() == [1.0]
+    del keep, ours, theirs
+    SEEN.clear()
+    gc.collect()
+    line.everywhere(note)
+    assert line.named == 0
+
+
+def fill(keep: Guidance, x: Tensor) -> None:
+    keep.of(x, torch.zeros_like(x))

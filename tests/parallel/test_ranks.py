@@ -1,0 +1,252 @@
+"""Models in several processes: what they exchange, how they end, and what they refuse."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remask import LLM
+from remask.engine.async_engine import AsyncEngine
+from remask.engine.config import EngineConfig
+from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
+from remask.models.transformer import Transformer
+from remask.observe import observe_passes, replace_attention, run_in_sections
+from remask.parallel import lead
+from tests import goldens
+from tests.models import checkpoints
+from tests.parallel.ranks import Lender, lent
+
+GOLDEN = str(goldens.model_dir("llada"))
+COMMON: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1}
+LAYERS, WIDE = 6, 64
+SAMPLING = {"max_tokens": 16, "block_length": 8, "steps": 16}
+
+
+@pytest.fixture
+def two(ranks: None) -> Iterator[LLM]:
+    """A model in two processes, that are kept for other tests."""
+    with LLM(GOLDEN, tensor_parallel=2, engine=EngineConfig(max_model_len=64), **COMMON) as llm:
+        yield llm
+
+
+def lead_of(llm: LLM) -> lead.LeadRanks:
+    ranks = llm.model.ranks
+    assert isinstance(ranks, lead.LeadRanks)
+    return ranks
+
+
+def raises(model: Transformer, rank: int | None) -> None:
+    if rank in (None, model.ranks.shard.rank):
+        raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize("cache", ["none", "block-dual", "bicache+block-dual"])
+def test_a_pass_exchanges_two_sums_a_layer_and_three_numbers_a_predicted_row(two: LLM, cache: str) -> None:
+    ranks, engine, predicted, passes = lead_of(two), two.engine, 0, 0
+
+    def probe(_requests: Any, hidden: torch.Tensor) -> None:
+        nonlocal predicted, passes
+        predicted, passes = predicted + len(hidden), passes + 1
+
+    engine.probe = probe
+    settings = {"depth": 3} if cache.startswith("bicache") else None
+    sent, received, operations = ranks.sent, ranks.received, ranks.operations
+    prompts = [list(range(3, 33)) for _ in range(3)]
+    two.generate(prompts, SAMPLING, prefix_length=20, cache=cache, cache_config=settings)
+    sums = 2 * engine.stats.row_layers * WIDE * 4
+    assert ranks.sent - sent == sums + 12 * predicted
+    # Of the packed step indices are sent, and no row's numbers: less than one hidden state in four layers.
+    assert 0 < ranks.received - received < engine.stats.row_layers * WIDE * 4 / LAYERS
+    assert ranks.operations - operations <= passes * (2 * LAYERS + 2 + 2) + 8
+
+
+def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
+    names = lead_of(two)._names
+    for cache in ("none", "elastic-cache", "dllm-cache", "dkv-decode"):
+        two.generate([[1, 2, 3, 4]] * 3, SAMPLING | {"cfg_scale": 0.5}, cache=cache)
+    # What an evicted prefix or an ended request has held is gone. The pool stays.
+    assert (len(names._storages), len(names._objects)) == (0, 1)
+
+
+def test_where_all_ranks_fail_alike_they_go_on(two: LLM) -> None:
+    first = two.generate([[1, 2, 3]], SAMPLING)
+    with pytest.raises(ValueError, match="on purpose"):
+        lead_of(two).everywhere(raises, two.model, None)
+    assert two.generate([[1, 2, 3]], SAMPLING)[0].token_ids == first[0].token_ids
+
+
+def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) -> None:
+    with pytest.raises(ConfigError, match="load it with tensor_parallel=1"):
+        two.model.forward(*_batch_of(two))
+    refused: list[Callable[[], object]] = [
+        lambda: observe_passes(two.engine, lambda _: None),
+        lambda: replace_attention(two.engine, two.model.attention),
+        lambda: run_in_sections(two.engine, lambda _: threading.Lock()),
+        lambda: two.new_engine(EngineConfig(batch_invariant=True)),
+        lambda: two.depth_table,
+        lambda: two.generate([[1, 2]], SAMPLING, cache="bicache", prefix_length=1),
+    ]
+    for act in refused:
+        with pytest.raises(ConfigError, match="tensor_parallel"):
+            act()
+    assert two.generate([[1, 2, 3]], SAMPLING)[0].error is None, "all of it was refused before anything ran"
+
+
+def _batch_of(llm: LLM) -> tuple[Any, Any]:
+    from remask.core.canvas import Canvas
+    from remask.engine.uncached import pack_uncached
+
+    return pack_uncached(llm.model, [Canvas([1, 2, 3], (), 0)]), llm.engine.pool
+
+
+def test_after_close_nothing_is_computed(two: LLM) -> None:
+    two.close()
+    two.close()
+    with pytest.raises(RankLostError, match=r"ended by close\(\)"):
+        two.generate([[1, 2, 3]], SAMPLING)
+
+
+def interrupted(model: Transformer) -> None:
+    if model.ranks.shard.rank == 0:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_pass_ends_the_model(two: LLM) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        lead_of(two).everywhere(interrupted, two.model)
+    with pytest.raises(RankLostError, match="was interrupted"):
+        lead_of(two).check()
+
+
+def test_two_models_at_once(lenders: list[Lender], monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture: dict[str, Any] = {"model": "llada-moe-tiny", "load_format": "dummy", **COMMON}
+    with lent(monkeypatch, lenders[:1]):
+        a = LLM(GOLDEN, tensor_parallel=2, **COMMON)
+    with a, LLM(**mixture) as whole:
+        with lent(monkeypatch, lenders[1:2]):
+            b = LLM(**mixture, tensor_parallel=2)
+        first = a.generate([[1, 2, 3]], SAMPLING)
+        assert b.generate([[1, 2, 3]], SAMPLING)[0].token_ids == whole.generate([[1, 2, 3]], SAMPLING)[0].token_ids
+        b.close()
+        assert a.generate([[1, 2, 3]], SAMPLING)[0].token_ids == first[0].token_ids
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
+    tensors = checkpoints.llada_tensors()
+    tensors["model.transformer.ff_out.weight"][-1, -1] = torch.nan  # the last rank's
+    folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, tensors)
+    with pytest.raises(CheckpointError, match=r"rank 1 of 2 .*failed: CheckpointError: .*holds 1 values of"):
+        LLM(str(folder), tensor_parallel=2, **COMMON)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 3}, "its 4 attention heads are no multiple of 3.* Use 1 or 2 or 4"),
+        ({"tensor_parallel": 2, "engine": EngineConfig(batch_invariant=True)}, "leave one of the two out"),
+    ],
+)
+def test_bad_settings_start_nothing(given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_args, **_more: pytest.fail("a process was started"))
+    with pytest.raises(ConfigError, match=said):
+        LLM(GOLDEN, **given, **COMMON)
+
+
+def test_every_rank_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert lead.rank_devices(torch.device("cpu"), 3) == [torch.device("cpu")] * 3
+    assert [str(each) for each in lead.rank_devices(torch.device("cuda"), 2)] == ["cuda:0", "cuda:1"]
+    assert [str(each) for each in lead.rank_devices(torch.device("cuda:2"), 2)] == ["cuda:2", "cuda:3"]
+    with pytest.raises(ConfigError, match="needs 5 CUDA devices, and 4 can be seen"):
+        lead.rank_devices(torch.device("cuda:1"), 4)
+
+
+def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remask.parallel.worker.PATIENCE_S", 0.5)
+    lender = Lender()
+    try:
+        with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
+            # Rank 0 returns and does not know; the next call finds out.
+            lead_of(llm).everywhere(raises, llm.model, 1)
+            with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
+                llm.generate([[1, 2, 3]], SAMPLING)
+    finally:
+        lender.end()
+
+
+async def _killed_while(llm: LLM, runs: bool) -> str:
+    """Kill the other process of a served model, and return what its engine died of."""
+    outer, (worker,) = AsyncEngine(llm.engine, 4), lead_of(llm)._workers
+    outer.start()
+    long = llm.requests([[1, 2, 3]], {"max_tokens": 500, "steps": 500, "block_length": 500})
+    ticket = outer.submit([llm.engine.check(each) for each in long]) if runs else None
+    await asyncio.sleep(0.3)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    if ticket is not None:
+        with pytest.raises(EngineDeadError) as died:
+            async for _ in ticket:
+                pass
+        return str(died.value)
+    until = time.monotonic() + 30
+    while outer.alive and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    return str(outer.error)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_killed_rank_ends_the_engine_and_its_requests(runs: bool) -> None:
+    """Whether it computes or not: nobody waits for a timeout."""
+    limits = EngineConfig(max_model_len=512, max_num_seqs=2)
+    with LLM("llada-tiny", load_format="dummy", tensor_parallel=2, engine=limits, **COMMON) as llm:
+        said = asyncio.run(_killed_while(llm, runs))
+        assert "RankLostError: rank 1 of 2" in said
+        assert "was killed by signal 9" in said
+
+
+SCRIPT = """
+import sys, time
+from remask import LLM
+llm = LLM(sys.argv[1], tensor_parallel=2, dtype="float32", device="cpu", threads=1)
+print([list(map(int, o.token_ids)) for o in llm.generate([[1, 2, 3]], {"max_tokens": 4})], flush=True)
+print(llm.model.ranks._workers[0].process.pid, flush=True)
+if sys.argv[2] == "sleep":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["sleep", "end"])
+def test_ranks_end_with_rank_0(how: str) -> None:
+    """A user's script without a guarded main part. It is killed, or ends without a word to the ranks."""
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, GOLDEN, how], stdout=subprocess.PIPE, text=True) as rank0:
+        assert rank0.stdout is not None
+        assert rank0.stdout.readline().startswith("[[")
+        pid = int(rank0.stdout.readline())
+        if how == "sleep":
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)  # only rank 0 ends it
+            time.sleep(0.5)
+            os.kill(pid, 0)
+            rank0.kill()
+        code = rank0.wait(60)
+        assert code == (0 if how == "end" else -signal.SIGKILL)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            return  # nobody is left to collect it
+        time.sleep(0.1)
+    pytest.fail("the rank outlived its rank 0")
