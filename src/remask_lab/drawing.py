@@ -204,7 +204,7 @@ def _place(
     return box
 
 
-def _distance(box: Bbox, point: Sequence[float]) -> float:
+def _distance(box: Bbox, point: Iterable[float]) -> float:
     """From a point to the nearest one of a box."""
     x, y = point
     return math.hypot(max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0))
