@@ -1,12 +1,11 @@
 """What training writes is what the engine reads: every family that `train_tariff.py` knows, with random weights."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from training import train_tariff
 from training.export import export, load_weights
 from training.mixture import Experts, Mixture
 from training.model import Boundary, LocalHeads, MaskedModel, ModelShape, initialize
@@ -22,7 +21,6 @@ from remask_lab.instruments.watch import Watcher
 
 Family = Literal["llada", "dream", "llada-moe"]
 FAMILIES: tuple[Family, ...] = ("llada", "dream", "llada-moe")
-ROOT = Path(__file__).parents[1]
 EXPERTS = Experts(count=5, active=2, hidden=24)
 
 
@@ -109,25 +107,16 @@ def test_no_canvas_masks_what_no_row_predicts(shift: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_script_trains_and_exports_each_family(family: Family, tmp_path: Path) -> None:
-    words = [
-        "--steps",
-        "2",
-        "--canvas-tokens",
-        "200",
-        "--layers",
-        "6",
-        "--family",
-        family,
-        "--out",
-        str(tmp_path / "m"),
-    ]
-    command = [sys.executable, str(ROOT / "training" / "train_tariff.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "plan at depths [0, 1, 2, 3, 4, 5, 6]" in done.stdout
-    assert "lookup at depths" in done.stdout
+def test_the_script_trains_and_exports_each_family(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--steps", "2", "--questions", "1", "--canvas-tokens", "200", "--layers", "3", "--depths", "0,1"]
+    monkeypatch.setattr("sys.argv", ["train_tariff.py", *small, "--family", family, "--out", str(tmp_path / "m")])
+    monkeypatch.setattr(torch, "set_num_threads", print)  # the other tests keep theirs
+    train_tariff.main()
+    told = capsys.readouterr().out
+    assert "plan at depths [0, 1, 2, 3]" in told
+    assert "lookup at depths" in told
     _, config = read_config(tmp_path / "m")
     assert config.family == family
-    llm = LLM(str(tmp_path / "m"), device="cpu")
-    assert llm.sampling["max_tokens"] == RESPONSE_LENGTH
+    assert LLM(str(tmp_path / "m"), device="cpu").sampling["max_tokens"] == RESPONSE_LENGTH

@@ -121,7 +121,7 @@ class PointLabel:
     """The name of a point of a panel, which is given in the panel's data coordinates.
 
     `needed`: it may stand away from its point, with a line between them. Another label is left out where no place
-    beside its point is free.
+    beside its point is free, or where it would be nearer to another label's point of its colour.
     """
 
     text: str
@@ -145,12 +145,26 @@ def place_labels(figure: Figure, labels: Mapping[Axes, Sequence[PointLabel]]) ->
         taken = [] if legend is None else [legend.get_window_extent()]
         points = list(_points(axes))
         for each in wanted:
-            box = _place(axes, each, taken, points)
+            others = [
+                other.point
+                for other in wanted
+                if (other.color, other.point) != (each.color, each.point) and not each.needed
+            ]
+            box = _place(axes, each, taken, points, others)
             taken += [] if box is None else [box]
 
 
-def _place(axes: Axes, wanted: PointLabel, taken: Sequence[Bbox], points: Sequence[Sequence[float]]) -> Bbox | None:
-    """Write a label, and return the pixels that it takes. Returns None where it is left out."""
+def _place(
+    axes: Axes,
+    wanted: PointLabel,
+    taken: Sequence[Bbox],
+    points: Sequence[Sequence[float]],
+    others: Sequence[tuple[float, float]],
+) -> Bbox | None:
+    """Write a label, and return the pixels that it takes. Returns None where it is left out.
+
+    `others` are points in data coordinates that it could be mistaken for the name of.
+    """
     note = axes.annotate(
         wanted.text,
         wanted.point,
@@ -162,6 +176,7 @@ def _place(axes: Axes, wanted: PointLabel, taken: Sequence[Bbox], points: Sequen
     )
     note.set_in_layout(False)
     origin = note.get_window_extent()
+    own, strangers = axes.transData.transform(wanted.point), [axes.transData.transform(other) for other in others]
     pixels = axes.figure.dpi / 72
     free: list[tuple[int, int, tuple[float, float], Bbox]] = []
     for ring in range(1, 1 + (_RINGS if wanted.needed else 1)):
@@ -171,7 +186,8 @@ def _place(axes: Axes, wanted: PointLabel, taken: Sequence[Bbox], points: Sequen
             y = up * _NEAR * ring - (1 - up) / 2 * origin.height / pixels
             box = origin.translated(x * pixels, y * pixels)
             inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            if inside and not any(box.overlaps(other) for other in taken):
+            mistaken = any(_distance(box, other) <= _distance(box, own) for other in strangers)
+            if inside and not mistaken and not any(box.overlaps(other) for other in taken):
                 free.append((sum(box.contains(*point) for point in points), ring, (x, y), box))
     if not free and not wanted.needed:
         note.remove()
@@ -186,6 +202,12 @@ def _place(axes: Axes, wanted: PointLabel, taken: Sequence[Bbox], points: Sequen
         line = {"arrowstyle": "-", "linewidth": 0.6, "color": wanted.color, "shrinkA": 0, "shrinkB": 2}
         axes.annotate("", wanted.point, nearest, textcoords="offset points", arrowprops=line, zorder=5)
     return box
+
+
+def _distance(box: Bbox, point: Iterable[float]) -> float:
+    """From a point to the nearest one of a box."""
+    x, y = point
+    return math.hypot(max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0))
 
 
 def _points(axes: Axes) -> Iterator[Sequence[float]]:

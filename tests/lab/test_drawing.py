@@ -65,6 +65,18 @@ def test_a_label_stands_beside_its_point_and_hides_no_other() -> None:
     assert lines(axes) == 0
 
 
+def test_a_label_is_not_taken_for_that_of_a_neighbour() -> None:
+    figure, axes = panel((50, 50), (52, 50), (54, 50))
+    points = [("left", (50.0, 50.0)), ("middle", (52.0, 50.0)), ("right", (54.0, 50.0))]
+    place_labels(figure, {axes: [PointLabel(name, point) for name, point in points]})
+    boxes = written(figure, axes)
+    assert "middle" not in boxes, "wherever it stood, it would be nearer to a neighbour"
+    left, middle, right = (axes.transData.transform(point) for _, point in points)
+    assert boxes["left"].x1 < left[0] < middle[0] < right[0] < boxes["right"].x0
+    place_labels(figure, {axes: [PointLabel("other", (52, 50), "red")]})
+    assert "other" in written(figure, axes), "its colour tells whose it is"
+
+
 @pytest.mark.parametrize("needed", [False, True])
 def test_only_a_needed_label_is_written_where_no_place_is_free(needed: bool) -> None:
     figure, axes = panel((50, 50))

@@ -112,7 +112,7 @@ def test_mixture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_a_mixture_of_equal_experts_is_the_dense_mlp_that_it_is_compared_with() -> None:
     layer = mixture.random_layer(16, Mixture(4, 2, 8), torch.float32, torch.device("cpu"))
     x = torch.randn(5, 16)
-    # Four equal experts have weights of 1/4 each, so two of them give a quarter of an MLP whose halves are equal to them.
+    # Four equal experts have weights of 1/4 each: two of them give a quarter of an MLP whose halves are such experts.
     layer.weights.router.zero_()
     layer.weights.gate_up.copy_(layer.gate_up.view(2, 2, 8, 16)[:, 0].reshape(1, 16, 16).expand(4, -1, -1))
     layer.weights.down.copy_(layer.down[:, :8].expand(4, -1, -1))

@@ -55,6 +55,7 @@ def test_tokens_of_uniform_models_may_change_until_they_settle() -> None:
 
 
 def test_blocks_are_told_as_places_of_the_response() -> None:
+    assert TOKENIZER is not None
     params = SamplingParams(max_tokens=6)
     grid = [range(4), range(4, 8), range(8, 12)]  # the prompt fills two places of the first, four are past the end
     assert Answer(0, Request("r", PROMPT, params), TOKENIZER, (), str, grid).blocks == [(0, 2), (2, 6)]

@@ -8,9 +8,11 @@ the choice of experts alone. Few rows go to as many experts as they are rows, so
 """
 
 import json
+import math
 import statistics
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,7 +50,8 @@ class Layer:
     def dense(self, x: Tensor) -> Tensor:
         """The MLP's output of rows `x` [N, D]."""
         gate, up = self.arithmetic.linear(x, self.gate_up).chunk(2, dim=-1)
-        return self.arithmetic.linear(self.arithmetic.silu_(gate).mul_(up), self.down)
+        inner = self.arithmetic.silu_(gate).mul_(up)
+        return self.arithmetic.linear(inner, self.down)
 
 
 def random_layer(hidden: int, mixture: Mixture, dtype: torch.dtype, device: torch.device) -> Layer:
@@ -59,7 +62,7 @@ def random_layer(hidden: int, mixture: Mixture, dtype: torch.dtype, device: torc
         )
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=dtype, device=device) / shape[-1] ** 0.5
+        return torch.randn(*shape, dtype=dtype, device=device) / math.sqrt(shape[-1])
 
     inner, wide = mixture.intermediate, mixture.active * mixture.intermediate
     weights = MixtureWeights(
@@ -102,14 +105,14 @@ def measured(layer: Layer, count: int, turns: int) -> dict[str, float | list[flo
     ratios, choice = [], []
     for turn in range(turns + 2):
         routed, dense, chosen = (
-            time_call(lambda call=call: call(x), x.device) for call in (layer.routed, layer.dense, layer.chosen)
+            time_call(partial(call, x), x.device) for call in (layer.routed, layer.dense, layer.chosen)
         )
         if turn >= 2:
             ratios.append(routed / dense)
             choice.append(chosen / routed)
     return {
         "rows": count,
-        "experts_used": int(layer.chosen(x).unique().numel()),
+        "experts_used": len(set(layer.chosen(x).flatten().tolist())),
         "ratio_to_dense": statistics.median(ratios),
         "ratio_range": [min(ratios), max(ratios)],
         "choice_share": statistics.median(choice),

@@ -270,8 +270,8 @@ class Counts:
 
     def summary(self, cache: str, settings: dict[str, Any]) -> Routing:
         """The shares."""
-        shares = (tuple(_shares(counts).tolist()) for counts in (self._between, self._moved, self._kept))
-        return Routing(cache, settings, *shares, float(np.mean(self._agreement)))
+        between, moved, kept = (_shares(counts) for counts in (self._between, self._moved, self._kept))
+        return Routing(cache, settings, between, moved, kept, float(np.mean(self._agreement)))
 
 
 def _count(counts: Floats, these: Sets, those: Sets, rows: NDArray[np.bool_]) -> None:
@@ -281,9 +281,8 @@ def _count(counts: Floats, these: Sets, those: Sets, rows: NDArray[np.bool_]) ->
     counts[1] += known.sum(axis=1)
 
 
-def _shares(counts: Floats) -> Floats:
-    found: Floats = counts[0] / np.where(counts[1], counts[1], np.nan)
-    return found
+def _shares(counts: Floats) -> Series:
+    return tuple((counts[0] / np.where(counts[1], counts[1], np.nan)).tolist())
 
 
 def plot_routing(report: RoutingReport, folder: str | Path) -> list[Path]:
