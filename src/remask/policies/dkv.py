@@ -161,7 +161,7 @@ class DkvGreedy(_Delayed):
         if self._renews(view):
             return view.everything
         assert view.decoding.order is not None
-        last = view.settled == view.step - 1
+        last: Mask = view.settled == view.step - 1
         rows = last.copy()
         rows[view.decoding.order] = True
         reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
