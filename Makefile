@@ -1,5 +1,5 @@
 # The targets do all set-up on a fresh machine; the commands themselves live in scripts/.
-# `make test EXTRAS=dev,eval,ray,gpu` also runs the tests of lm-eval, of Ray Serve and of Triton.
+# `make test EXTRAS=dev,eval,ray,gpu,clients` also runs the tests of lm-eval, of Ray Serve, of Triton and of LangChain.
 PYTHON ?= python3
 EXTRAS ?= dev
 

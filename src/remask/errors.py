@@ -46,6 +46,10 @@ class PlanError(RemaskError):
     """A plan reads what was never written, or contradicts itself: a defect of a policy, never of a user."""
 
 
+class ConstraintError(RemaskError):
+    """Settled tokens are no beginning of any answer of the form that was asked for: a defect, never of a user."""
+
+
 class IntegrityError(RemaskError):
     """Pages, leases or slots are not conserved: a defect of the engine, never of a user."""
 

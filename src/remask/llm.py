@@ -1,6 +1,7 @@
 """`LLM`: one object with a model, its engine and its depth table."""
 
 import logging
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from remask.core.kinds import ModelKind
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
+from remask.core.structure import StructuredOutputs
 from remask.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import cut_at_stop
@@ -32,7 +34,9 @@ from remask.models.transformer import Transformer
 from remask.parallel import lead
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.prompts import Prompt, as_prompts, encode
+from remask.sampling.constraint import Constraint
 from remask.sampling.defaults import fit, overlaid
+from remask.structure import Structures
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +130,8 @@ class LLM:
             check_ranks(tensor_parallel)
         kind, why = resolve_dtype(dtype, place, found.config.parameters)
         self._check_memory(found, kind, place, tensor_parallel)
+        self._structures: Structures | None = None
+        self._structures_lock = threading.Lock()
         ranks = Ranks()
         self.loaded: LoadedModel
         if tensor_parallel == 1:
@@ -213,6 +219,31 @@ class LLM:
         usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
         return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens)
 
+    def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None) -> Constraint | None:
+        """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
+
+        Raises `ConfigError` where the form cannot be compiled, or the model's tokens cannot spell it.
+        """
+        if form is None:
+            return None
+        if self.model.ranks.several:
+            raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
+        with self._structures_lock:
+            if self._structures is None:
+                self._structures = self._new_structures()
+        return self._structures.compiled(
+            form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
+        )
+
+    def _new_structures(self) -> Structures:
+        if self.tokenizer is None:
+            raise ConfigError("structured_outputs need a tokenizer, and this model folder has none")
+        config = self.loaded.config
+        tokens = self.tokenizer.token_bytes(config.vocab)
+        barred = {config.mask_id, *config.stop_ids}
+        padding = [token for token in config.stop_ids if token in self.tokenizer.special_ids]
+        return Structures([None if token in barred else each for token, each in enumerate(tokens)], padding)
+
     @property
     def depth_table(self) -> DepthTable:
         """The depth table of this model: from the given file, a shipped one, or from profiling the model now.
@@ -261,6 +292,7 @@ class LLM:
         cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
         top_logprobs: int | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
@@ -269,15 +301,17 @@ class LLM:
         `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
-        log-probability of each token, and of so many of the most probable ones in the same step. Raises `ConfigError`,
-        before anything runs, where a prompt or a setting cannot be used.
+        log-probability of each token, and of so many of the most probable ones in the same step. `structured_outputs`
+        is the form of all answers, as in `docs/sampling.md`. Raises `ConfigError`, before anything runs, where a prompt
+        or a setting cannot be used.
         """
         if cache is None:
             policy = self.policy(self.cache, cache_config or self.cache_config)
         else:
             policy = self.policy(cache, cache_config)
         requests = self.requests(prompts, params, prefix_length=prefix_length, policy=policy)
-        requests = [replace(request, top_logprobs=top_logprobs) for request in requests]
+        constraint = self.constraint(structured_outputs)
+        requests = [replace(each, top_logprobs=top_logprobs, constraint=constraint) for each in requests]
         outputs = {output.id: output for output in self.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
 

@@ -11,8 +11,8 @@ from remask.models.dummy import dummy_weights
 from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.stage import Save, Stage
-from remask.models.work_list import WorkList
 from remask.models.transformer import Transformer
+from remask.models.work_list import WorkList
 from remask.parallel.message import Names, Things
 from remask.sampling.score import Guidance, Residual
 from tests.engine.support import CPU

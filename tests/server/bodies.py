@@ -18,7 +18,17 @@ USUAL = 16  # numbers are most often so far from their lower bounds at most
 LENGTH = 16
 DEADLINE_S = 3.0  # of bodies that may ask for as many steps as there may be
 # What the declarations leave to the code that knows the model, the policy or other fields.
-_CHOSEN = ("cache", "cache_config", "order", "initial_canvas", "max_tokens", "block_length", "canvas_length")
+_CHOSEN = (
+    "cache",
+    "cache_config",
+    "order",
+    "initial_canvas",
+    "max_tokens",
+    "block_length",
+    "canvas_length",
+    "replay",
+    "top_logprobs",
+)
 
 
 def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
@@ -102,6 +112,8 @@ def bodies(
     body: dict[str, Any] = {"max_tokens": LENGTH, "block_length": block, **fields}
     if kind == "masked" and draw(st.booleans()):
         del body["block_length"]
+    if kind == "uniform":
+        body.pop("return_step_maps", None)
     if kind == "uniform" and usual:
         body["canvas_length"] = 64
     if kind == "block_causal":
@@ -125,7 +137,8 @@ def bodies(
     for name, values in {
         "n": st.integers(1, 2),
         "stream": st.booleans(),
-        "logprobs": st.none() if kind == "uniform" else st.just(0),
+        "logprobs": st.none() if kind == "uniform" else st.integers(0, 20),
+        "return_token_ids": st.booleans(),
         "user": st.text(max_size=5),
     }.items():
         if draw(st.integers(0, 5)) == 0:

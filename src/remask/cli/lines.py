@@ -65,7 +65,8 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
         own or {}, lambda: llm.params({**defaults.sampling, **(own or {})}, prompt_tokens=len(tokens))
     )
     policy = _policy(llm, terms, defaults)
-    return request_of(request_id, tokens, params, policy, terms, llm.loaded.config.kind, shared=shared)
+    kind, constraint = llm.loaded.config.kind, llm.constraint(terms.structured_outputs)
+    return request_of(request_id, tokens, params, policy, terms, kind, shared=shared, constraint=constraint)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:

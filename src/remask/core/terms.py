@@ -8,6 +8,7 @@ from remask.core.checks import LARGEST, POSITIONS, Flag, Real, Settings, Text, W
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.rollout import TOP_LOGPROBS, Trace
 from remask.core.sampling import SamplingParams
+from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
 
 PRIORITY_STEP_S = 10.0  # a request of the next higher priority number begins as if it had arrived so much later
@@ -55,12 +56,16 @@ class Terms:
         Whole(0, TOP_LOGPROBS),
         "Report the log-probability of each token in the step that wrote it, and of so many of the most probable "
         "tokens there; null reports none.",
+        kinds=("masked", "block_causal"),
     )
     return_trace: bool = declare(
         False, Flag(), "Report what each step wrote, and all else that `replay` needs to make the same run again."
     )
     return_step_maps: bool = declare(
-        False, Flag(), "Report for each token the step that first wrote it, counted from 1, as trainers read it."
+        False,
+        Flag(),
+        "Report for each token the step that first wrote it, counted from 1, as trainers read it.",
+        kinds=("masked", "block_causal"),
     )
     replay: Trace | None = declare(
         None,
@@ -69,8 +74,18 @@ class Terms:
         "parameters and, where the request names none, its cache policy. Log-probabilities are this run's.",
     )
 
+    structured_outputs: StructuredOutputs | None = declare(
+        None,
+        Nested(StructuredOutputs, "structured_outputs field"),
+        "The form of the answer, which it always has.",
+        kinds=("masked", "block_causal"),
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        form = self.structured_outputs
+        if form is not None and not isinstance(form, StructuredOutputs):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_mapping(form))
         if self.replay is not None and not isinstance(self.replay, Trace):
             object.__setattr__(self, "replay", Trace.from_mapping(self.replay))
 

@@ -10,6 +10,7 @@ from remask.core.terms import Terms
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
+from remask.sampling.constraint import Constraint
 
 
 def request_of(
@@ -21,9 +22,12 @@ def request_of(
     kind: ModelKind,
     *,
     shared: int,
+    constraint: Constraint | None = None,
     drafts: bool = False,
 ) -> Request:
     """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
+
+    `constraint` is what `structured_outputs` of the terms is compiled to.
 
     Where its trace is to be returned its seed is drawn here, as the draws of a run must be known to repeat it. Raises
     `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
@@ -48,5 +52,6 @@ def request_of(
         deadline_s=terms.deadline_s,
         drafts=drafts,
         top_logprobs=traced if terms.top_logprobs is None else terms.top_logprobs,
+        constraint=constraint,
         replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
     )

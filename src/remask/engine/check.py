@@ -62,6 +62,7 @@ def check_request(
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
     _check_logprobs(request, shape)
+    _check_constraint(request, shape, decoding)
     length, steps = decoding.length, decoding.scheduled_steps
     policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, params.max_tokens, steps))
     pending = PendingRequest(request, decoding, stops)
@@ -104,6 +105,28 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
         return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
     blockwise = request.policy.traits.schedule.blockwise
     return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
+
+
+def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) -> None:
+    """Raise `ConfigError` where the form of the response cannot be kept to its end."""
+    constraint, params = request.constraint, request.params
+    if constraint is None:
+        return
+    if shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
+        raise ConfigError(
+            "structured_outputs: tokens of a uniform model, and under a rule that edits, may change once they are "
+            "chosen; use a masked or block-causal model, and another rule"
+        )
+    for name in ("stop", "stop_token_ids", "ignore_eos"):
+        if getattr(params, name):
+            raise ConfigError(
+                f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
+            )
+    length, automaton = params.max_tokens, constraint.automaton
+    if not automaton.alive(length)[automaton.start]:
+        short = automaton.shortest(length) is None
+        why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
+        raise ConfigError(f"max_tokens={length} does not suit structured_outputs: {why}; raise max_tokens")
 
 
 def _check_logprobs(request: Request, shape: ModelConfig) -> None:

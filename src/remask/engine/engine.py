@@ -17,7 +17,7 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import PrefixPass
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, Member, Ran, Scores, poisons, read_isolated, run_isolated
+from remask.engine.isolation import Batch, Member, Ran, poisons, read_isolated, run_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
@@ -26,7 +26,7 @@ from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
 from remask.engine.runner import Runner
-from remask.engine.running import RunningRequest
+from remask.engine.running import RunningRequest, Scores
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
@@ -406,7 +406,7 @@ class Engine:
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
         self._refreshes.ran(running)
-        tokens, confidence, logprobs = scores
+        tokens, confidence, logprobs = running.constrained(scores)
         drafts = request.drafts and not running.plan.fills and not running.closing
         draft = running.draft(tokens, confidence) if drafts else None
         transfer = running.apply(tokens, confidence, logprobs)

@@ -7,20 +7,17 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.engine.chunks import PrefixPass
 from remask.engine.runner import Items, Runner
-from remask.engine.running import RunningRequest
+from remask.engine.running import RunningRequest, Scores
 from remask.errors import IntegrityError, RankLostError
 
 log = logging.getLogger(__name__)
 
 Member: TypeAlias = RunningRequest | PrefixPass
 Fail: TypeAlias = Callable[[Member, Exception], None]
-Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
-"""Token and confidence of each predicted position of one request."""
 
 # How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
 _DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")

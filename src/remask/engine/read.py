@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.engine.request import Request
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
@@ -25,7 +26,7 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
     `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
     scores = []
-    more = max((width(each.request.top_logprobs, model.config.vocab) for each in requests), default=0)
+    more = max((_more(each.request, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
         groups = [group for _, group in members]
         scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
@@ -47,6 +48,12 @@ def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], m
     if ranks.several:
         vocabulary = SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
     return score(model.head(hidden), groups, model.config.mask_id, model.arithmetic.invariant, more, vocabulary)
+
+
+def _more(request: Request, vocab: int) -> int:
+    """Numbers a row beside token and confidence that a request needs."""
+    constraint = request.constraint
+    return width(request.top_logprobs, vocab) + (0 if constraint is None else constraint.width)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

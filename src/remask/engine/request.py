@@ -7,6 +7,7 @@ from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
+from remask.sampling.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Request:
             computes none.
         replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
             whatever the model proposes.
+        constraint: the response has this form.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Request:
     drafts: bool = False
     top_logprobs: int | None = None
     replay: tuple[Transfer, ...] | None = None
+    constraint: Constraint | None = None
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""

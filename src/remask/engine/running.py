@@ -40,6 +40,9 @@ class _Residual:
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
+Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
+"""Token and confidence of each predicted position of one request, and what else it asks to be read, [n, predicted]."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -241,7 +244,9 @@ class RunningRequest:
             return None
         group = self.decoder.group(slice(at, at + count), positions)
         given = None if self._replay is None else self._replay.given(self.decoder.step, positions)
-        group = replace(group, top_logprobs=self.request.top_logprobs, given=given)
+        constraint = self.request.constraint
+        classes = None if constraint is None else constraint.table
+        group = replace(group, top_logprobs=self.request.top_logprobs, given=given, classes=classes)
         if len(self.branches) == 1:
             return group
         both = len(self.items()) == 2
@@ -257,6 +262,17 @@ class RunningRequest:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
         if group.keep is not None:
             self._residual = _Residual(self.plan.predicted, group.keep)
+
+    def constrained(self, scores: Scores) -> Scores:
+        """`scores` of the predicted positions, with tokens that the response's form allows."""
+        constraint = self.request.constraint
+        if constraint is None or self._replay is not None or self.closing or not self.predicted:
+            return scores
+        tokens, confidence, more = scores
+        read = np.concatenate([np.stack([tokens.astype(np.float32), confidence]), more])
+        canvas, top = self.branches[0].canvas, self.request.top_logprobs
+        chosen = constraint.choose(canvas, self.decoder.block, self.plan.predicted, read, top)
+        return chosen[0].astype(np.int64), chosen[1], chosen[2:]
 
     def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
         """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from remask.errors import CheckpointError, ConfigError
 from remask.models.chat_template import ChatTemplate
+from remask.models.token_bytes import token_bytes
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -133,6 +134,10 @@ class Tokenizer:
         """
         whole = self.apply_chat(messages, variables=variables) if tokens is None else tokens
         return self._common(whole, messages[: last + 1], variables)
+
+    def token_bytes(self, vocab: int) -> list[bytes | None]:
+        """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
+        return token_bytes(self._backend, self.special_ids, vocab)
 
     def use_chat_template(self, template: str) -> None:
         """Render conversations by `template` (Jinja), in place of the checkpoint's own."""

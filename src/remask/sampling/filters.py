@@ -60,5 +60,9 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
 
 def noised(logits: Tensor, draws: Draws, first: int = 0) -> Tensor:
     """Logits with the noise whose argmax draws from their softmax, [rows, columns]; `first` as in `Draws.uniform`."""
-    # -log(-log u) of a uniform u is Gumbel noise.
-    return logits - draws.uniform(logits, first).log_().neg_().log_()
+    return logits + gumbel(logits, draws, first)
+
+
+def gumbel(like: Tensor, draws: Draws, first: int = 0) -> Tensor:
+    """Gumbel noise of the shape of `like` [rows, columns]; `first` as in `Draws.uniform`."""
+    return draws.uniform(like, first).log_().neg_().log_().neg_()  # -log(-log u) of a uniform u

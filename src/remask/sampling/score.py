@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.remasking import Measure
-from remask.sampling.filters import Draws
+from remask.sampling.constraint import FILTERED, ClassTable
+from remask.sampling.filters import Draws, gumbel
 from remask.sampling.logprobs import Normalised
 from remask.sampling.uniform_score import NoisyRows, read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
@@ -86,7 +87,7 @@ class RowGroup:
 
     `top_logprobs` asks for the log-probability of each row's token and of so many of the most probable ones. `given`
     tokens [rows] take the place of those that the sampler chooses, but for `NOT_GIVEN` ones; confidences stay those of
-    what it chose.
+    what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`).
 
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
     canvas is not computed in this pass, `residual` is the difference between the conditional and the unconditional
@@ -109,6 +110,7 @@ class RowGroup:
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
     top_logprobs: int | None = None
+    classes: ClassTable | None = None
     given: NDArray[np.int64] | None = None
 
     NOT_GIVEN: ClassVar[int] = -1
@@ -168,6 +170,7 @@ def score(
         for group in groups
         if group.top_logprobs is not None
     }
+    formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
     own = [group for group in groups if apart or not group.greedy]
     plain = not (own or more) and all(group.given is None for group in groups)
     if plain and _cover(groups, len(logits)):
@@ -176,7 +179,7 @@ def score(
     if len(own) < len(groups):
         greedy = _greedy(logits, mask_id, vocabulary)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [_completed(parts[id(group)], group, asked.get(id(group)), more) for group in groups]
+    read = [_completed(parts[id(group)], group, asked.get(id(group)), formed.get(id(group)), more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
@@ -185,13 +188,17 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
     return _greedy(logits, mask_id, vocabulary) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
 
 
-def _completed(read: Tensor, group: RowGroup, logprobs: Normalised | None, more: int) -> Tensor:
+def _completed(
+    read: Tensor, group: RowGroup, logprobs: Normalised | None, by_class: Tensor | None, more: int
+) -> Tensor:
     """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
     if group.given is not None:
         given = send(group.given, read.device)
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
     if logprobs is not None:
         read = torch.cat([read, logprobs.of(read[0].long())])
+    if by_class is not None:
+        read = torch.cat([read, by_class])
     return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
 
 
@@ -209,23 +216,49 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabula
         return read_noisy(
             logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws, vocabulary
         )
+    measured, _, choice = _distributions(logits, group, mask_id, vocabulary)
+    tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
+    return torch.stack((tokens.float(), _confidence(measured, tokens, group, vocabulary)))
+
+
+def _by_class(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:
+    """Return score, token, confidence and log-probability of the best token of each class, float32 [4 C, rows]."""
+    assert group.classes is not None
+    measured, every, kept = _distributions(logits, group, mask_id, WHOLE)
+    noise = gumbel(kept, group.draws) if group.temperature > 0 else 0.0
+    scores, tokens = group.classes.best(torch.where(kept > -torch.inf, kept, every - FILTERED) + noise)
+    if group.measure == "probability":
+        confidence = measured.gather(1, tokens).exp()
+    else:  # which is of the row as a whole
+        confidence = _confidence(measured, tokens[:, 0], group, WHOLE)[:, None].expand_as(scores)
+    logprobs = logits.log_softmax(dim=-1).gather(1, tokens)
+    return torch.cat([each.T.float() for each in (scores, tokens, confidence, logprobs)])
+
+
+def _distributions(
+    logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is measured (log-probabilities), and logits to choose by: of all tokens, and filtered; [rows, V].
+
+    The mask token is left out of the latter two.
+    """
     top_k, top_p = vocabulary.top_k, vocabulary.top_p
     tempered = logits / group.temperature if group.temperature > 0 else logits
     measured = {"logits": logits, "tempered": tempered, "filtered": tempered}[group.basis]
     if group.basis == "filtered":
         measured = top_k(top_p(measured, group.top_p), group.top_k)
-    measured = vocabulary.log_softmax(measured)
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
     vocabulary.bar(choice, [mask_id])
-    choice = top_k(top_p(choice, group.top_p), group.top_k)
-    tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
+    return vocabulary.log_softmax(measured), choice, top_k(top_p(choice, group.top_p), group.top_k)
+
+
+def _confidence(measured: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
+    """Return how confident rows of log-probabilities are, [rows]; of `tokens` [rows] where the measure asks for them."""
     if group.measure == "entropy":
         probabilities = measured.exp()
-        confidence = vocabulary.sum(probabilities * (probabilities + 1e-10).log())
-    elif group.measure == "margin":
+        return vocabulary.sum(probabilities * (probabilities + 1e-10).log())
+    if group.measure == "margin":
         first, second = vocabulary.top(measured, 2)[0].exp().unbind(dim=-1)
-        confidence = first - second
-    else:
-        confidence = vocabulary.at(measured, tokens).exp()
-    return torch.stack((tokens.float(), confidence))
+        return first - second
+    return vocabulary.at(measured, tokens).exp()

@@ -29,12 +29,14 @@ HONOURED: Mapping[str, str] = {
     "n": "choice i has `seed + i`",
     "priority": f"{_TERM}; lower numbers begin first, as in vLLM",
     "prompt": "completions; a text, token ids, or a list of either",
+    "response_format": "`text`, `json_object` or `json_schema`: see [structured outputs](#structured-outputs)",
     "return_token_ids": "`token_ids` of each choice, and `prompt_token_ids`",
     "seed": _SAMPLING,
     "stop": _SAMPLING,
     "stop_token_ids": _SAMPLING,
     "stream": "server-sent events",
     "stream_options": "`include_usage`; `include_obfuscation` is ignored",
+    "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](#structured-outputs)",
     "temperature": _SAMPLING,
     "top_k": f"{_SAMPLING}; -1 and 0 keep all",
     "top_logprobs": "chat; 0 to 20, with `logprobs: true`",
@@ -83,7 +85,7 @@ _NO_PENALTY = "its positions have no order in which tokens come again: they are 
 _NO_VOCABULARY = "which tokens may be chosen cannot be restricted"
 _ONE_PASS = "a prompt is never predicted, as its positions hold no masks"
 _TEXT_ONLY = "models read and write text alone"
-_NO_STRUCTURE = "the form of an answer cannot be constrained"
+_NO_STRUCTURE = "`structured_outputs` asks for the form of an answer"
 _NO_TOOLS = "calls of tools are not parsed from answers"
 _NO_CODE = "a request names no code of the server"
 _BY_OPERATOR = "the chat template is the operator's (`--chat-template`), as it is a program"
@@ -107,7 +109,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "prompt_cache_options": _ignored(_OWN_CACHE),
     "prompt_cache_retention": _ignored(_OWN_CACHE),
     "reasoning_effort": _ignored(_NO_REASONING),
-    "response_format": Foreign(_NO_STRUCTURE, ({"type": "text"},)),
     "safety_identifier": _ignored("it names the user to the provider"),
     "service_tier": _ignored(_SPEED),
     "store": _ignored(_NOT_KEPT),
@@ -147,7 +148,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "skip_special_tokens": Foreign("special tokens are no part of a text; `return_token_ids` shows them", (True,)),
     "spaces_between_special_tokens": _ignored("special tokens are no part of a text"),
     "structural_tag": Foreign(_NO_STRUCTURE),
-    "structured_outputs": Foreign(_NO_STRUCTURE),
     "thinking_token_budget": Foreign(_NO_REASONING),
     "truncate_prompt_tokens": Foreign("a prompt that is too long is an error, not another prompt"),
     "use_beam_search": Foreign("responses are not written from left to right", (False,)),

@@ -139,15 +139,16 @@ class Intake:
         terms, own = body.terms, body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
-        policy, kind = self._policy(terms), self.llm.loaded.config.kind
+        policy, kind, drafts = self._policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
+        constraint = self.llm.constraint(terms.structured_outputs)
+        more: dict[str, Any] = {"constraint": constraint, "drafts": drafts}
         requests: list[Request] = []
         for tokens, shared in prompts:
             params = terms.params(own, partial(self._params, own, len(tokens)))
             for choice in range(choices):
                 name = f"{request_id}-{next(self._numbers)}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
-                drafts = bool(body.stream_drafts)
-                requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, drafts=drafts))
+                requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, **more))
         return requests
 
     def _check_choices(self, body: GenerationBody, prompts: int) -> None:

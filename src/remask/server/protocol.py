@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from remask.core.checks import LARGEST, Settings, json_object
 from remask.core.fields import Declared, declared
 from remask.core.sampling import SamplingParams
+from remask.core.structure import StructuredOutputs
 from remask.core.terms import Terms
 from remask.errors import ConfigError
 from remask.server.declared import Checked, given, with_declared
@@ -140,6 +141,33 @@ class Message(Body):
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
+class JsonSchema(Body):
+    """A schema that an answer follows. `name` and `description` say what it is for; an answer is always `strict`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's way to ask for the form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form, None for any text. Raises `ConfigError` on a schema that is missing or cannot be guaranteed."""
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ConfigError("response_format: json_schema and the type 'json_schema' go together")
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=self.json_schema.schema_)
+
+
 @with_declared(SamplingParams, Terms)
 class GenerationBody(Body):
     """What chat and text completions have in common, beside the declared sampling parameters and terms."""
@@ -150,6 +178,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     stream_drafts: bool | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None
 
     @model_validator(mode="before")
@@ -165,7 +194,13 @@ class GenerationBody(Body):
     @property
     def terms(self) -> Terms:
         """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
-        return Terms(**given(self, Terms))
+        terms = Terms(**given(self, Terms))
+        form = None if self.response_format is None else self.response_format.form
+        if form is None:
+            return terms
+        if terms.structured_outputs is not None:
+            raise ConfigError("response_format and structured_outputs both say the answer's form; send one of them")
+        return replace(terms, structured_outputs=form)
 
 
 class ChatBody(GenerationBody):

@@ -94,7 +94,8 @@ def router() -> APIRouter:
     made.add_api_route("/v1/models", models, methods=["GET"])
     made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=documented(404))
     made.add_api_route("/health", health, methods=["GET"], responses=documented(503))
-    made.add_api_route("/ping", health, methods=["GET", "POST"], responses=documented(503))
+    for method in ("GET", "POST"):
+        made.add_api_route("/ping", health, methods=[method], responses=documented(503))
     made.add_api_route("/version", version, methods=["GET"])
     made.add_api_route("/get_model_info", get_model_info, methods=["GET"])
     made.add_api_route("/metrics", metrics, methods=["GET"])

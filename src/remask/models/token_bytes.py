@@ -1,0 +1,84 @@
+"""The bytes that each token of a vocabulary stands for, where they do not depend on the tokens around it."""
+
+import json
+import random
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from remask.errors import ConfigError
+
+_SAMPLES = 200  # pairs of tokens whose text is compared with their bytes
+
+
+def token_bytes(backend: Any, special: Container[int], vocab: int) -> list[bytes | None]:
+    """The bytes of each token id below `vocab`; None for `special` tokens, which are no part of a text.
+
+    `backend` is the tokenizer of the transformers library.
+
+    Two layouts are known: bytes as printable characters (GPT-2's ByteLevel), and texts beside tokens `<0x00>` to
+    `<0xFF>` (ByteFallback). Raises `ConfigError` on a tokenizer of another layout, or whose text of two tokens is not
+    that of one after that of the other.
+    """
+    names = backend.convert_ids_to_tokens(list(range(min(vocab, len(backend)))))
+    decoders = _decoders(json.loads(backend.backend_tokenizer.to_str()).get("decoder"))
+    kinds = [each["type"] for each in decoders]
+    if kinds == ["ByteLevel"]:
+        table = _printable()
+        found = [None if name is None else _from_printable(name, table) for name in names]
+    elif kinds == ["ByteFallback", "Fuse"]:
+        found = [None if name is None else _from_fallback(name) for name in names]
+    else:
+        raise _unknown(f"its decoder is {', '.join(kinds) or 'none'}")
+    found = [None if token in special else each or None for token, each in enumerate(found)]
+    _check(backend, found)
+    return found + [None] * (vocab - len(found))
+
+
+def _decoders(decoder: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    if decoder is None:
+        return ()
+    return decoder["decoders"] if decoder["type"] == "Sequence" else (decoder,)
+
+
+def _printable() -> dict[str, int]:
+    """GPT-2's characters: printable bytes stand for themselves, the others follow from 256 on."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [byte for byte in range(256) if byte not in set(shown)]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(rest)}
+
+
+def _from_printable(name: str, table: Mapping[str, int]) -> bytes | None:
+    return bytes(table[char] for char in name) if all(char in table for char in name) else None
+
+
+def _from_fallback(name: str) -> bytes:
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    return name.encode()
+
+
+def _check(backend: Any, found: Sequence[bytes | None]) -> None:
+    texts = [
+        (token, text) for token, each in enumerate(found) if each is not None and (text := _text(each)) is not None
+    ]
+    if not texts:
+        raise _unknown("none of its tokens is a text")
+    drawn = random.Random(0)
+    pairs = zip(drawn.choices(texts, k=_SAMPLES), drawn.choices(texts, k=_SAMPLES), strict=True)
+    for (one, before), (other, after) in pairs:
+        if backend.decode([one, other], clean_up_tokenization_spaces=False) != before + after:
+            raise _unknown(f"tokens {one} and {other} together have another text than one after the other")
+
+
+def _text(content: bytes) -> str | None:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _unknown(reason: str) -> ConfigError:
+    return ConfigError(
+        "structured_outputs need a tokenizer whose tokens have texts of their own, and this model's has not: "
+        f"{reason}; leave structured_outputs and response_format out"
+    )

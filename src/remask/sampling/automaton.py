@@ -1,0 +1,112 @@
+"""Finite automata over tokens, and the most probable path through one: DINGO (arXiv 2505.23061).
+
+Tokens that lead to the same states from every state form a class. All tables are by class, so that their size does not
+depend on the vocabulary's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import ConstraintError
+
+FREE = -1
+"""Stands for the token of a position that may have any."""
+
+States = NDArray[np.bool_]  # [S]
+
+
+@dataclass(eq=False)
+class TokenAutomaton:
+    """A deterministic automaton over tokens.
+
+    Attributes:
+        classes: the class of each token, int64 [V]; 0 is that of tokens which no state takes.
+        source, label, target: the transitions: from which state a token of which class leads where, int64 [E].
+        start: the state before the first token.
+        accepting: the states in which the tokens so far are a whole answer, bool [S].
+    """
+
+    classes: NDArray[np.int64]
+    source: NDArray[np.int64]
+    label: NDArray[np.int64]
+    target: NDArray[np.int64]
+    start: int
+    accepting: States
+    _alive: list[States] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        order = np.argsort(self.target, kind="stable")
+        self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
+        self._targets, self._first = np.unique(self.target, return_index=True)
+        self._stops = np.append(self._first[1:], len(self.target))
+        self._alive.append(self.accepting)
+
+    @property
+    def states(self) -> int:
+        """Number of states."""
+        return len(self.accepting)
+
+    @property
+    def labels(self) -> int:
+        """Number of classes of tokens."""
+        return int(self.classes.max(initial=0)) + 1
+
+    def alive(self, left: int) -> States:
+        """The states from which exactly `left` further tokens can end in an accepting one, bool [S]."""
+        known = self._alive
+        while len(known) <= left:
+            if len(known) > 1 and np.array_equal(known[-1], known[-2]):
+                return known[-1]  # and so for every larger number
+            before = np.zeros(self.states, dtype=np.bool_)
+            before[self.source[known[-1][self.target]]] = True
+            known.append(before)
+        return known[left]
+
+    def shortest(self, most: int) -> int | None:
+        """The least number of tokens, up to `most`, that are a whole answer; None where there is none."""
+        return next((count for count in range(most + 1) if self.alive(count)[self.start]), None)
+
+    def after(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
+        """The state after `tokens`. Raises `ConstraintError` where no answer begins with them."""
+        state = self.start
+        for label in self.classes[np.asarray(tokens, dtype=np.int64)].tolist():
+            found = np.flatnonzero((self.source == state) & (self.label == label))
+            if not len(found):
+                raise ConstraintError("settled tokens are no beginning of an answer of the form that was asked for")
+            state = int(self.target[found[0]])
+        return state
+
+    def best_path(
+        self, state: int, scores: NDArray[np.float32], fixed: NDArray[np.int64], left: int
+    ) -> NDArray[np.int64]:
+        """The classes of the tokens of n positions, int64 [n], whose sum of scores is the largest.
+
+        The path begins in `state`, takes the `fixed` [n] token where there is one (else `FREE`), and ends in a state
+        from which exactly `left` further tokens can be accepted. `scores` [n, C] are those of the best token of each
+        class.
+        Raises `ConstraintError` where there is no such path: there is one at every step if there was one at the first.
+        """
+        reached = np.full((len(fixed) + 1, self.states), -np.inf)
+        reached[0, state] = 0.0
+        offered = scores.astype(np.float64)
+        held = np.flatnonzero(fixed != FREE)
+        offered[held] = -np.inf
+        offered[held, self.classes[fixed[held]]] = 0.0
+        for place in range(len(fixed)):
+            values = reached[place, self.source] + offered[place, self.label]
+            reached[place + 1, self._targets] = np.maximum.reduceat(values, self._first)
+        last = np.where(self.alive(left), reached[-1], -np.inf)
+        at = int(last.argmax())
+        if last[at] == -np.inf:
+            raise ConstraintError("no answer of the form that was asked for fits what is settled")
+        path = np.empty(len(fixed), dtype=np.int64)
+        for place in range(len(fixed) - 1, -1, -1):
+            group = np.searchsorted(self._targets, at)
+            edges = slice(self._first[group], self._stops[group])
+            values = reached[place, self.source[edges]] + offered[place, self.label[edges]]
+            best = int(values.argmax())
+            path[place], at = self.label[edges][best], int(self.source[edges][best])
+        return path

@@ -1,0 +1,136 @@
+"""Forms of answers, compiled for one model's tokens."""
+
+import importlib.util
+import marshal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.structure import StructuredOutputs
+from remask.errors import ConfigError
+from remask.models import structure_worker
+from remask.sampling.automaton import TokenAutomaton
+from remask.sampling.constraint import Constraint
+
+MAX_SECONDS = 2
+"""Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
+MAX_BYTES = 2 << 30
+MAX_TRANSITIONS = 2**22
+MAX_STATES = 8192
+KEPT = 64
+"""Forms that are kept compiled, those used last."""
+
+
+class Structures:
+    """Compiles forms for one vocabulary, and keeps them. Safe on any threads.
+
+    Args:
+        tokens: the bytes of each token id; None where a token is no part of a text.
+        padding: tokens that end a response and fill it up.
+    """
+
+    def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
+        self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
+        self._vocab, self._padding = len(tokens), tuple(padding)
+        self._kept: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compiled(self, form: StructuredOutputs) -> Constraint:
+        """The constraint of a form. Raises `ConfigError` where it cannot be compiled, or not within the limits."""
+        kind, text = key = form.source
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = Constraint(self._automaton(self._run(kind, text)))
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _run(self, kind: str, text: str) -> dict[str, Any]:
+        if importlib.util.find_spec("outlines_core") is None:
+            raise ConfigError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
+        seconds = MAX_SECONDS + self._vocab // 50_000
+        job = {"kind": kind, "text": text, "tokens": self._tokens, "vocab": self._vocab}
+        job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
+        program = [sys.executable, "-P", structure_worker.__file__]
+        try:
+            # Time that it waits for a core counts here, so this limit is a wide one; the processor time is its own.
+            done = subprocess.run(
+                program, input=marshal.dumps(job), capture_output=True, check=False, timeout=20 * seconds
+            )
+            answer = marshal.loads(done.stdout) if done.returncode == 0 else None
+        except (subprocess.TimeoutExpired, ValueError, EOFError):
+            answer = None
+        if answer is None:
+            answer = {"error": f"it takes more than {seconds} s of processor time or {MAX_BYTES >> 30} GiB of memory"}
+        if "error" in answer:
+            raise ConfigError(f"structured_outputs: the {_NAMES[kind]} cannot be compiled: {answer['error']}")
+        found: dict[str, Any] = answer
+        return found
+
+    def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
+        source, label, target = (np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target"))
+        final = np.array(answer["final"], dtype=np.int64)
+        made = automaton_of(source, label, target, answer["start"], final, self._vocab, self._padding)
+        if made.states > MAX_STATES:
+            raise ConfigError(
+                f"structured_outputs: its automaton has {made.states} states, and at most {MAX_STATES} are taken; "
+                "ask for a simpler form"
+            )
+        return made
+
+
+_NAMES = {"regex": "regular expression", "json": "JSON schema"}
+
+
+def automaton_of(
+    source: NDArray[np.int64],
+    token: NDArray[np.int64],
+    target: NDArray[np.int64],
+    start: int,
+    final: NDArray[np.int64],
+    vocab: int,
+    padding: Sequence[int] = (),
+) -> TokenAutomaton:
+    """The automaton of transitions from state to state by token, each int64 [E]; states are any numbers.
+
+    `padding` tokens lead from accepting states to one of their own that takes nothing else.
+    """
+    names = np.unique(np.concatenate([source, target, final, [start]]))
+    source, target = np.searchsorted(names, source), np.searchsorted(names, target)
+    accepting = np.zeros(len(names) + 1, dtype=np.bool_)
+    accepting[np.searchsorted(names, final)] = True
+    filled = len(names)  # the state after the answer's end
+    if padding:
+        before = np.append(np.flatnonzero(accepting), filled)
+        accepting[filled] = True
+        source = np.concatenate([source, np.tile(before, len(padding))])
+        token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(before))])
+        target = np.concatenate([target, np.full(len(before) * len(padding), filled)])
+    classes = _classes(source, token, target, vocab)
+    edges = np.unique(np.stack([source, classes[token], target]), axis=1)
+    return TokenAutomaton(classes, edges[0], edges[1], edges[2], int(np.searchsorted(names, start)), accepting)
+
+
+def _classes(
+    source: NDArray[np.int64], token: NDArray[np.int64], target: NDArray[np.int64], vocab: int
+) -> NDArray[np.int64]:
+    """The class of each token: tokens with the same transitions have one, those without any have 0."""
+    order = np.lexsort((target, source, token))
+    source, token, target = source[order], token[order], target[order]
+    used, first = np.unique(token, return_index=True)
+    seen: dict[bytes, int] = {}
+    classes = np.zeros(vocab, dtype=np.int64)
+    pairs = np.stack([source, target], axis=1)
+    for name, group in zip(used.tolist(), np.split(pairs, first[1:]), strict=True):
+        classes[name] = seen.setdefault(group.tobytes(), len(seen) + 1)
+    return classes

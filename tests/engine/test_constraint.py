@@ -1,0 +1,157 @@
+"""Responses under random automata, samplers and cache policies: each one is accepted, whatever the kind of model."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.models.transformer import Transformer
+from remask.policies.dense import Dense
+from remask.policies.exact import Exact
+from remask.sampling.constraint import Constraint
+from remask.sampling.score import RowGroup, score
+from remask.structure import automaton_of
+from tests.engine import kinds, support
+from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
+
+LENGTH = 8
+Table = dict[tuple[int, int], int]
+
+
+def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -> tuple[Constraint, Table, set[int]]:
+    """An automaton of a few states over some of the tokens, with an answer of `LENGTH` tokens."""
+    allowed = [token for token in range(vocab) if token not in (mask, *padding)]
+    while True:
+        states = rng.randint(2, 6)
+        table = {
+            (state, token): rng.randrange(states)
+            for state in range(states)
+            for token in rng.sample(allowed, rng.choice([1, 3, 20]))
+        }
+        accepting = {rng.randrange(states)}
+        edges = np.array([(s, t, q) for (s, t), q in table.items()], dtype=np.int64)
+        made = automaton_of(*edges.T, 0, np.array(sorted(accepting)), vocab, padding)
+        if made.alive(LENGTH)[made.start]:
+            return Constraint(made), table, accepting
+
+
+def check(tokens: tuple[int, ...], table: Table, accepting: set[int], padding: tuple[int, ...]) -> None:
+    state = 0
+    while tokens and tokens[-1] in padding:
+        tokens = tokens[:-1]
+    for token in tokens:
+        assert (state, token) in table
+        state = table[state, token]
+    assert state in accepting
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("seed", range(4))
+def test_masked_models_under_every_policy_and_sampler(family: str, seed: int) -> None:
+    """In one batch with requests that ask for nothing, whose answers stay as they are alone."""
+    rng = random.Random(f"{family} {seed} constraint")
+    work, forms = [], {}
+    for number in range(6):
+        item = support.random_work(rng, family, str(number))
+        params = replace(item.request.params, ignore_eos=False, stop_token_ids=())
+        top = rng.choice([None, 0, 3])
+        asked = replace(item.request, params=params, top_logprobs=top)
+        if number % 3:
+            constraint, *form = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
+            forms[asked.id], asked = form, replace(asked, constraint=constraint)
+        work.append(replace(item, request=asked))
+    results = run(make_engine(family), work)
+    for item in work:
+        result = results[item.request.id]
+        assert result.error is None, item
+        if item.request.id in forms:
+            check(result.token_ids, *forms[item.request.id], (EOS,))
+        else:
+            assert result.token_ids == support.alone(item, family).token_ids
+
+
+@pytest.mark.parametrize("name", ["sdar", "sdar, blocks of 3", "llada2"])
+def test_block_causal_models(name: str) -> None:
+    checkpoint, rng = kinds.checkpoint(name), random.Random(f"{name} constraint")
+    stops = checkpoint.model.config.stop_ids
+    rules: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0, "seed": 4},
+        {"threshold": 0.3, "remasking": "low_confidence"},
+        {"remasking": "entropy_bounded", "temperature": 0.7, "top_k": 3, "seed": 1},
+        {"sub_block_length": checkpoint.block, "remasking": "sequential"},
+    )
+    for rule in rules:
+        constraint, *form = drawn(rng, checkpoint.model.config.vocab, kinds.MASK, stops)
+        prompt = kinds.tokens(rng, rng.randint(1, 9))
+        asked = Request("r", prompt, SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
+        engine = poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
+        result = run(engine, [Work(asked, rng.choice([Dense(), Exact()]))])["r"]
+        assert result.error is None
+        check(result.token_ids, *form, stops)
+
+
+def test_log_probabilities_are_those_of_the_tokens_that_were_taken() -> None:
+    rng = random.Random(5)
+    constraint, *_ = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
+    params = SamplingParams(max_tokens=LENGTH)
+    asked = Request("r", [1, 2, 3], params, top_logprobs=2, constraint=constraint)
+    told = run(make_engine(), [Work(asked, Dense())])["r"]
+    again = run(make_engine(), [Work(replace(asked, constraint=None, replay=told.trace), Dense())])["r"]
+    for one, other in zip(again.trace, told.trace, strict=True):
+        assert (one.positions, one.token_ids) == (other.positions, other.token_ids)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("narrow", [{}, {"top_k": 2}, {"top_p": 0.4}])
+@pytest.mark.parametrize("measure", ["probability", "entropy", "margin"])
+def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow: dict[str, Any], measure: Any) -> None:
+    """The best token of a class of all is the one that the sampler draws, with its confidence."""
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(3)) * 2
+    edges = np.array([(0, token, 0) for token in range(11)])
+    table = Constraint(automaton_of(*edges.T, 0, np.array([0]), 11)).table
+    group = RowGroup(slice(0, 7), measure, "filtered", temperature, narrow.get("top_k"), narrow.get("top_p"), 9)
+    read = score(logits.clone(), [replace(group, classes=table)], 4, more=4 * table.count)
+    _, tokens, confidences, logprobs = read[2:].reshape(4, table.count, 7)
+    assert torch.equal(tokens[1], read[0])
+    torch.testing.assert_close(confidences[1], read[1])
+    truth = logits.log_softmax(-1).gather(1, read[0].long()[:, None])[:, 0]
+    torch.testing.assert_close(logprobs[1], truth)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 1}, "max_tokens=1 does not suit structured_outputs: no answer of this form has so few tokens"),
+    ({"ignore_eos": True}, "ignore_eos: a stop within an answer"),
+    ({"stop_token_ids": [3]}, "stop_token_ids: a stop within an answer"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error"), BAD)
+def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> None:
+    edges = np.array([(0, 1, 1), (1, 2, 2)])
+    constraint = Constraint(automaton_of(*edges.T, 0, np.array([2]), VOCAB))
+    asked = Request("r", [1], SamplingParams(**{"max_tokens": 2, **fields}), constraint=constraint)
+    with pytest.raises(ConfigError, match=error):
+        make_engine().check(asked)
+    with pytest.raises(ConfigError, match="max_tokens=3 does not suit structured_outputs: none can be filled up"):
+        make_engine().check(replace(asked, params=SamplingParams(max_tokens=3)))
+
+
+def test_models_whose_tokens_change_are_refused() -> None:
+    for name, rule in (("gidd", {"canvas_length": 16}), ("llada2", {"remasking": "joint_threshold"})):
+        model: Transformer = kinds.checkpoint(name).model
+        constraint, *_ = drawn(random.Random(0), model.config.vocab, kinds.MASK, (38,))
+        asked = Request("r", [1], SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
+        with pytest.raises(ConfigError, match="structured_outputs: tokens of a uniform model"):
+            poisoned_engine(kinds.checkpoint(name).model, page_size=16).check(asked)
+
+
+def test_models_of_the_test_have_an_end_token() -> None:
+    assert MODELS["llada"].config.stop_ids == (EOS,)

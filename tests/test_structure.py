@@ -1,0 +1,217 @@
+"""Answers of a given form, in text: each one matches, as judged by `re` and by a validator of JSON Schema."""
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from remask import LLM
+from remask.core.structure import StructuredOutputs
+from remask.errors import ConfigError
+from remask.models.token_bytes import token_bytes
+from tests.server.serving import Running, serving
+from tests.test_detokenize import BYTES
+
+pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
+
+URL = "/v1/chat/completions"
+USER = {"role": "user", "content": "which line goes from abbey to arch ?"}
+ROBOT = {
+    "type": "object",
+    "title": "Robot",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "on": {"type": "boolean"}, "legs": {"type": "integer"}},
+    "required": ["name", "on", "legs"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("bundled", cache="bicache", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def served(llm: LLM) -> Iterator[Running]:
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        yield running
+
+
+def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A random schema of the keywords that are understood."""
+    kind = rng.choice(["string", "integer", "number", "boolean", "null", "enum", "const", "anyOf", "array", "object"])
+    if depth > 1 and kind in ("array", "object", "anyOf"):
+        kind = "boolean"
+    match kind:
+        case "string":
+            return {"type": "string", "minLength": rng.randint(0, 2), "maxLength": rng.randint(2, 4)}
+        case "enum":
+            return {"enum": rng.sample(["a", "é b", 3, None, True, [1, "x"], {"k": 'quo"te'}], 3)}
+        case "const":
+            return {"const": rng.choice(["x\\y", 17, {"a": [None]}])}
+        case "anyOf":
+            return {"anyOf": [schema(rng, depth + 1) for _ in range(2)]}
+        case "array":
+            return {"type": "array", "items": schema(rng, depth + 1), "minItems": rng.randint(0, 1), "maxItems": 2}
+        case "object":
+            names = rng.sample(["id", "näme", "tags"], rng.randint(1, 2))
+            required = rng.sample(names, rng.randint(0, len(names)))
+            return {
+                "type": "object",
+                "properties": {name: schema(rng, depth + 1) for name in names},
+                "required": required,
+                "additionalProperties": False,
+            }
+    return {"type": kind}
+
+
+REGEXES = ("[a-z]{2,9}", "(ja|nein)( [0-9]+)?", "€[0-9]{1,3}(,[0-9]{2})?", "(?:[ab]c?)*", "[^a-z]{3}")
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"block_length": 8},
+    {"temperature": 1.5},
+    {"temperature": 1.0, "top_k": 3, "block_length": 16},
+    {"remasking": "random", "temperature": 0.7},
+    {"remasking": "entropy"},
+    {"threshold": 0.2, "block_length": 16},
+    {"cfg_scale": 1.0},
+)
+CACHES = ("none", "bicache", "block-prefix", "block-dual", "dkv-decode", "dllm-cache", "bicache+block-dual")
+
+
+def matches(form: dict[str, Any], text: str) -> None:
+    if "regex" in form:
+        assert re.fullmatch(form["regex"], text), (form, text)
+    elif "choice" in form:
+        assert text in form["choice"]
+    else:
+        jsonschema_rs.validator_for(form["json"]).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_answer_has_its_form(llm: LLM, seed: int) -> None:
+    """Random schemas, expressions and choices under random samplers and caches, some answers together."""
+    rng = random.Random(seed)
+    policy = llm.policy(rng.choice(CACHES))
+    forms: list[dict[str, Any]] = [{"json": schema(rng)} for _ in range(3)]
+    forms += [{"regex": rng.choice(REGEXES)}, {"choice": rng.sample(["yes", "no", "näh?", "a+b*"], 2)}]
+    requests = []
+    for number, form in enumerate(forms):
+        params: dict[str, Any] = {"max_tokens": 48, "steps": 24, "seed": number, **rng.choice(SAMPLERS)}
+        (request,) = llm.requests([[USER]], params, policy=policy)
+        requests.append(replace(request, id=str(number), constraint=llm.constraint(form)))
+    outputs = {output.id: output for output in llm.run(requests)}
+    for number, form in enumerate(forms):
+        output = outputs[str(number)]
+        assert output.error is None
+        assert output.text is not None
+        matches(form, output.text)
+
+
+def test_over_http_in_openais_way_and_vllms(served: Running) -> None:
+    formats = (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "robot", "schema": ROBOT, "strict": True}}},
+        {"structured_outputs": {"json": ROBOT}},
+    )
+    texts = []
+    for fields in formats:
+        body = {"messages": [USER], "max_tokens": 48, **fields}
+        told = served.client.post(URL, json=body)
+        assert told.status_code == 200, told.text
+        texts.append(told.json()["choices"][0]["message"]["content"])
+        streamed = [chunk["choices"][0]["delta"].get("content", "") for chunk in served.stream(body)]
+        assert "".join(streamed) == texts[-1]
+    assert texts[0] == texts[1]
+    matches({"json": ROBOT}, texts[0])
+    body = {"messages": [USER], "max_tokens": 32, "response_format": {"type": "json_object"}}
+    assert isinstance(json.loads(served.client.post(URL, json=body).json()["choices"][0]["message"]["content"]), dict)
+    body = {"prompt": "x", "max_tokens": 8, "structured_outputs": {"choice": ["arch", "acorn"]}}
+    assert served.client.post("/v1/completions", json=body).json()["choices"][0]["text"] in ("arch", "acorn")
+
+
+HOSTILE = ("(a{1000}){1000}", "(a|aa)+b{0,900}(c|d{0,900}){0,900}", r"(\p{L}|\p{N}){0,5000}", "(?=a)b", "(", "x*+?{")
+
+
+@pytest.mark.parametrize("regex", HOSTILE)
+def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> None:
+    begun = time.thread_time()
+    body = {"messages": [USER], "max_tokens": 8, "structured_outputs": {"regex": regex}}
+    told = served.client.post(URL, json=body)
+    assert told.status_code == 400, told.text
+    assert "structured_outputs" in told.json()["error"]["message"]
+    assert time.thread_time() - begun < 1.0
+    assert served.client.post(URL, json={"messages": [USER], "max_tokens": 4}).status_code == 200
+
+
+BAD_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({}, "exactly one of regex, choice, json and json_object; got none"),
+    ({"regex": "a", "choice": ["a"]}, "got regex, choice"),
+    ({"choice": []}, "holds no text"),
+    ({"choice": ["x" * 9000, "y" * 9000]}, "is too long"),
+    ({"grammar": "x"}, "Unknown structured_outputs field 'grammar'"),
+    ({"json": {"type": "integer", "minimum": 3}}, "holds 'minimum', which cannot be guaranteed"),
+    ({"json": {"type": "array", "items": {"type": "string", "pattern": "a"}}}, "json.items holds 'pattern'"),
+    ({"json": {"type": "object", "properties": {"a": {"oneOf": []}}}}, "json.properties.a holds 'oneOf'"),
+    ({"json": {"type": "object", "properties": [1]}}, "must be an object of schemas"),
+    ({"json": {"items": 3}}, "must be an object of keywords"),
+    ({"json": {"anyOf": [], "minLength": 2}}, "anyOf and minLength, of which one alone"),
+    ({"json": {"type": "string", "enum": [3]}}, "not of its own type 'string'"),
+    ({"json": {"type": "object", "required": ["a"]}}, "a schema for each property, such as 'a'"),
+    ({"json": {"type": "object", "additionalProperties": False}}, "a schema for each property"),
+    ({"json": {"type": "array", "prefixItems": [{"type": "null"}], "maxItems": 1}}, "prefixItems alone"),
+]
+
+
+@pytest.mark.parametrize(("form", "error"), BAD_FORMS)
+def test_a_form_that_cannot_be_guaranteed_is_refused(form: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        StructuredOutputs.from_mapping(form)
+
+
+def test_schemas_within_schemas_within_schemas() -> None:
+    deep: dict[str, Any] = {"type": "null"}
+    for _ in range(40):
+        deep = {"anyOf": [deep]}
+    with pytest.raises(ConfigError, match="nested in more than 32"):
+        StructuredOutputs(json=deep)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "go together"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "go together"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "send one of them"),
+        ({"structured_outputs": {"regex": "a{30}"}, "max_tokens": 8}, "max_tokens=8 does not suit structured_outputs"),
+        ({"structured_outputs": {"regex": "a+"}, "stop": "b", "max_tokens": 8}, "stop: a stop within an answer"),
+    ],
+)
+def test_bodies_that_are_refused(served: Running, fields: dict[str, Any], error: str) -> None:
+    told = served.client.post(URL, json={"messages": [USER], **fields})
+    assert told.status_code == 400
+    assert error in told.json()["error"]["message"]
+
+
+def test_a_form_is_compiled_once(llm: LLM) -> None:
+    one = llm.constraint({"choice": ["one", "other"]})
+    assert llm.constraint(StructuredOutputs(choice=["one", "other"])) is one
+    assert llm.constraint(None) is None
+
+
+def test_a_tokenizer_that_joins_words_is_refused() -> None:
+    words = LLM("bundled-transit", dtype="float32", device="cpu")
+    with pytest.raises(ConfigError, match="texts of their own, and this model's has not: its decoder is none"):
+        words.constraint({"choice": ["abbey"]})
+
+
+def test_the_bytes_of_bytewise_tokens() -> None:
+    found = token_bytes(BYTES._backend, BYTES.special_ids, 300)
+    assert found[256:] == [None] * 44, "the special token, and ids without one"
+    text = "Grüße, 你好 \U0001f600"
+    assert b"".join(found[token] or b"" for token in BYTES.encode(text)) == text.encode()
