@@ -78,9 +78,9 @@ class Structures:
         return found
 
     def _automaton(self, answer: dict[str, Any]) -> TokenAutomaton:
-        source, label, target = (np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target"))
+        columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
-        made = automaton_of(source, label, target, answer["start"], final, self._vocab, self._padding)
+        made = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
         if made.states > MAX_STATES:
             raise ConfigError(
                 f"structured_outputs: its automaton has {made.states} states, and at most {MAX_STATES} are taken; "
@@ -93,18 +93,13 @@ _NAMES = {"regex": "regular expression", "json": "JSON schema"}
 
 
 def automaton_of(
-    source: NDArray[np.int64],
-    token: NDArray[np.int64],
-    target: NDArray[np.int64],
-    start: int,
-    final: NDArray[np.int64],
-    vocab: int,
-    padding: Sequence[int] = (),
+    edges: NDArray[np.int64], start: int, final: NDArray[np.int64], vocab: int, padding: Sequence[int] = ()
 ) -> TokenAutomaton:
-    """The automaton of transitions from state to state by token, each int64 [E]; states are any numbers.
+    """The automaton of `edges`: from which state which token leads where, int64 [E, 3]; states are any numbers.
 
     `padding` tokens lead from accepting states to one of their own that takes nothing else.
     """
+    source, token, target = edges.T
     names = np.unique(np.concatenate([source, target, final, [start]]))
     source, target = np.searchsorted(names, source), np.searchsorted(names, target)
     accepting = np.zeros(len(names) + 1, dtype=np.bool_)
@@ -117,8 +112,8 @@ def automaton_of(
         token = np.concatenate([token, np.repeat(np.asarray(padding, dtype=np.int64), len(before))])
         target = np.concatenate([target, np.full(len(before) * len(padding), filled)])
     classes = _classes(source, token, target, vocab)
-    edges = np.unique(np.stack([source, classes[token], target]), axis=1)
-    return TokenAutomaton(classes, edges[0], edges[1], edges[2], int(np.searchsorted(names, start)), accepting)
+    merged = np.unique(np.stack([source, classes[token], target]), axis=1)
+    return TokenAutomaton(classes, merged[0], merged[1], merged[2], int(np.searchsorted(names, start)), accepting)
 
 
 def _classes(

@@ -1,7 +1,7 @@
 """Responses under random automata, samplers and cache policies: each one is accepted, whatever the kind of model."""
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,28 @@ from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
 
 LENGTH = 8
-Table = dict[tuple[int, int], int]
 
 
-def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -> tuple[Constraint, Table, set[int]]:
+@dataclass(frozen=True)
+class Form:
+    """An automaton as plain tables."""
+
+    table: dict[tuple[int, int], int]
+    accepting: set[int]
+    padding: tuple[int, ...]
+
+    def check(self, tokens: tuple[int, ...]) -> None:
+        """Padding ends an answer; what stands before it is one."""
+        state = 0
+        while tokens and tokens[-1] in self.padding:
+            tokens = tokens[:-1]
+        for token in tokens:
+            assert (state, token) in self.table
+            state = self.table[state, token]
+        assert state in self.accepting
+
+
+def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -> tuple[Constraint, Form]:
     """An automaton of a few states over some of the tokens, with an answer of `LENGTH` tokens."""
     allowed = [token for token in range(vocab) if token not in (mask, *padding)]
     while True:
@@ -36,19 +54,9 @@ def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -
         }
         accepting = {rng.randrange(states)}
         edges = np.array([(s, t, q) for (s, t), q in table.items()], dtype=np.int64)
-        made = automaton_of(*edges.T, 0, np.array(sorted(accepting)), vocab, padding)
+        made = automaton_of(edges, 0, np.array(sorted(accepting)), vocab, padding)
         if made.alive(LENGTH)[made.start]:
-            return Constraint(made), table, accepting
-
-
-def check(tokens: tuple[int, ...], table: Table, accepting: set[int], padding: tuple[int, ...]) -> None:
-    state = 0
-    while tokens and tokens[-1] in padding:
-        tokens = tokens[:-1]
-    for token in tokens:
-        assert (state, token) in table
-        state = table[state, token]
-    assert state in accepting
+            return Constraint(made), Form(table, accepting, padding)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -56,14 +64,15 @@ def check(tokens: tuple[int, ...], table: Table, accepting: set[int], padding: t
 def test_masked_models_under_every_policy_and_sampler(family: str, seed: int) -> None:
     """In one batch with requests that ask for nothing, whose answers stay as they are alone."""
     rng = random.Random(f"{family} {seed} constraint")
-    work, forms = [], {}
+    work: list[Work] = []
+    forms: dict[str, Form] = {}
     for number in range(6):
         item = support.random_work(rng, family, str(number))
         params = replace(item.request.params, ignore_eos=False, stop_token_ids=())
         top = rng.choice([None, 0, 3])
         asked = replace(item.request, params=params, top_logprobs=top)
         if number % 3:
-            constraint, *form = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
+            constraint, form = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
             forms[asked.id], asked = form, replace(asked, constraint=constraint)
         work.append(replace(item, request=asked))
     results = run(make_engine(family), work)
@@ -71,7 +80,8 @@ def test_masked_models_under_every_policy_and_sampler(family: str, seed: int) ->
         result = results[item.request.id]
         assert result.error is None, item
         if item.request.id in forms:
-            check(result.token_ids, *forms[item.request.id], (EOS,))
+            forms[item.request.id].check(result.token_ids)
+            assert result.finish_reason == "stop", "it is whole"
         else:
             assert result.token_ids == support.alone(item, family).token_ids
 
@@ -88,18 +98,18 @@ def test_block_causal_models(name: str) -> None:
         {"sub_block_length": checkpoint.block, "remasking": "sequential"},
     )
     for rule in rules:
-        constraint, *form = drawn(rng, checkpoint.model.config.vocab, kinds.MASK, stops)
+        constraint, form = drawn(rng, checkpoint.model.config.vocab, kinds.MASK, stops)
         prompt = kinds.tokens(rng, rng.randint(1, 9))
         asked = Request("r", prompt, SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
         engine = poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
         result = run(engine, [Work(asked, rng.choice([Dense(), Exact()]))])["r"]
         assert result.error is None
-        check(result.token_ids, *form, stops)
+        form.check(result.token_ids)
 
 
 def test_log_probabilities_are_those_of_the_tokens_that_were_taken() -> None:
     rng = random.Random(5)
-    constraint, *_ = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
+    constraint, _ = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
     params = SamplingParams(max_tokens=LENGTH)
     asked = Request("r", [1, 2, 3], params, top_logprobs=2, constraint=constraint)
     told = run(make_engine(), [Work(asked, Dense())])["r"]
@@ -116,7 +126,7 @@ def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow
     """The best token of a class of all is the one that the sampler draws, with its confidence."""
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(3)) * 2
     edges = np.array([(0, token, 0) for token in range(11)])
-    table = Constraint(automaton_of(*edges.T, 0, np.array([0]), 11)).table
+    table = Constraint(automaton_of(edges, 0, np.array([0]), 11)).table
     group = RowGroup(slice(0, 7), measure, "filtered", temperature, narrow.get("top_k"), narrow.get("top_p"), 9)
     read = score(logits.clone(), [replace(group, classes=table)], 4, more=4 * table.count)
     _, tokens, confidences, logprobs = read[2:].reshape(4, table.count, 7)
@@ -136,7 +146,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "error"), BAD)
 def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> None:
     edges = np.array([(0, 1, 1), (1, 2, 2)])
-    constraint = Constraint(automaton_of(*edges.T, 0, np.array([2]), VOCAB))
+    constraint = Constraint(automaton_of(edges, 0, np.array([2]), VOCAB))
     asked = Request("r", [1], SamplingParams(**{"max_tokens": 2, **fields}), constraint=constraint)
     with pytest.raises(ConfigError, match=error):
         make_engine().check(asked)
@@ -147,7 +157,7 @@ def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> N
 def test_models_whose_tokens_change_are_refused() -> None:
     for name, rule in (("gidd", {"canvas_length": 16}), ("llada2", {"remasking": "joint_threshold"})):
         model: Transformer = kinds.checkpoint(name).model
-        constraint, *_ = drawn(random.Random(0), model.config.vocab, kinds.MASK, (38,))
+        constraint, _ = drawn(random.Random(0), model.config.vocab, kinds.MASK, (38,))
         asked = Request("r", [1], SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
         with pytest.raises(ConfigError, match="structured_outputs: tokens of a uniform model"):
             poisoned_engine(kinds.checkpoint(name).model, page_size=16).check(asked)

@@ -23,7 +23,7 @@ def drawn(rng: random.Random, padded: bool) -> tuple[TokenAutomaton, Table, set[
     accepting = {s for s in range(states) if rng.random() < 0.5} or {0}
     edges = np.array([(s, t, q) for (s, t), q in table.items()], dtype=np.int64).reshape(-1, 3)
     final, padding = np.array(sorted(accepting)) + 7, (5,) if padded else ()
-    made = automaton_of(edges[:, 0] + 7, edges[:, 1], edges[:, 2] + 7, 7, final, VOCAB, padding)
+    made = automaton_of(edges + np.array([7, 0, 7]), 7, final, VOCAB, padding)
     return made, table, accepting, states
 
 
@@ -83,7 +83,7 @@ def test_tokens_of_one_class_lead_alike(seed: int) -> None:
 
 
 def test_what_no_answer_begins_with_is_an_error() -> None:
-    automaton = automaton_of(*(np.array([each]) for each in (0, 1, 1)), 0, np.array([1]), 3)
+    automaton = automaton_of(np.array([(0, 1, 1)]), 0, np.array([1]), 3)
     assert automaton.after([1]) == 1
     with pytest.raises(ConstraintError, match="no beginning of an answer"):
         automaton.after([2])

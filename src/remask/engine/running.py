@@ -327,7 +327,8 @@ class RunningRequest:
         if may_stop and self._stop_at() is not None:
             self.reason = "stop"
         elif finished or (inside and may_stop and self._stop_behind()):
-            self.reason = "length"
+            # An answer of a given form is whole wherever it ends.
+            self.reason = "length" if self.request.constraint is None else "stop"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""

@@ -254,7 +254,7 @@ def _distributions(
 
 
 def _confidence(measured: Tensor, tokens: Tensor, group: RowGroup, vocabulary: Vocabulary) -> Tensor:
-    """Return how confident rows of log-probabilities are, [rows]; of `tokens` [rows] where the measure asks for them."""
+    """Return how confident rows of log-probabilities are, [rows]: of their `tokens` [rows], or as a whole."""
     if group.measure == "entropy":
         probabilities = measured.exp()
         return vocabulary.sum(probabilities * (probabilities + 1e-10).log())
