@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 
-from remask import LLM
+from remask import LLM, structure
 from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
+from remask.models import structure_worker
 from remask.models.token_bytes import token_bytes
 from tests.server.serving import Running, serving
 from tests.test_detokenize import BYTES
@@ -202,6 +204,46 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
     one = llm.constraint({"choice": ["one", "other"]})
     assert llm.constraint(StructuredOutputs(choice=["one", "other"])) is one
     assert llm.constraint(None) is None
+
+
+def job(kind: str, text: str, most: int = 1000) -> dict[str, Any]:
+    return structure_worker.compiled(
+        {"kind": kind, "text": text, "tokens": [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")], "vocab": 5, "most": most}
+    )
+
+
+def test_what_the_worker_answers() -> None:
+    made = job("regex", "ab?")
+    edges = {name: np.frombuffer(made[name], dtype=np.int64) for name in ("source", "label", "target")}
+    taken = set(edges["label"][edges["source"] == made["start"]].tolist())
+    assert taken == {0, 2}, "a, and ab at once; the token that ends an answer is left out"
+    assert set(made["final"]) == set(edges["target"].tolist())
+    assert "source" in job("json", '{"type": "integer"}')
+    assert job("regex", "[ab]{9}", most=3) == {"error": "its automaton has more than 3 transitions"}
+    assert "error" in job("regex", "(")
+    assert "Unsupported" in job("json", '{"minLength": 1}')["error"]
+
+
+def test_the_forms_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "KEPT", 2)
+    structures = structure.Structures([b"a", b"b", b"c", None], [3])
+    one, _ = (structures.compiled(StructuredOutputs(regex=text)) for text in "ab")
+    assert structures.compiled(StructuredOutputs(regex="a")) is one
+    structures.compiled(StructuredOutputs(regex="c"))
+    assert [text for _, text in structures._kept] == ["a", "c"]
+
+
+def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures = structure.Structures([b"a", None], [1])
+    monkeypatch.setattr(structure, "MAX_STATES", 3)
+    with pytest.raises(ConfigError, match="states, and at most 3 are taken"):
+        structures.compiled(StructuredOutputs(regex="aaaaaa"))
+    monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
+    with pytest.raises(ConfigError, match="it takes more than"):
+        structures.compiled(StructuredOutputs(regex="a"))
+    monkeypatch.setattr(structure.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="need the package outlines-core"):
+        structures.compiled(StructuredOutputs(regex="a"))
 
 
 def test_a_tokenizer_that_joins_words_is_refused() -> None:

@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "top_p": (0.5, KINDS),
     "seed": (3, KINDS),
     "stop": ("x", KINDS),
+    "include_stop_str_in_output": (True, KINDS),
     "stop_token_ids": ([3], KINDS),
     "ignore_eos": (True, KINDS),
 }
