@@ -28,6 +28,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.models.invariant import check_ranks
 from remask.models.loaded import FoundModel, LoadedModel, find_model
+from remask.models.quantised import Quantization, check_quantization
 from remask.models.ranks import Ranks, Shard
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
@@ -83,6 +84,8 @@ class LLM:
         spare_cores: cores that a chosen number leaves to other threads of this process.
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
+        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: matrices of few bits, made when the
+            weights are read. K/V and hidden states stay of the dtype.
         progress: show progress bars on stderr while loading and profiling.
 
     Raises `ConfigError` on settings, `CheckpointError` on model files and `TableError` on a depth table that cannot be
@@ -109,6 +112,7 @@ class LLM:
         threads: int | None = None,
         spare_cores: int = 0,
         tensor_parallel: int = 1,
+        quantization: Quantization | None = None,
         progress: bool = False,
     ) -> None:
         one_of("load_format", load_format, ("auto", "dummy"))
@@ -128,19 +132,27 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
+        check_quantization(quantization, Shard(0, tensor_parallel).part(found.config), place)
         kind, why = resolve_dtype(dtype, place, found.config.parameters)
-        self._check_memory(found, kind, place, tensor_parallel)
+        self._check_memory(found, kind, place, tensor_parallel, quantization)
         self._structures: Structures | None = None
         self._structures_lock = threading.Lock()
         ranks = Ranks()
         self.loaded: LoadedModel
         if tensor_parallel == 1:
-            self.loaded = found.load(kind, place, progress=progress, check=check_weights)
+            self.loaded = found.load(kind, place, progress=progress, check=check_weights, quantization=quantization)
             used = _threads(threads, found, place, spare_cores, before)
         else:
             used = _threads(threads, found, place, spare_cores, before, tensor_parallel)
             self.loaded, ranks = lead.start(
-                found, kind, place, tensor_parallel, used.number, progress=progress, check=check_weights
+                found,
+                kind,
+                place,
+                tensor_parallel,
+                used.number,
+                progress=progress,
+                check=check_weights,
+                quantization=quantization,
             )
         self.model = Transformer(self.loaded.config, self.loaded.weights, ranks=ranks)
         try:
@@ -151,13 +163,14 @@ class LLM:
             self.close()
             raise
         log.info(
-            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) device=%s threads=%d (%s) tensor_parallel=%d "
-            "attention=%s (%s) cache=%s%s %s max_model_len=%d pool=%.2f GB",
+            "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
+            "tensor_parallel=%d attention=%s (%s) cache=%s%s %s max_model_len=%d pool=%.2f GB",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
             str(kind).removeprefix("torch."),
             why,
+            quantization,
             place,
             used.number,
             used.why,
@@ -171,7 +184,14 @@ class LLM:
             self.engine.pool.nbytes / 1e9,
         )
 
-    def _check_memory(self, found: FoundModel, dtype: torch.dtype, device: torch.device, processes: int) -> None:
+    def _check_memory(
+        self,
+        found: FoundModel,
+        dtype: torch.dtype,
+        device: torch.device,
+        processes: int,
+        quantization: Quantization | None,
+    ) -> None:
         """Raise `ConfigError` where the weights do not fit, before any is read."""
         cuda, share = device.type == "cuda", 1.0
         if cuda:
@@ -181,7 +201,9 @@ class LLM:
             total, free = there
         else:
             return
-        check_weights_fit(found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda)
+        check_weights_fit(
+            found.config, dtype, DeviceMemory(total, free, share), processes, apart=cuda, quantization=quantization
+        )
 
     def close(self) -> None:
         """End the other processes of a model with `tensor_parallel`, which cannot compute afterwards.

@@ -13,6 +13,7 @@ from remask.core.sampling import SamplingParams
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.errors import ConfigError
 from remask.llm import AUTO, LLM
+from remask.models.quantised import QUANTIZATIONS
 from remask.models.source import BUNDLED_MODELS
 from remask.policies import parse
 from remask.store.eviction import EVICTIONS
@@ -38,6 +39,11 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--skip-weight-check", action="store_true", help="load a checkpoint that holds NaN or infinities"
     )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default auto)")
+    group.add_argument(
+        "--quantization",
+        metavar="|".join(QUANTIZATIONS),
+        help="keep matrices in few bits: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")
     add_threads_option(group)
@@ -150,6 +156,7 @@ def model_settings(args: argparse.Namespace) -> dict[str, Any]:
         "check_weights": not args.skip_weight_check,
         "depth_table": args.depth_table,
         "threads": args.threads,
+        "quantization": getattr(args, "quantization", None),
         "tensor_parallel": getattr(args, "tensor_parallel", 1),
     }
 

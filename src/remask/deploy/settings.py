@@ -24,6 +24,7 @@ MODEL_FIELDS = (
     "depth_table",
     "threads",
     "tensor_parallel",
+    "quantization",
 )
 
 
@@ -35,7 +36,7 @@ class FleetSettings:
         model: `bundled`, or a folder or hub id that every machine can read.
         cache: cache policy of requests that do not name one.
         llm: further arguments of `LLM`: `cache_config`, `dtype`, `device`, `load_format`,
-            `check_weights`, `depth_table`, `threads`, `tensor_parallel`.
+            `check_weights`, `depth_table`, `threads`, `tensor_parallel`, `quantization`.
         engine: fields of `EngineConfig`, for each replica.
         server: fields of `ServerConfig`, for each replica, without the limits of connections.
         chat_template: Jinja text that replaces the model's own template.

@@ -6,6 +6,7 @@ import torch
 
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
+from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.weights import empty_weights
 
@@ -56,9 +57,11 @@ def token_bytes(config: ModelConfig, item: int, ranks: int = 1) -> TokenBytes:
     return TokenBytes(kv, (config.layers - 1) * config.hidden * item if config.kind == "masked" else 0)
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
+def weight_bytes(
+    config: ModelConfig, dtype: torch.dtype, ranks: int = 1, quantization: Quantization | None = None
+) -> int:
     """The memory of the weights on each of `ranks`, in bytes. A tied matrix counts once; a router may be float32."""
-    return empty_weights(config, dtype, torch.device("meta"), Shard(ranks - 1, ranks)).nbytes
+    return empty_weights(config, dtype, torch.device("meta"), Shard(ranks - 1, ranks), quantization).nbytes
 
 
 def workspace_bytes(config: ModelConfig, rows: int, item: int, ranks: int = 1) -> int:
@@ -96,15 +99,21 @@ def store_tokens(memory: DeviceMemory, token: TokenBytes, workspace: int, canvas
 
 
 def check_weights_fit(
-    config: ModelConfig, dtype: torch.dtype, memory: DeviceMemory, ranks: int, *, apart: bool
+    config: ModelConfig,
+    dtype: torch.dtype,
+    memory: DeviceMemory,
+    ranks: int,
+    *,
+    apart: bool,
+    quantization: Quantization | None = None,
 ) -> None:
     """Raise `ConfigError` where the weights have no room, with the numbers and what to change.
 
     `apart`: each of `ranks` has a device of its own with this memory; else they share it.
     """
 
-    def needed(number: int) -> int:
-        return weight_bytes(config, dtype, number) * (1 if apart else number)
+    def needed(number: int, kind: Quantization | None = quantization) -> int:
+        return weight_bytes(config, dtype, number, kind) * (1 if apart else number)
 
     if needed(ranks) <= memory.room:
         return
@@ -115,9 +124,12 @@ def check_weights_fit(
         ways = [f"--tensor-parallel {more[0]}"] if more else []
     if dtype.itemsize > 2:
         ways.append("--dtype bfloat16")
+    if quantization is None:
+        kinds: tuple[Quantization, ...] = ("fp8",) if apart else ("int8", "int4")
+        ways += [f"--quantization {kind}" for kind in kinds if needed(ranks, kind) <= memory.room][:1]
     raise ConfigError(
         f"the weights do not fit: {config.parameters / 1e9:.3g} billion parameters need {gigabytes(needed(ranks))} as "
-        f"{name}{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
+        f"{quantization or name}{' on each device' if apart and ranks > 1 else ''}, and everything may take {memory}. "
         f"Use {' or '.join([*ways, 'a smaller model', *_MORE[1:]])}"
     )
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from remask.models.config import ModelConfig
 from remask.models.families.family import Slot
+from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.weights import WHOLE, Weights, empty_weights
 
@@ -13,16 +14,22 @@ _NORMS = ("norm", "attn_norm", "ffn_norm", "q_norm", "k_norm")
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, shard: Shard = WHOLE
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
 ) -> Weights:
     """Weights drawn on `device` from a normal distribution of standard deviation 0.02. The gains of norms are one.
 
     One seed gives the same weights for the same shape, dtype and kind of device; different kinds of devices draw
-    different numbers. A `shard` holds its part of these weights: each tensor is drawn as a whole, and cut.
+    different numbers. A `shard` holds its part of these weights, and matrices may be quantised: each tensor is drawn as
+    a whole, and then cut and quantised.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    weights = empty_weights(config, dtype, device, shard)
-    if shard.size == 1:
+    weights = empty_weights(config, dtype, device, shard, quantization)
+    if shard.size == 1 and quantization is None:
         for field, _, tensor in weights.named():
             _draw(field, tensor, generator)
         return weights

@@ -12,8 +12,11 @@ from remask.models.config import ModelConfig
 _CHUNKS, _CHUNK = 256, 4096
 
 
-def fingerprint(config: ModelConfig, source: Path | int) -> str:
+def fingerprint(config: ModelConfig, source: Path | int, quantization: str | None = None) -> str:
     """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
+
+    Weights of few bits are another model: what was measured of one does not hold for the other. So `quantization`
+    follows, after a hyphen.
 
     `source` is a checkpoint folder, or the seed of dummy weights. The hash of a folder covers the bytes of
     `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets) and a
@@ -30,7 +33,7 @@ def fingerprint(config: ModelConfig, source: Path | int) -> str:
         # The length comes first, so that different sequences of parts never give the same bytes.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    return str(digest.hexdigest())
+    return str(digest.hexdigest()) + ("" if quantization is None else f"-{quantization}")
 
 
 def _dummy(config: ModelConfig, seed: int) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from remask.errors import ConfigError
 from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention, Sink
+from remask.models.quantised import QuantisedMatrix
 from remask.models.transformer import Transformer
 from remask.models.units import Unit, units_of
 from remask.models.weights import LayerWeights
@@ -42,7 +43,9 @@ class TiledArithmetic(Arithmetic):
         out = x.new_empty((rows, weight.shape[0]))
         for start in range(0, rows, TILE):
             tile, target = padded[start : start + TILE], out[start : start + TILE]
-            if bias is None:
+            if isinstance(weight, QuantisedMatrix):
+                target.copy_(F.linear(tile, weight, bias))
+            elif bias is None:
                 torch.mm(tile, weight.t(), out=target)
             else:
                 torch.addmm(bias, tile, weight.t(), out=target)

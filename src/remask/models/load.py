@@ -17,6 +17,7 @@ from remask.models.config import ModelConfig
 from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
+from remask.models.quantised import QuantisedMatrix, Quantization
 from remask.models.ranges import in_ranges
 from remask.models.ranks import Shard
 from remask.models.weights import WHOLE, Weights, empty_weights
@@ -60,12 +61,13 @@ def load_weights(
     progress: bool = True,
     check: bool = True,
     shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
 ) -> Weights:
     """The weights of the checkpoint in `folder` that `shard` holds, on `device` and converted to `dtype`.
 
     Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
-    is in memory beside the result. `progress` shows a bar on stderr. With `check` each is read once more in its place,
-    where it is still in the cache, for values that are not finite.
+    is in memory beside the result, also where matrices are quantised. `progress` shows a bar on stderr. With `check`
+    each is looked at once more, where it is still in the cache, for values that are not finite.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen or of a type that does not convert; the message
@@ -73,7 +75,7 @@ def load_weights(
             holds NaN or infinities, or numbers that are too large for `dtype`.
     """
     slots, stored = check_tensors(folder, family, config, dtype)
-    weights = empty_weights(config, dtype, device, shard)
+    weights = empty_weights(config, dtype, device, shard, quantization)
     slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
     slots.sort(key=lambda slot: stored[slot.name].file)
     total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
@@ -137,7 +139,8 @@ def _stored(file: Any, slot: Slot) -> Tensor:
 
 def _fill(slot: Slot, tensor: Tensor, place: TensorLocation, weights: Weights, check: bool) -> None:
     slot.fill(weights, tensor)
-    if check and not _finite(slot.target(weights)):
+    target = slot.target(weights)
+    if check and not _finite(tensor if isinstance(target, QuantisedMatrix) else target):
         raise _not_finite(slot, place, tensor, weights.embed.dtype)
 
 

@@ -13,6 +13,7 @@ from remask.models.families.family import Family
 from remask.models.fingerprint import fingerprint
 from remask.models.load import load_weights, read_config
 from remask.models.presets import preset
+from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.sampling import read_sampling
 from remask.models.source import resolve
@@ -29,6 +30,7 @@ class LoadedModel:
     Attributes:
         tokenizer: None where there is none.
         sampling: sampling parameters that the checkpoint gives to requests that leave them out.
+        quantization: how its matrices are kept; None: in the dtype of the model.
     """
 
     name: str
@@ -37,6 +39,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     fingerprint: str
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Quantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +59,30 @@ class FoundModel:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def load(
-        self, dtype: torch.dtype, device: torch.device, *, progress: bool, check: bool = True, shard: Shard = WHOLE
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        progress: bool,
+        check: bool = True,
+        shard: Shard = WHOLE,
+        quantization: Quantization | None = None,
     ) -> LoadedModel:
-        """Read the weights that `shard` holds, or draw them where there is no folder.
+        """Read the weights that `shard` holds, or draw them where there is no folder, and quantise their matrices.
 
         With `check` a checkpoint whose weights are not all finite is refused. Raises `CheckpointError` on files that
         cannot be used.
         """
         if self.folder is None or self.family is None:
-            weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard)
-            return LoadedModel(self.name, self.config, weights, None, fingerprint(self.config, DUMMY_SEED))
+            weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard, quantization)
+            identity = fingerprint(self.config, DUMMY_SEED, quantization)
+            return LoadedModel(self.name, self.config, weights, None, identity, quantization=quantization)
         tokenizer = load_tokenizer(self.folder)
-        weights = load_weights(self.folder, self.family, self.config, dtype, device, progress, check, shard)
-        return LoadedModel(
-            self.name, self.config, weights, tokenizer, fingerprint(self.config, self.folder), self.sampling
+        weights = load_weights(
+            self.folder, self.family, self.config, dtype, device, progress, check, shard, quantization
         )
+        identity = fingerprint(self.config, self.folder, quantization)
+        return LoadedModel(self.name, self.config, weights, tokenizer, identity, self.sampling, quantization)
 
 
 def find_model(name: str, *, dummy: bool) -> FoundModel:

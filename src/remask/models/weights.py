@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from remask.models.config import Mixture, ModelConfig
+from remask.models.quantised import Quantization, empty_matrix
 from remask.models.ranks import Shard
 
 
@@ -88,20 +89,32 @@ class Weights:
 WHOLE = Shard()
 
 
-def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> Weights:
+def empty_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
+    quantization: Quantization | None = None,
+) -> Weights:
     """Uninitialised weights of the shapes that `shard` has. The caller must fill every element."""
     config = shard.part(config)
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    def matrix(*shape: int, pieces: tuple[int, ...]) -> Tensor:
+        """A matrix that may be quantised; its rows are those of several, which are cut from one another."""
+        if quantization is None or 0 in shape:
+            return new(*shape)
+        return empty_matrix(quantization, shape, dtype, device, pieces)
+
     def experts(mixture: Mixture) -> MixtureWeights:
         count, held, wide = mixture.experts, len(shard.experts(mixture)), config.hidden
         return MixtureWeights(
             router=new(count, wide, dtype=torch.float32 if mixture.router.float32 else dtype),
             bias=new(count, dtype=torch.float32) if mixture.router.bias else None,
-            gate_up=new(held, 2 * mixture.intermediate, wide),
-            down=new(held, wide, mixture.intermediate),
+            gate_up=matrix(held, 2 * mixture.intermediate, wide, pieces=(mixture.intermediate,) * 2),
+            down=matrix(held, wide, mixture.intermediate, pieces=(wide,)),
         )
 
     q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -110,12 +123,14 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     layers = tuple(
         LayerWeights(
             attn_norm=new(config.hidden),
-            qkv=new(q + 2 * k, config.hidden),
+            qkv=matrix(q + 2 * k, config.hidden, pieces=(q, k, k)),
             qkv_bias=new(q + 2 * k) if config.qkv_bias else None,
-            out=new(config.hidden, q),
+            out=matrix(config.hidden, q, pieces=(config.hidden,)),
             ffn_norm=new(config.hidden),
-            gate_up=new(feed.up, config.hidden),
-            down=new(config.hidden, feed.intermediate),
+            gate_up=matrix(
+                feed.up, config.hidden, pieces=(feed.intermediate,) * (feed.up // max(1, feed.intermediate))
+            ),
+            down=matrix(config.hidden, feed.intermediate, pieces=(config.hidden,)),
             q_norm=new(normed[0]) if normed else None,
             k_norm=new(normed[1]) if normed else None,
             sink_k=new(*sink) if sink else None,

@@ -14,6 +14,7 @@ import torch
 
 from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.models.loaded import FoundModel, LoadedModel
+from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.parallel.group import GroupRanks, join_group, open_store
 from remask.parallel.message import Names
@@ -161,6 +162,7 @@ def start(
     *,
     progress: bool,
     check: bool,
+    quantization: Quantization | None = None,
 ) -> tuple[LoadedModel, LeadRanks]:
     """Load a model in `size` processes, of which this one is the first: its part, and its ranks.
 
@@ -178,8 +180,12 @@ def start(
     try:
         for worker, place in zip(workers, devices[1:], strict=True):
             dummy = found.folder is None
-            worker.connection.send(Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check))
-        loaded = found.load(dtype, devices[0], progress=progress, check=check, shard=Shard(0, size))
+            worker.connection.send(
+                Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check, quantization)
+            )
+        loaded = found.load(
+            dtype, devices[0], progress=progress, check=check, shard=Shard(0, size), quantization=quantization
+        )
         for worker in workers:
             state = worker.state(None)
             if state is None or state.kind != "loaded":

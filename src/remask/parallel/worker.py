@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from remask.models.loaded import find_model
+from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.transformer import Transformer
 from remask.parallel.group import join_group, join_store
@@ -27,6 +28,7 @@ class Job:
         threads: CPU threads that it computes on.
         port: where the ranks meet.
         check: refuse weights that are not finite.
+        quantization: how matrices are kept.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Job:
     threads: int
     port: int
     check: bool
+    quantization: Quantization | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,12 @@ def serve(job: Job, rank0: Connection) -> None:
     device = torch.device(job.device)
     try:
         loaded = find_model(job.model, dummy=job.dummy).load(
-            job.dtype, device, progress=False, check=job.check, shard=job.shard
+            job.dtype,
+            device,
+            progress=False,
+            check=job.check,
+            shard=job.shard,
+            quantization=job.quantization,
         )
     # Whatever it is, rank 0 reports it.
     except Exception as error:

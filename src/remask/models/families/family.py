@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from remask.models.config import Mixture, ModelConfig
+from remask.models.quantised import QuantisedMatrix
 from remask.models.ranks import Shard
 from remask.models.weights import Weights
 
@@ -41,7 +42,25 @@ class Slot:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
-        self.target(weights).copy_(stored)
+        whole = self._field(weights)
+        if isinstance(whole, QuantisedMatrix):
+            self._quantise(whole, stored)
+        else:
+            self.target(weights).copy_(stored)
+
+    def _quantise(self, matrix: QuantisedMatrix, stored: Tensor) -> None:
+        """Write the tensor into a quantised matrix: into some of its rows, or into one expert's or all experts'."""
+        if stored.dim() == 3:
+            for number, values in enumerate(stored):
+                matrix.expert(number).write(slice(None), values)
+            return
+        own = matrix if self.expert is None else matrix.expert(self.expert)
+        own.write(slice(None) if self.rows is None else slice(*self.rows), stored)
+
+    def _field(self, weights: Weights) -> Tensor:
+        owner = weights if self.layer is None else weights.layers[self.layer]
+        tensor: Tensor = attrgetter(self.field)(owner)
+        return tensor
 
     def pieces(self, config: ModelConfig, shard: Shard) -> "Iterator[Slot]":
         """The pieces of the tensor that a rank holds, and where they go among its weights; none where it holds none."""
@@ -79,8 +98,7 @@ class Slot:
 
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
-        owner = weights if self.layer is None else weights.layers[self.layer]
-        tensor: Tensor = attrgetter(self.field)(owner)
+        tensor = self._field(weights)
         if self.expert is not None:
             tensor = tensor[self.expert]
         return tensor if self.rows is None else tensor[self.rows[0] : self.rows[1]]

@@ -1,0 +1,311 @@
+"""Matrices of few bits: what they hold, how they are made, and their products with rows.
+
+Attention's projections, dense feed-forwards and experts may be quantised. Embedding, output matrix, norms, biases and
+routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.config import ModelConfig
+
+Quantization: TypeAlias = Literal["int8", "int4", "fp8"]
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+
+GROUP = 32  # columns of an int4 matrix that have a scale and a zero of their own
+ROWS = 16  # the kernel for int4 takes rows in such blocks
+FP8 = torch.float8_e4m3fn
+FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
+FP8_MULTIPLE = 16  # rows and columns of such a product
+_TINY = 1e-12  # rows of zeros have a scale all the same
+
+
+class QuantisedMatrix(Tensor):
+    """A matrix [M, K], or one of each expert [E, M, K], as `torch.nn.functional.linear` takes it.
+
+    It is no tensor of numbers: it can be multiplied with rows, cut by rows or by experts, and written. `dtype` is that
+    of what it stands for.
+    """
+
+    kind: ClassVar[Quantization]
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *_: Any) -> "QuantisedMatrix":
+        """Of a shape; what it holds comes with `__init__`."""
+        made: QuantisedMatrix = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        return made
+
+    @abstractmethod
+    def parts(self) -> Mapping[str, Tensor]:
+        """What it holds in memory, by name."""
+
+    @abstractmethod
+    def product(self, x: Tensor) -> Tensor:
+        """Rows `x` [N, K] times the transpose, [N, M], of the dtype of `x`."""
+
+    @abstractmethod
+    def rows(self, part: slice) -> "QuantisedMatrix":
+        """Some of the rows of a matrix [M, K], without a copy."""
+
+    @abstractmethod
+    def expert(self, number: int) -> "QuantisedMatrix":
+        """One of the matrices [E, M, K], without a copy."""
+
+    @abstractmethod
+    def write(self, rows: slice, values: Tensor) -> None:
+        """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes in memory."""
+        return sum(part.nbytes for part in self.parts().values())
+
+    def __iter__(self) -> Iterator["QuantisedMatrix"]:
+        return (self.expert(number) for number in range(len(self)))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """`linear` and cuts by rows or experts, what a tensor says of itself, and nothing else."""
+        if func is F.linear:
+            return _linear(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__:
+            matrix, place = args
+            return matrix.rows(place) if isinstance(place, slice) else matrix.expert(place)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Raise: there are no numbers for any other operation."""
+        raise NotImplementedError(f"{func} of a quantised matrix")
+
+
+class _Scaled(QuantisedMatrix):
+    """One number of eight bits for each, and a scale for each row."""
+
+    bits: ClassVar[torch.dtype]
+    largest: ClassVar[float]
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
+        device: torch.device,
+        values: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> None:
+        self.values = torch.empty(tuple(shape), dtype=self.bits, device=device) if values is None else values
+        self.scales = torch.empty(tuple(shape[:-1]), device=device) if scales is None else scales
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """See `QuantisedMatrix`."""
+        return {"values": self.values, "scales": self.scales}
+
+    def rows(self, part: slice) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        return self._cut(self.values[part], self.scales[part])
+
+    def expert(self, number: int) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        return self._cut(self.values[number], self.scales[number])
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        """See `QuantisedMatrix`."""
+        values = values.to(self.values.device, torch.float32)
+        self.scales[rows], quantised = self.quantise(values)
+        self.values[rows] = quantised
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A scale for each row, float32 [n], and the rows in eight bits [n, K]."""
+        scales = (x.abs().amax(dim=-1).float() / self.largest).clamp_min(_TINY)
+        scaled = x / scales[:, None].to(x.dtype) if x.dtype == torch.float32 else x.float() / scales[:, None]
+        return scales, (scaled if self.bits.is_floating_point else scaled.round()).to(self.bits)
+
+    def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
+        return type(self)(values.shape, self.dtype, values.device, values, scales)
+
+
+class Int8Matrix(_Scaled):
+    """Whole numbers from -127 to 127. Rows are quantised alike, each with a scale of its own, for the product.
+
+    Sums are exact, as they are of whole numbers.
+    """
+
+    kind, bits, largest = "int8", torch.int8, 127.0
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        scales, rows = self.quantise(x)
+        return (torch._int_mm(rows, self.values.t()) * scales[:, None]).mul_(self.scales).to(x.dtype)
+
+
+class Fp8Matrix(_Scaled):
+    """Numbers of four bits of exponent and three of mantissa, for devices that multiply them."""
+
+    kind, bits, largest = "fp8", FP8, 448.0
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        scales, rows = self.quantise(x)
+        out = torch._scaled_mm(
+            rows, self.values.t(), scale_a=scales[:, None], scale_b=self.scales[None], out_dtype=torch.bfloat16
+        )
+        return out.to(x.dtype)
+
+
+class Int4Matrix(QuantisedMatrix):
+    """Numbers of four bits, and a scale and a zero for each group of 32 columns, by PyTorch's kernel for CPUs.
+
+    The kernel keeps rows in an order of its own, so a matrix is made of pieces that can be cut from one another.
+    """
+
+    kind = "int4"
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
+        device: torch.device,
+        pieces: Sequence[int],
+        held: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self.pieces, columns = tuple(pieces), shape[-1]
+        experts = shape[0] if len(shape) == 3 else 1
+        self.held = held or [
+            (
+                torch.empty((count, columns // 2), dtype=torch.uint8, device=device),
+                torch.empty((columns // GROUP, count, 2), dtype=torch.bfloat16, device=device),
+            )
+            for _ in range(experts)
+            for count in self.pieces
+        ]
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """See `QuantisedMatrix`."""
+        return {
+            f"{number}.{name}": tensor
+            for number, pair in enumerate(self.held)
+            for name, tensor in zip(("values", "scales"), pair, strict=True)
+        }
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `QuantisedMatrix`."""
+        rows = x.to(torch.bfloat16)
+        out = [torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales) for packed, scales in self.held]
+        return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).to(x.dtype)
+
+    def rows(self, part: slice) -> QuantisedMatrix:
+        """See `QuantisedMatrix`. Cuts are between pieces only."""
+        chosen, count = self._within(part), self.shape[-1]
+        pieces = [self.pieces[number] for number in chosen]
+        held = [self.held[number] for number in chosen]
+        return Int4Matrix((sum(pieces), count), self.dtype, self.device, pieces, held)
+
+    def expert(self, number: int) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        count = len(self.pieces)
+        held = self.held[number * count : (number + 1) * count]
+        return Int4Matrix(self.shape[1:], self.dtype, self.device, self.pieces, held)
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        """See `QuantisedMatrix`. Whole pieces are written."""
+        chosen = self._within(rows)
+        values = values.to(self.device, torch.float32)
+        for number, part in zip(chosen, values.split([self.pieces[number] for number in chosen]), strict=True):
+            packed, scales = self.held[number]
+            grouped = part.view(len(part), -1, GROUP)
+            low, high = grouped.aminmax(dim=-1)
+            step = ((high - low) / 15).clamp_min(_TINY).bfloat16()
+            zero = (low + 8 * step.float()).bfloat16()
+            codes = (grouped - zero.float()[..., None]) / step.float()[..., None] + 8
+            whole = codes.round().clamp(0, 15).to(torch.int32).view_as(part)
+            packed.copy_(torch._convert_weight_to_int4pack_for_cpu(whole, 1))
+            scales.copy_(torch.stack((step, zero), dim=-1).transpose(0, 1))
+
+    def _within(self, part: slice) -> range:
+        """The pieces that `part` of the rows is made of."""
+        edges = [0, *accumulate(self.pieces)]
+        start, stop, _ = part.indices(edges[-1])
+        try:
+            return range(edges.index(start), edges.index(stop))
+        except ValueError:
+            raise NotImplementedError(f"rows {start} to {stop} of an int4 matrix cut at {edges}") from None
+
+
+def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
+    """Raise where the matrices of `config` cannot be quantised so on `device`: `UnknownNameError` or `ConfigError`.
+
+    `config` has the sizes of one rank.
+    """
+    if kind is None:
+        return
+    if kind not in QUANTIZATIONS:
+        raise UnknownNameError("quantization", kind, QUANTIZATIONS)
+    if kind == "fp8":
+        _check_fp8(config, device)
+        return
+    if device.type != "cpu":
+        raise ConfigError(
+            f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
+        )
+    if kind == "int4":
+        _check_multiples(config, "int4", GROUP, ROWS)
+
+
+def _check_fp8(config: ModelConfig, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ConfigError(f"quantization='fp8' needs a CUDA device, and the model is on {device}: use 'int8' or 'int4'")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"quantization='fp8' needs a device of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} (Ada, "
+            f"Hopper), and {device} has {capability[0]}.{capability[1]}: leave it out"
+        )
+    if config.mixture is not None:
+        raise ConfigError(
+            "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
+            "devices. Leave it out, or spread the model with tensor_parallel"
+        )
+    _check_multiples(config, "fp8", FP8_MULTIPLE, FP8_MULTIPLE)
+
+
+def _check_multiples(config: ModelConfig, kind: Quantization, columns: int, rows: int) -> None:
+    """Raise `ConfigError` where a matrix has a size that the kernel does not take."""
+    dim, mixture = config.head_dim, config.mixture
+    widths = [width for width in (config.intermediate, mixture and mixture.shared) if width]
+    widths += [] if mixture is None else [mixture.intermediate]
+    inner = {"hidden": config.hidden, "heads x head_dim": config.heads * dim}
+    outer = {"K/V heads x head_dim": config.kv_heads * dim} | inner
+    faults = [f"{name}={size} is no multiple of {columns}" for name, size in inner.items() if size % columns]
+    faults += [f"{name}={size} is no multiple of {rows}" for name, size in outer.items() if size % rows]
+    faults += [f"a feed-forward {width} wide is no multiple of {columns}" for width in widths if width % columns]
+    if faults:
+        raise ConfigError(f"quantization={kind!r} does not take this model: {'; '.join(faults)}. Use 'int8'")
+
+
+def empty_matrix(
+    kind: Quantization, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pieces: Sequence[int]
+) -> QuantisedMatrix:
+    """An unwritten matrix [M, K], or [E, M, K], whose rows are made of `pieces`."""
+    if kind == "int4":
+        return Int4Matrix(shape, dtype, device, pieces)
+    return (Int8Matrix if kind == "int8" else Fp8Matrix)(shape, dtype, device)
+
+
+def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
+    out = matrix.product(x) if len(x) else x.new_empty((0, matrix.shape[0]))
+    return out if bias is None else out.add_(bias)
