@@ -1,4 +1,4 @@
-"""Host arrays on the device, without a wait."""
+"""Between host and device: arrays go there without a wait, and what comes back is the one thing that is waited for."""
 
 from typing import Any
 
@@ -16,3 +16,9 @@ def send(array: NDArray[Any], device: torch.device) -> Tensor:
     """
     sent = torch.from_numpy(np.ascontiguousarray(array))
     return sent if device.type == "cpu" else sent.pin_memory().to(device, non_blocking=True)
+
+
+def fetch(tensor: Tensor) -> NDArray[Any]:
+    """`tensor` on the host. Waits until the device has computed it; nothing else in a pass waits."""
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array

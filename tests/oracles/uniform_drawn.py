@@ -1,8 +1,9 @@
 """Block-wise generation with drawn tokens, and the correction of what was generated.
 
 A draw is a race: of a row's tokens the one with the smallest e / p wins, e exponential and p its probability. The
-numbers e are -log u, with u uniform, from a counter: a function of the request's seed, the step, the row's position and
-the token. `Decided` is told how near a decision was to another one: the quotient of the winner and the second, less one, or a gap of probabilities.
+numbers e are -log u, with u uniform, from a counter: a function of the request's seed, the step, the row's position
+and the token. `Decided` is told how near a decision was to another one: the quotient of the winner and the second, less
+one, or a gap of probabilities.
 """
 
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from remask.engine.tracker import attention_rows, drift
 from remask.models.pool import Pool
 from remask.models.stage import Run
 from remask.models.transformer import Transformer
-from remask.sending import send
+from remask.sending import fetch, send
 
 
 class DriftWatcher:
@@ -66,7 +66,8 @@ class DriftWatcher:
 def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
     """Those of `watchers` whose canvases have drifted in `layer`, which has just run."""
     before = _attention(model, pool, watchers, layer, [watcher.positions(layer) for watcher in watchers])
-    seen = torch.stack([watcher.measure(layer, rows) for watcher, rows in zip(watchers, before, strict=True)]).tolist()
+    measured = [watcher.measure(layer, rows) for watcher, rows in zip(watchers, before, strict=True)]
+    seen = fetch(torch.stack(measured)).tolist()  # of all canvases at once
     tokens = [np.array([int(token)]) for _, token in seen]
     for watcher, token, row in zip(watchers, tokens, _attention(model, pool, watchers, layer, tokens), strict=True):
         watcher.tokens.append(int(token[0]))

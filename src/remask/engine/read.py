@@ -13,6 +13,7 @@ from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary
+from remask.sending import fetch
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
 
@@ -35,7 +36,7 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
     if not scores:
         return np.empty((2 + more, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-    return torch.cat(scores, dim=1).cpu().numpy()
+    return fetch(torch.cat(scores, dim=1))
 
 
 @torch.inference_mode()

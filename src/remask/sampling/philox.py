@@ -1,7 +1,7 @@
 """Random numbers from a counter: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
 A number is a function of a key and of its own counter, so it is the same on every device, in every batch, and in any
-part of a vocabulary that is computed alone. Everything is integer arithmetic of PyTorch; no generator has a state.
+part of a vocabulary that is computed alone. All is integer arithmetic of PyTorch; no generator has a state.
 """
 
 from typing import TypeAlias

@@ -1,0 +1,191 @@
+"""No pass waits for the device but where it reads tokens and confidences, once; tensors without data hold that.
+
+Fake tensors have shapes and no numbers, so whatever looks at a number (`item`, `tolist`, `numpy`, a mask as an index, a
+Python branch) raises. The one reading is answered here with numbers of our own.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remask.core.sampling import SamplingParams
+from remask.engine import drift_watcher, read
+from remask.engine.config import EngineConfig
+from remask.engine.engine import Engine
+from remask.engine.request import Request
+from remask.models.config import ModelConfig
+from remask.models.presets import preset
+from remask.models.transformer import Transformer
+from remask.models.weights import empty_weights
+from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies.block import BlockDual, BlockPrefix, UniformCache
+from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
+from remask.policies.dllm import DllmCache
+from remask.policies.elastic import ElasticCache
+from remask.policies.exact import Exact
+from tests.engine.support import CPU, small_config
+
+MASKED: tuple[CachePolicy, ...] = (
+    Dense(),
+    Reuse(),
+    BlockPrefix(),
+    BlockDual(),
+    BlockDual("separate"),
+    DkvDecode(2),
+    DkvPrefill(),
+    DkvPd(2),
+    DkvGreedy(2),
+    DllmCache(4, 2),
+    DllmCache(4, 3, 0.5, select="key"),
+    DllmCache(4, 3, 0.5, select="random"),
+    BiCache(Dense(), 2, 2),
+    BiCache(BlockDual(), 2, 2, "recomputed"),
+    BiCache(DllmCache(4, 2), 2, 3),
+)
+# These two need rows that predict their own positions.
+PAIRS = [("llada", each) for each in MASKED]
+PAIRS += [("dream", each) for each in MASKED if not isinstance(each, DkvGreedy) and each != BlockDual("separate")]
+SAMPLED: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    {"remasking": "entropy"},
+    {"remasking": "topk_margin", "temperature": 1.0},
+    {"cfg_scale": 1.5},
+    {"cfg_scale": 0.5, "temperature": 0.5},
+    {"threshold": 0.5},
+)
+
+
+class Reads:
+    """Stands where results are read. What it answers is random: tokens that are no stops, and confidences."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.shapes = vocab, list[tuple[int, ...]]()
+        self._rng = np.random.default_rng(0)
+
+    def __call__(self, tensor: Tensor) -> NDArray[Any]:
+        self.shapes.append(tuple(tensor.shape))
+        scores = self._rng.random(tensor.shape, dtype=np.float32)
+        scores[0] = self._rng.integers(6, self.vocab - 2, tensor.shape[1:])
+        return scores
+
+
+@pytest.fixture
+def no_data() -> Iterator[None]:
+    """Every tensor that is made here is without data."""
+    with FakeTensorMode():
+        yield
+
+
+def fake_engine(config: ModelConfig) -> Engine:
+    model = Transformer(config, empty_weights(config, torch.float32, CPU))
+    return Engine(model, EngineConfig(max_num_seqs=8, max_model_len=64, page_size=8, store_budget_tokens=64), "fake")
+
+
+def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> tuple[Reads, int]:
+    """Run to the end. Returns what was read, and the number of passes."""
+    reads = Reads(engine.model.config.vocab)
+    patch.setattr(read, "fetch", reads)
+    for request in requests:
+        engine.add(request)
+    results = {event.id: event.result for _ in range(200) for event in engine.step() if event.result is not None}
+    assert {name: result.error for name, result in results.items() if result is not None} == dict.fromkeys(
+        request.id for request in requests
+    )
+    return reads, engine.stats.steps
+
+
+def asked(name: str, policy: CachePolicy, rng: random.Random, **sampling: Any) -> Request:
+    prompt = [7] * 12 + [rng.randrange(6, 60) for _ in range(rng.randrange(1, 9))]
+    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "seed": rng.randrange(99), **sampling})
+    return Request(name, prompt, params, 12, policy)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(("family", "policy"), PAIRS, ids=repr)
+def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(repr(policy))
+    ordered = {"remasking": "random"} if isinstance(policy, DkvGreedy) else {}
+    sampled = [{}, {"temperature": 0.7}, {"cfg_scale": 1.5}] if ordered else SAMPLED
+    requests = [asked(str(n), policy, rng, **{**more, **ordered}) for n, more in enumerate(sampled)]
+    reads, passes = finish(fake_engine(small_config(family)), requests, monkeypatch)
+    assert 0 < len(reads.shapes) <= passes
+    assert all(shape[0] == 2 for shape in reads.shapes)
+
+
+class Looking(Transformer):
+    """Looks at a number."""
+
+    def leave(self, h: Tensor) -> Tensor:
+        """As ever, if there is anything in it."""
+        return super().leave(h) if h.sum().item() else h
+
+
+@pytest.mark.usefixtures("no_data")
+def test_whatever_looks_at_a_number_fails() -> None:
+    config = small_config("llada")
+    model = Looking(config, empty_weights(config, torch.float32, CPU))
+    engine = Engine(model, EngineConfig(max_num_seqs=1, max_model_len=64, page_size=8), "fake")
+    engine.add(asked("r", Dense(), random.Random(0)))
+    (result,) = [event.result for event in engine.step() if event.result is not None]
+    assert result.error is not None
+    assert "_local_scalar_dense" in result.error
+
+
+@pytest.mark.usefixtures("no_data")
+def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("llada")
+    engine, rng = fake_engine(config), random.Random(0)
+    drifts = list[tuple[int, ...]]()
+
+    def drifted(tensor: Tensor) -> NDArray[Any]:
+        drifts.append(tuple(tensor.shape))
+        return np.stack([np.full(len(tensor), rng.choice([0.0, 0.5])), np.full(len(tensor), 3.0)], axis=1)
+
+    monkeypatch.setattr(drift_watcher, "fetch", drifted)
+    policy = ElasticCache(window=4)
+    requests = [asked(str(n), policy, rng, temperature=0.7 * n) for n in range(3)]
+    reads, passes = finish(engine, requests, monkeypatch)
+    assert len(reads.shapes) == passes
+    assert len(drifts) == passes * (config.layers - 1)
+    assert max(shape[0] for shape in drifts) == len(requests)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("policy", [Dense(), BlockPrefix(), UniformCache()], ids=repr)
+def test_uniform_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(preset("gidd-tiny"), max_length=64)
+    rng, sampled = random.Random(1), list[dict[str, Any]]()
+    for more in ({}, {"temperature": 0.7, "top_k": 3}, {"sampler": "ancestral", "tokens_per_step": None}):
+        sampled += [{**more, "min_tokens": 4}, {**more, "correction_steps": 2}]
+    requests = [
+        replace(asked(str(n), policy, rng, **{"block_length": 4, "steps_per_block": 2, **more}), prefix_length=0)
+        for n, more in enumerate(sampled)
+    ]
+    reads, passes = finish(fake_engine(config), requests, monkeypatch)
+    assert len(reads.shapes) == passes
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("policy", [Dense(), Exact(8)], ids=repr)
+def test_block_causal_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(preset("sdar-tiny"), max_length=64)
+    rng = random.Random(2)
+    sampled: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 0.7},
+        {"remasking": "entropy_bounded"},
+        {"threshold": 0.5},
+    )
+    sampled += ({"remasking": "joint_threshold", "penalty_lambda": 0.5},)
+    requests = [replace(asked(str(n), policy, rng, **more), prefix_length=0) for n, more in enumerate(sampled)]
+    reads, passes = finish(fake_engine(config), requests, monkeypatch)
+    assert 0 < len(reads.shapes) <= passes
