@@ -219,7 +219,7 @@ def test_damaged_numbers_are_still_found(tmp_path: Path) -> None:
     tensors = checkpoints.llada_tensors()
     tensors["model.transformer.blocks.1.q_proj.weight"][0, 0] = torch.nan
     folder = checkpoints.write(tmp_path / "model", checkpoints.LLADA, tensors)
-    with pytest.raises(CheckpointError, match="q_proj.* holds 1 values"):
+    with pytest.raises(CheckpointError, match=r"q_proj.* holds 1 values"):
         find_model(str(folder), dummy=False).load(torch.float32, CPU, progress=False, quantization="int8")
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_quantised_is_refused_with_the_reason(monkeypatch: pytest
 
 def test_an_8b_model_fits_a_laptop_in_few_bits() -> None:
     config, laptop = preset("llada-8b"), DeviceMemory(16 * 10**9, 11 * 10**9, 1.0)
-    with pytest.raises(ConfigError, match="16.03 GB as bfloat16.* Use --quantization int8 or a smaller model"):
+    with pytest.raises(ConfigError, match=r"16.03 GB as bfloat16.* Use --quantization int8 or a smaller model"):
         check_weights_fit(config, torch.bfloat16, laptop, 1, apart=False)
     check_weights_fit(config, torch.bfloat16, laptop, 1, apart=False, quantization="int8")
     assert weight_bytes(config, torch.bfloat16, quantization="int8") == pytest.approx(9.06e9, rel=0.01)
