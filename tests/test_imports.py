@@ -86,6 +86,7 @@ ENGINE_DOORS = {
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
     "functools",
+    "itertools",
     "inspect",
     "re",
     "__future__",

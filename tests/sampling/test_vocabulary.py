@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remask.core.noise import Noise
+from remask.sampling.filters import Draws
+from remask.sampling.logprobs import width
 from remask.sampling.score import Guidance, Penalty, Residual, RowGroup, score
 from remask.sampling.uniform_score import NoisyRows, Transition
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
@@ -56,10 +58,11 @@ def test_every_reduction(size: int, seed: int, scale: float) -> None:
     for exact in (
         lambda v, y: v.best(y)[0],
         lambda v, y: v.best(y)[1],
-        lambda v, y: v.top(y, 1),
-        lambda v, y: v.top(y, 20),
+        lambda v, y: v.top(y, 1)[0],
+        lambda v, y: v.top(y, 20)[0],
+        lambda v, y: v.top(y, 20)[1],
         lambda v, y: v.at(y, tokens),
-        lambda v, y: v.draw(y, seed),
+        lambda v, y: v.draw(y, Draws(seed, 3, np.arange(5) * 9)),
     ):
         check(exact, tolerance=0)
     for near in (lambda v, y: v.sum(y.exp()), lambda v, y: v.logsumexp(y)):
@@ -144,6 +147,21 @@ def test_the_rows_of_every_kind_of_request_at_once(size: int, seed: int) -> None
 
 
 @SIZES
+def test_log_probabilities(size: int) -> None:
+    groups = [
+        group(slice(0, 3), top_logprobs=5),
+        group(slice(3, 5), top_logprobs=0, temperature=0.7),
+        group(slice(5, 6)),
+    ]
+    x, more = logits(6), width(5, VOCAB)
+    x[0, MASK] = 99  # it is the most probable one, and is never listed
+    whole = score(x.clone(), groups, MASK, more=more)
+    for found in split(size, x, lambda v, y: score(y, groups, MASK, more=more, vocabulary=v)):
+        assert torch.equal(found[3:8], whole[3:8]), "the same tokens"
+        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
+
+
+@SIZES
 def test_each_rank_keeps_its_part_of_the_guidance(size: int) -> None:
     x, scale = logits(6), 1.5
 
@@ -176,4 +194,4 @@ def test_no_logits_are_gathered(size: int) -> None:
             score(part(ranks, logits(4)), [group(slice(0, 4), **kind)], MASK, vocabulary=v)
 
     together(size, act)
-    assert max(sizes) <= 7, "the largest top-k of these requests"
+    assert max(sizes) <= 14, "the largest top-k of these requests, logits and tokens"
