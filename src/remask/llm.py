@@ -132,7 +132,9 @@ class LLM:
         Shard(0, tensor_parallel).check(found.config)
         if self.engine_config.batch_invariant:
             check_ranks(tensor_parallel)
-        check_quantization(quantization, Shard(0, tensor_parallel).part(found.config), place)
+        quantization = quantization or found.quantization
+        for rank in range(tensor_parallel):
+            check_quantization(quantization, Shard(rank, tensor_parallel).part(found.config), place)
         kind, why = resolve_dtype(dtype, place, found.config.parameters)
         self._check_memory(found, kind, place, tensor_parallel, quantization)
         self._structures: Structures | None = None

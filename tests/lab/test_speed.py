@@ -28,6 +28,7 @@ from remask_lab.speed import (
     neighbours,
     overhead,
     policies,
+    quantised,
     routing,
     selection,
     servers,
@@ -340,6 +341,23 @@ def test_invariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setattr(sys, "argv", ["invariance", *options, "--rounds", "0"])
     with pytest.raises(ConfigError, match="--rounds"):
         invariance.main()
+
+
+def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "llada-tiny", "--kinds", "int8,int4", "--rows", "1,5", "--rounds", "1", "--questions", "3"]
+    monkeypatch.setattr(sys, "argv", ["quantised", *options])
+    quantised.main()
+    report = json.loads(capsys.readouterr().out)
+    plain, *others = report["results"]
+    assert (plain["quantization"], plain["share_of_bytes"]) == (None, 1)
+    assert plain["times_as_fast"] == {"1": 1, "5": 1}
+    assert [row["quantization"] for row in others] == ["int8", "int4"]
+    for row in others:
+        assert 0.2 < row["share_of_bytes"] < 0.6
+        assert row["times_as_fast"].keys() == {"1", "5"}
+    assert len(report["bundled"]) == 6
+    assert [row["same_tokens"] for row in report["bundled"][:2]] == [1, 1]
+    assert all(0 <= row["right"] <= row["of"] == 3 for row in report["bundled"])
 
 
 def test_first_layer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

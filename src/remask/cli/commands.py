@@ -91,6 +91,14 @@ OWN: Mapping[str, Command] = {
             "remask profile --model GSAI-ML/LLaDA-8B-Instruct --tau 0.97 --ratios 50 75 90 --output depth.json",
         ),
     ),
+    "quantize": Command(
+        "remask.cli.quantize",
+        "write a checkpoint whose matrices have few bits",
+        examples=(
+            "remask quantize --model bundled --quantization int8 --output bundled-int8",
+            "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",
+        ),
+    ),
     "inspect": Command(
         "remask.cli.inspect",
         "look into a model, or into the engine's memory",

@@ -7,17 +7,22 @@ from safetensors import SafetensorError, safe_open
 
 from remask.errors import CheckpointError
 from remask.models.files import read_json
+from remask.models.quantised import Quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ..."""
+    """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
+
+    Of a tensor that is kept in few bits these are the shape and the dtype of what it stands for, and `kind` says how.
+    """
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    kind: Quantization | None = None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -17,7 +17,8 @@ from remask.models.config import ModelConfig
 from remask.models.families import Family, Slot, family_of
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
-from remask.models.quantised import QuantisedMatrix, Quantization
+from remask.models.quantised import Codes, QuantisedMatrix, Quantization
+from remask.models.quantised_files import check_kind, read_codes, unfolded
 from remask.models.ranges import in_ranges
 from remask.models.ranks import Shard
 from remask.models.weights import WHOLE, Weights, empty_weights
@@ -75,6 +76,7 @@ def load_weights(
             holds NaN or infinities, or numbers that are too large for `dtype`.
     """
     slots, stored = check_tensors(folder, family, config, dtype)
+    check_kind(folder, quantization)
     weights = empty_weights(config, dtype, device, shard, quantization)
     slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
     slots.sort(key=lambda slot: stored[slot.name].file)
@@ -94,7 +96,7 @@ def check_tensors(
     Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
     memory that the message names.
     """
-    stored = tensor_locations(folder)
+    stored = unfolded(folder, tensor_locations(folder))
     _check_layers(folder, family, config, stored, dtype)
     slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
     _check(folder, family, config, slots, stored, dtype)
@@ -126,22 +128,25 @@ def _read(
     try:
         with safe_open(path, framework="pt") as file:
             for slot in slots:
-                _fill(slot, _stored(file, slot), stored[slot.name], weights, check)
+                _fill(slot, _stored(file, slot, stored[slot.name]), stored[slot.name], weights, check)
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
 
 
-def _stored(file: Any, slot: Slot) -> Tensor:
+def _stored(file: Any, slot: Slot, place: TensorLocation) -> Tensor | Codes:
     """What `slot` takes of its tensor in an open file; nothing else of it is read."""
+    if place.kind is not None:
+        return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
     tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
     return tensor
 
 
-def _fill(slot: Slot, tensor: Tensor, place: TensorLocation, weights: Weights, check: bool) -> None:
+def _fill(slot: Slot, tensor: Tensor | Codes, place: TensorLocation, weights: Weights, check: bool) -> None:
     slot.fill(weights, tensor)
+    numbers = tensor.scales if isinstance(tensor, Codes) else tensor
     target = slot.target(weights)
-    if check and not _finite(tensor if isinstance(target, QuantisedMatrix) else target):
-        raise _not_finite(slot, place, tensor, weights.embed.dtype)
+    if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
+        raise _not_finite(slot, place, numbers, weights.embed.dtype)
 
 
 def _finite(tensor: Tensor) -> bool:

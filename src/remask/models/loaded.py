@@ -14,6 +14,7 @@ from remask.models.fingerprint import fingerprint
 from remask.models.load import load_weights, read_config
 from remask.models.presets import preset
 from remask.models.quantised import Quantization
+from remask.models.quantised_files import stored_kind
 from remask.models.ranks import Shard
 from remask.models.sampling import read_sampling
 from remask.models.source import resolve
@@ -50,6 +51,7 @@ class FoundModel:
         folder: the checkpoint's folder; None for random weights of a preset's shape.
         family: what reads the checkpoint; None beside no folder.
         sampling: as of `LoadedModel`.
+        quantization: how the files keep matrices; None: as numbers.
     """
 
     name: str
@@ -57,6 +59,7 @@ class FoundModel:
     folder: Path | None = None
     family: Family | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Quantization | None = None
 
     def load(
         self,
@@ -73,6 +76,7 @@ class FoundModel:
         With `check` a checkpoint whose weights are not all finite is refused. Raises `CheckpointError` on files that
         cannot be used.
         """
+        quantization = quantization or self.quantization
         if self.folder is None or self.family is None:
             weights = dummy_weights(self.config, dtype, device, DUMMY_SEED, shard, quantization)
             identity = fingerprint(self.config, DUMMY_SEED, quantization)
@@ -81,7 +85,8 @@ class FoundModel:
         weights = load_weights(
             self.folder, self.family, self.config, dtype, device, progress, check, shard, quantization
         )
-        identity = fingerprint(self.config, self.folder, quantization)
+        # Files that are quantised have a hash of their own.
+        identity = fingerprint(self.config, self.folder, None if self.quantization else quantization)
         return LoadedModel(self.name, self.config, weights, tokenizer, identity, self.sampling, quantization)
 
 
@@ -95,7 +100,7 @@ def find_model(name: str, *, dummy: bool) -> FoundModel:
         return FoundModel(name, preset(name))
     folder = resolve(name)
     family, config = read_config(folder)
-    return FoundModel(name, config, folder, family, read_sampling(folder))
+    return FoundModel(name, config, folder, family, read_sampling(folder), stored_kind(folder))
 
 
 def load_model(

@@ -6,6 +6,7 @@ routers never are: they take little memory, or decide on what follows. K/V and h
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -25,6 +26,48 @@ FP8 = torch.float8_e4m3fn
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 FP8_MULTIPLE = 16  # rows and columns of such a product
 _TINY = 1e-12  # rows of zeros have a scale all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Rows of numbers in few bits, as checkpoints keep them.
+
+    Attributes:
+        values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
+        scales: float32 [m], or [m, K / 32] of int4.
+        zeros: float32 [m, K / 32] of int4: what the code 8 stands for.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+    def times(self, factor: float) -> "Codes":
+        """The codes of `factor` times the numbers."""
+        zeros = None if self.zeros is None else self.zeros * factor
+        return Codes(self.values, self.scales * factor, zeros)
+
+
+def encode(kind: Quantization, values: Tensor) -> Codes:
+    """The codes of `values` [m, K], the nearest that there are."""
+    values = values.float()
+    if kind == "int4":
+        grouped = values.view(len(values), -1, GROUP)
+        low, high = grouped.aminmax(dim=-1)
+        # The kernel keeps both in bfloat16, so codes are those of the rounded ones.
+        steps = ((high - low) / 15).clamp_min(_TINY).bfloat16().float()
+        zeros = (low + 8 * steps).bfloat16().float()
+        codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
+        return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
+    return _scaled(values, *((torch.int8, 127.0) if kind == "int8" else (FP8, 448.0)))
+
+
+def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
+    """A scale for each row of `x` [n, K], and the rows in eight bits."""
+    x = x.float()
+    scales = (x.abs().amax(dim=-1) / largest).clamp_min(_TINY)
+    scaled = x / scales[:, None]
+    return Codes((scaled if bits.is_floating_point else scaled.round()).to(bits), scales)
 
 
 class QuantisedMatrix(Tensor):
@@ -59,8 +102,12 @@ class QuantisedMatrix(Tensor):
         """One of the matrices [E, M, K], without a copy."""
 
     @abstractmethod
+    def put(self, rows: slice, codes: Codes) -> None:
+        """Take `codes` [m, K] as `rows` of a matrix [M, K]."""
+
     def write(self, rows: slice, values: Tensor) -> None:
         """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
+        self.put(rows, encode(self.kind, values.to(self.device)))
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -123,17 +170,9 @@ class _Scaled(QuantisedMatrix):
         """See `QuantisedMatrix`."""
         return self._cut(self.values[number], self.scales[number])
 
-    def write(self, rows: slice, values: Tensor) -> None:
+    def put(self, rows: slice, codes: Codes) -> None:
         """See `QuantisedMatrix`."""
-        values = values.to(self.values.device, torch.float32)
-        self.scales[rows], quantised = self.quantise(values)
-        self.values[rows] = quantised
-
-    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A scale for each row, float32 [n], and the rows in eight bits [n, K]."""
-        scales = (x.abs().amax(dim=-1).float() / self.largest).clamp_min(_TINY)
-        scaled = x / scales[:, None].to(x.dtype) if x.dtype == torch.float32 else x.float() / scales[:, None]
-        return scales, (scaled if self.bits.is_floating_point else scaled.round()).to(self.bits)
+        self.values[rows], self.scales[rows] = codes.values, codes.scales
 
     def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
         return type(self)(values.shape, self.dtype, values.device, values, scales)
@@ -149,8 +188,8 @@ class Int8Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        scales, rows = self.quantise(x)
-        return (torch._int_mm(rows, self.values.t()) * scales[:, None]).mul_(self.scales).to(x.dtype)
+        rows = _scaled(x, self.bits, self.largest)
+        return (torch._int_mm(rows.values, self.values.t()) * rows.scales[:, None]).mul_(self.scales).to(x.dtype)
 
 
 class Fp8Matrix(_Scaled):
@@ -160,10 +199,9 @@ class Fp8Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        scales, rows = self.quantise(x)
-        out = torch._scaled_mm(
-            rows, self.values.t(), scale_a=scales[:, None], scale_b=self.scales[None], out_dtype=torch.bfloat16
-        )
+        rows = _scaled(x, self.bits, self.largest)
+        by, scales = rows.scales[:, None], self.scales[None]
+        out = torch._scaled_mm(rows.values, self.values.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
 
 
@@ -221,20 +259,16 @@ class Int4Matrix(QuantisedMatrix):
         held = self.held[number * count : (number + 1) * count]
         return Int4Matrix(self.shape[1:], self.dtype, self.device, self.pieces, held)
 
-    def write(self, rows: slice, values: Tensor) -> None:
+    def put(self, rows: slice, codes: Codes) -> None:
         """See `QuantisedMatrix`. Whole pieces are written."""
+        assert codes.zeros is not None
         chosen = self._within(rows)
-        values = values.to(self.device, torch.float32)
-        for number, part in zip(chosen, values.split([self.pieces[number] for number in chosen]), strict=True):
-            packed, scales = self.held[number]
-            grouped = part.view(len(part), -1, GROUP)
-            low, high = grouped.aminmax(dim=-1)
-            step = ((high - low) / 15).clamp_min(_TINY).bfloat16()
-            zero = (low + 8 * step.float()).bfloat16()
-            codes = (grouped - zero.float()[..., None]) / step.float()[..., None] + 8
-            whole = codes.round().clamp(0, 15).to(torch.int32).view_as(part)
-            packed.copy_(torch._convert_weight_to_int4pack_for_cpu(whole, 1))
-            scales.copy_(torch.stack((step, zero), dim=-1).transpose(0, 1))
+        counts = [self.pieces[number] for number in chosen]
+        split = (torch.split(each, counts) for each in (codes.values, codes.scales, codes.zeros))
+        for number, values, scales, zeros in zip(chosen, *split, strict=True):
+            packed, kept = self.held[number]
+            packed.copy_(torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
+            kept.copy_(torch.stack((scales, zeros), dim=-1).transpose(0, 1))
 
     def _within(self, part: slice) -> range:
         """The pieces that `part` of the rows is made of."""
@@ -262,8 +296,15 @@ def check_quantization(kind: str | None, config: ModelConfig, device: torch.devi
         raise ConfigError(
             f"quantization={kind!r} is for CPUs, and the model is on {device}: use 'fp8', or leave it out"
         )
+    check_sizes(kind, config)
+
+
+def check_sizes(kind: Quantization, config: ModelConfig) -> None:
+    """Raise `ConfigError` where a matrix of `config` has a size that the kernel for `kind` does not take."""
     if kind == "int4":
-        _check_multiples(config, "int4", GROUP, ROWS)
+        _check_multiples(config, kind, GROUP, ROWS)
+    elif kind == "fp8":
+        _check_multiples(config, kind, FP8_MULTIPLE, FP8_MULTIPLE)
 
 
 def _check_fp8(config: ModelConfig, device: torch.device) -> None:
@@ -280,7 +321,7 @@ def _check_fp8(config: ModelConfig, device: torch.device) -> None:
             "quantization='fp8' is for dense models: PyTorch has no grouped product of fp8 with a scale a row on all "
             "devices. Leave it out, or spread the model with tensor_parallel"
         )
-    _check_multiples(config, "fp8", FP8_MULTIPLE, FP8_MULTIPLE)
+    check_sizes("fp8", config)
 
 
 def _check_multiples(config: ModelConfig, kind: Quantization, columns: int, rows: int) -> None:

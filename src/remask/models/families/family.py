@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from remask.models.config import Mixture, ModelConfig
-from remask.models.quantised import QuantisedMatrix
+from remask.models.quantised import Codes, QuantisedMatrix, encode
 from remask.models.ranks import Shard
 from remask.models.weights import Weights
 
@@ -38,24 +38,30 @@ class Slot:
     expert: int | None = None
     part: tuple[slice, ...] | None = None
 
-    def fill(self, weights: Weights, stored: Tensor) -> None:
+    def fill(self, weights: Weights, stored: Tensor | Codes) -> None:
         """Copy a tensor of the checkpoint into its place, with the family's constant factors."""
+        if isinstance(stored, Codes):
+            self._quantise(self._matrix(weights), stored.times(self.scale))
+            return
         if self.offset or self.scale != 1:
             stored = (stored.float() + self.offset) * self.scale
-        whole = self._field(weights)
-        if isinstance(whole, QuantisedMatrix):
-            self._quantise(whole, stored)
-        else:
+        if not isinstance(self._field(weights), QuantisedMatrix):
             self.target(weights).copy_(stored)
-
-    def _quantise(self, matrix: QuantisedMatrix, stored: Tensor) -> None:
-        """Write the tensor into a quantised matrix: into some of its rows, or into one expert's or all experts'."""
-        if stored.dim() == 3:
+        elif stored.dim() == 3:
             for number, values in enumerate(stored):
-                matrix.expert(number).write(slice(None), values)
-            return
+                self._matrix(weights).expert(number).write(slice(None), values)
+        else:
+            self._quantise(self._matrix(weights), encode(self._matrix(weights).kind, stored))
+
+    def _matrix(self, weights: Weights) -> QuantisedMatrix:
+        matrix = self._field(weights)
+        assert isinstance(matrix, QuantisedMatrix)
+        return matrix
+
+    def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
+        """Put codes into some rows of a matrix, or of one expert's."""
         own = matrix if self.expert is None else matrix.expert(self.expert)
-        own.write(slice(None) if self.rows is None else slice(*self.rows), stored)
+        own.put(slice(None) if self.rows is None else slice(*self.rows), codes)
 
     def _field(self, weights: Weights) -> Tensor:
         owner = weights if self.layer is None else weights.layers[self.layer]

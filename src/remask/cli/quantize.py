@@ -1,0 +1,40 @@
+"""`remask quantize`: write a checkpoint whose matrices have few bits."""
+
+import argparse
+import logging
+from pathlib import Path
+
+import torch
+
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.load import check_tensors, read_config
+from remask.models.quantised import QUANTIZATIONS, check_sizes
+from remask.models.quantised_files import save_quantised
+from remask.models.source import resolve
+
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--model", required=True, help="folder or hub id of a checkpoint, or a bundled model")
+    parser.add_argument(
+        "--quantization", required=True, metavar="|".join(QUANTIZATIONS), help="bits of the matrices' numbers"
+    )
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the quantised checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the checkpoint, and say how large it is."""
+    if args.quantization not in QUANTIZATIONS:
+        raise UnknownNameError("quantization", args.quantization, QUANTIZATIONS)
+    folder = resolve(args.model)
+    family, config = read_config(folder)
+    check_sizes(args.quantization, config)
+    check_tensors(folder, family, config, torch.bfloat16)
+    try:
+        size = save_quantised(folder, family, config, args.quantization, Path(args.output), not args.quiet)
+    except OSError as error:
+        raise ConfigError(f"--output: {args.output!r} cannot be written: {error.strerror or error}") from error
+    print(f"{args.output}: {config.parameters:,} parameters in {size / 1e9:.3f} GB ({args.quantization})")
+    return 0
