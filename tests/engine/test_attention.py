@@ -270,7 +270,7 @@ def test_nothing_of_the_size_of_the_scores_is_kept(cap: float | None, dtype: tor
     with Sizes() as sizes:
         TorchAttention(cap)(q, k, v, layout.list())
     piece = attention_torch.PIECE * heads * dim
-    assert sizes.largest <= max(attention_torch.CPU_SCORES, rows * heads * dim, piece) < rows * common / 4
+    assert sizes.largest <= max(attention_torch.CPU_SCORES, rows * heads * dim, piece) < rows * heads * common / 4
 
 
 def test_runs_are_read_in_place() -> None:

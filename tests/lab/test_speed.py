@@ -16,6 +16,7 @@ from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
 from remask_lab.speed import (
+    attention,
     boundary,
     concurrency,
     depth_rule,
@@ -84,6 +85,34 @@ def test_a_users_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", ["overhead", "--model", "llada-1t"])
     assert run_command(overhead.main) == 2
     assert capsys.readouterr().err.startswith("error: Unknown preset 'llada-1t'.")
+
+
+def test_attention(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--model",
+        "llada-tiny",
+        "--capped",
+        "gidd-tiny",
+        "--canvas",
+        "64",
+        "--block-length",
+        "8",
+        "--turns",
+        "2",
+    ]
+    monkeypatch.setattr(sys, "argv", ["attention", *options])
+    attention.main()
+    ratios = json.loads(capsys.readouterr().out)["ratios"]
+    assert list(ratios) == ["one_run", "behind_a_prefix", "capped", "leased_step"]
+    for figures in ratios.values():
+        low, high = figures["range"]
+        assert 0 < low <= figures["ratio"] <= high
+    monkeypatch.setattr(sys, "argv", ["attention", "--canvas", "31", "--block-length", "8"])
+    with pytest.raises(ConfigError, match="--canvas must be at least four blocks of 8, got 31"):
+        attention.main()
+    work = attention.work_of(3, [4, 2])
+    assert work.units.tolist() == [[0, 3, 0, 6, 0]]
+    assert work.slots.tolist() == [0, 1, 2, 3, 5, 6]
 
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

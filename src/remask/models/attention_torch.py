@@ -1,7 +1,7 @@
 """Attention by PyTorch operations, on any device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from remask.models.work_list import WorkList
 RUN = 64
 # Slots whose K and V are copied at a time where they are scattered, or are made float32.
 PIECE = 1024
-# The scores of a tile: so many stay in a core's own cache, or keep a GPU busy. A tile has at most so many rows, and
-# at least so many slots.
-CPU_SCORES, GPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**17, 2**25, 512, 256
+# The scores of a tile: so many stay in a cache, take longer than the calls for them, and keep a GPU busy. A tile has at
+# most so many rows, and at least so many slots.
+CPU_SCORES, GPU_SCORES, TILE_ROWS, TILE_SLOTS = 2**19, 2**25, 1024, 256
 # Up to this cap, the exponential of a score is neither infinite nor lost in float32, so no maximum need be taken off.
 SMALL_CAP = 40.0
 
@@ -55,8 +55,11 @@ class TorchAttention:
             if alone:
                 out[unit.rows] = _fused(q[unit.rows], k, v, unit).to(out.dtype)
                 continue
-            for part, own in self._parts(precise[unit.rows], k, v, unit):
-                _merge(out[unit.rows], sums[unit.rows], part, own)
+            for number, (part, own) in enumerate(self._parts(precise[unit.rows], k, v, unit)):
+                if unit.first and number == 0:
+                    out[unit.rows], sums[unit.rows] = part, own
+                else:
+                    _merge(out[unit.rows], sums[unit.rows], part, own)
         if sink is not None:
             _merge(out, sums, *self._sink(precise, sink))
         return out.to(q.dtype).flatten(1)
@@ -86,33 +89,46 @@ class TorchAttention:
         most = CPU_SCORES if q.device.type == "cpu" else GPU_SCORES
         tall = min(rows.shape[1], max(1, TILE_ROWS // share) * share)
         wide = min(unit.count, max(TILE_SLOTS, most // tall))
-        deep = max(1, most // (tall * wide))
+        deep = min(groups, max(1, most // (tall * wide)))
+        room = q.new_empty(deep * tall * wide)  # for the scores of a tile; new memory each time would cost more
         for group in range(0, groups, deep):
+            these = slice(group, group + deep)
+            keys, values = (piece(kept[:, these], unit, 0, unit.count).to(q.dtype).transpose(0, 1) for kept in (k, v))
+            tiles = list(zip(keys.transpose(1, 2).split(wide, 2), values.split(wide, 1), strict=True))
             for row in range(0, rows.shape[1], tall):
-                part = slice(group, group + deep), slice(row, row + tall)
+                part = these, slice(row, row + tall)
                 reach = None if unit.reach is None else unit.reach[row // share : (row + tall) // share]
-                self._tile(rows[part], k[:, part[0]], v[:, part[0]], unit, reach, wide, out[part], sums[part])
+                self._tile(rows[part], tiles, reach, room, out[part], sums[part])
         return _unfolded(out, len(q)), _unfolded(sums[..., None], len(q))[..., 0]
 
     def _tile(
-        self, q: Tensor, k: Tensor, v: Tensor, unit: Unit, reach: Tensor | None, wide: int, out: Tensor, sums: Tensor
+        self,
+        q: Tensor,
+        tiles: Sequence[tuple[Tensor, Tensor]],
+        reach: Tensor | None,
+        room: Tensor,
+        out: Tensor,
+        sums: Tensor,
     ) -> None:
-        """Attention of some rows to the unit's slots, `wide` at a time, into `out` and `sums`.
+        """Attention of some rows to all slots, a tile at a time, into `out` [g, r, Dh] and `sums` [g, r].
 
-        `q` and `out` are [g, r, Dh], `sums` [g, r], `k` and `v` [pool, g, Dh]. `q` is scaled, and divided by the cap.
+        `q` [g, r, Dh] is scaled, and divided by the cap. `tiles` are keys [g, Dh, m] and values [g, m, Dh]. Scores are
+        made in `room`.
         """
         out.zero_()
         total = out.new_zeros((*sums.shape, 1))
         shifted = self.cap is None or self.cap > SMALL_CAP
         top = total.new_full(total.shape, _nothing(q) if shifted else 0)
-        for start in range(0, unit.count, wide):
-            keys, values = (piece(kept, unit, start, wide).to(q.dtype).transpose(0, 1) for kept in (k, v))
-            scores = q @ keys.transpose(1, 2)
+        seen = 0
+        for keys, values in tiles:
+            count = keys.shape[2]
+            scores = room[: sums.numel() * count].view(*sums.shape, count)
+            torch.bmm(q, keys, out=scores)
             if self.cap is not None:
                 scores.tanh_().mul_(self.cap)
             if reach is not None:
-                unseen = start + torch.arange(scores.shape[2], device=q.device) >= reach[:, None, None]
-                scores.view(len(q), len(reach), -1, scores.shape[2]).masked_fill_(unseen, -math.inf)
+                unseen = seen + torch.arange(count, device=q.device) >= reach[:, None, None]
+                scores.view(len(q), len(reach), -1, count).masked_fill_(unseen, -math.inf)
             if shifted:
                 higher = torch.maximum(top, scores.amax(-1, keepdim=True))
                 fade = top.sub_(higher).exp_()
@@ -122,7 +138,9 @@ class TorchAttention:
                 top = higher
             total += scores.exp_().sum(-1, keepdim=True)
             torch.baddbmm(out, scores, values, out=out)
+            seen += count
         torch.add(top, total.log(), out=sums[..., None])
+        sums.clamp_min_(_nothing(q))  # of rows that see none of these slots
         out.div_(total.clamp_min_(torch.finfo(q.dtype).tiny))
 
 
@@ -166,10 +184,14 @@ def _folded(q: Tensor, groups: int) -> Tensor:
     Query heads that share a head of K and V are further rows of that head.
     """
     n, heads, dim = q.shape
+    if groups == heads:
+        return q.transpose(0, 1)
     return q.view(n, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim)
 
 
 def _unfolded(x: Tensor, rows: int) -> Tensor:
     """The inverse of `_folded` for [groups, rows * heads / groups, any]: [rows, heads, any]."""
-    groups, _, width = x.shape
+    groups, count, width = x.shape
+    if count == rows:
+        return x.transpose(0, 1)
     return x.view(groups, rows, -1, width).transpose(0, 1).reshape(rows, -1, width)

@@ -19,6 +19,7 @@ class Unit:
         count: the number of slots.
         reach: how many of the slots each row sees, int64 [rows]; None: all.
         alone: whether its rows stand in no other unit.
+        first: whether its rows stand in no earlier unit.
     """
 
     rows: slice
@@ -26,14 +27,17 @@ class Unit:
     count: int
     reach: Tensor | None
     alone: bool
+    first: bool
 
 
 def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
     """The units of `work` in their order, with index tensors on `device`. The host does not wait."""
     units_of_row = np.bincount(work.owners)
+    earlier = np.zeros(len(units_of_row), dtype=np.bool_)
     units = []
     for row, rows, slot, count, output in work.units.tolist():
         slots = work.slots[slot : slot + count]
+        before, earlier[row : row + rows] = bool(earlier[row : row + rows].any()), True
         in_place = len(run_edges(slots)) == 2
         reach = None if work.reach is None else work.reach[output : output + rows]
         units.append(
@@ -43,6 +47,7 @@ def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
                 count=count,
                 reach=None if reach is None or (reach == count).all() else _index(reach, device),
                 alone=bool((units_of_row[row : row + rows] == 1).all()),
+                first=not before,
             )
         )
     return tuple(units)
