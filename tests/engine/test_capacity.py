@@ -131,7 +131,7 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_mad
 class _Cuda(Transformer):
     """A model on a device that this machine does not have; its memory is on the CPU all the same."""
 
-    device = torch.device("cuda")  # type: ignore[assignment]
+    device = torch.device("cuda")
 
 
 class _Pool(Pool):

@@ -102,12 +102,12 @@ class QuantisedMatrix(Tensor):
         """One of the matrices [E, M, K], without a copy."""
 
     @abstractmethod
-    def put(self, rows: slice, codes: Codes) -> None:
+    def store(self, rows: slice, codes: Codes) -> None:
         """Take `codes` [m, K] as `rows` of a matrix [M, K]."""
 
     def write(self, rows: slice, values: Tensor) -> None:
         """Quantise `values` [m, K] into `rows` of a matrix [M, K]."""
-        self.put(rows, encode(self.kind, values.to(self.device)))
+        self.store(rows, encode(self.kind, values.to(self.device)))
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -117,7 +117,7 @@ class QuantisedMatrix(Tensor):
     def __iter__(self) -> Iterator["QuantisedMatrix"]:
         return (self.expert(number) for number in range(len(self)))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # noqa: ARG002
         return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, {self.device})"
 
     @classmethod
@@ -134,7 +134,7 @@ class QuantisedMatrix(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Raise: there are no numbers for any other operation."""
@@ -155,24 +155,24 @@ class _Scaled(QuantisedMatrix):
         values: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> None:
-        self.values = torch.empty(tuple(shape), dtype=self.bits, device=device) if values is None else values
+        self.numbers = torch.empty(tuple(shape), dtype=self.bits, device=device) if values is None else values
         self.scales = torch.empty(tuple(shape[:-1]), device=device) if scales is None else scales
 
     def parts(self) -> Mapping[str, Tensor]:
         """See `QuantisedMatrix`."""
-        return {"values": self.values, "scales": self.scales}
+        return {"values": self.numbers, "scales": self.scales}
 
     def rows(self, part: slice) -> QuantisedMatrix:
         """See `QuantisedMatrix`."""
-        return self._cut(self.values[part], self.scales[part])
+        return self._cut(self.numbers[part], self.scales[part])
 
     def expert(self, number: int) -> QuantisedMatrix:
         """See `QuantisedMatrix`."""
-        return self._cut(self.values[number], self.scales[number])
+        return self._cut(self.numbers[number], self.scales[number])
 
-    def put(self, rows: slice, codes: Codes) -> None:
+    def store(self, rows: slice, codes: Codes) -> None:
         """See `QuantisedMatrix`."""
-        self.values[rows], self.scales[rows] = codes.values, codes.scales
+        self.numbers[rows], self.scales[rows] = codes.values, codes.scales
 
     def _cut(self, values: Tensor, scales: Tensor) -> QuantisedMatrix:
         return type(self)(values.shape, self.dtype, values.device, values, scales)
@@ -189,7 +189,7 @@ class Int8Matrix(_Scaled):
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
         rows = _scaled(x, self.bits, self.largest)
-        return (torch._int_mm(rows.values, self.values.t()) * rows.scales[:, None]).mul_(self.scales).to(x.dtype)
+        return (torch._int_mm(rows.values, self.numbers.t()) * rows.scales[:, None]).mul_(self.scales).to(x.dtype)
 
 
 class Fp8Matrix(_Scaled):
@@ -201,7 +201,7 @@ class Fp8Matrix(_Scaled):
         """See `QuantisedMatrix`."""
         rows = _scaled(x, self.bits, self.largest)
         by, scales = rows.scales[:, None], self.scales[None]
-        out = torch._scaled_mm(rows.values, self.values.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
+        out = torch._scaled_mm(rows.values, self.numbers.t(), scale_a=by, scale_b=scales, out_dtype=torch.bfloat16)
         return out.to(x.dtype)
 
 
@@ -242,7 +242,7 @@ class Int4Matrix(QuantisedMatrix):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        rows = x.to(torch.bfloat16)
+        rows = x.to(torch.bfloat16).contiguous()
         out = [torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales) for packed, scales in self.held]
         return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).to(x.dtype)
 
@@ -259,7 +259,7 @@ class Int4Matrix(QuantisedMatrix):
         held = self.held[number * count : (number + 1) * count]
         return Int4Matrix(self.shape[1:], self.dtype, self.device, self.pieces, held)
 
-    def put(self, rows: slice, codes: Codes) -> None:
+    def store(self, rows: slice, codes: Codes) -> None:
         """See `QuantisedMatrix`. Whole pieces are written."""
         assert codes.zeros is not None
         chosen = self._within(rows)

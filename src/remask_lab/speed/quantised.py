@@ -93,7 +93,7 @@ def passes(models: Sequence[LLM], count: int, rounds: int) -> list[float]:
 
 def answered(args: argparse.Namespace, kinds: Sequence[str | None]) -> list[dict[str, object]]:
     """Right answers of the bundled model to questions of its task, and the share of tokens that stay the same."""
-    work = tariff.make_workload(args.questions, 4, 0)
+    work = tariff.make_workload(args.questions, min(4, args.questions), 0)
     chats = [tariff.messages(each.prompt, each.question) for each in work]
     right = [tariff.reference_response(each.prompt, each.question) for each in work]
     rows: list[dict[str, object]] = []

@@ -61,7 +61,7 @@ class Slot:
     def _quantise(self, matrix: QuantisedMatrix, codes: Codes) -> None:
         """Put codes into some rows of a matrix, or of one expert's."""
         own = matrix if self.expert is None else matrix.expert(self.expert)
-        own.put(slice(None) if self.rows is None else slice(*self.rows), codes)
+        own.store(slice(None) if self.rows is None else slice(*self.rows), codes)
 
     def _field(self, weights: Weights) -> Tensor:
         owner = weights if self.layer is None else weights.layers[self.layer]
