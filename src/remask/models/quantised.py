@@ -117,7 +117,7 @@ class QuantisedMatrix(Tensor):
     def __iter__(self) -> Iterator["QuantisedMatrix"]:
         return (self.expert(number) for number in range(len(self)))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # noqa: ARG002
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype}, {self.device})"
 
     @classmethod
