@@ -94,7 +94,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bicache-11"], "Unknown table 'bicache-11'. Did you mean 'bicache-1'? Available: bicache-1,"),
+        (["bicache-11"], "Unknown table 'bicache-11'. Did you mean 'bicache-1'"),
         ([], "give names of tables, or --all; there are bicache-1,"),
         (["dkv-1", "--all"], "give names of tables, or --all"),
         (["dkv-1", "dkv-2", "--json", "x.json"], "--json is the result file of a single table"),
