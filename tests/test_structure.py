@@ -241,7 +241,7 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
     with pytest.raises(ConfigError, match="it takes more than"):
         structures.compiled(StructuredOutputs(regex="a"))
-    monkeypatch.setattr(structure.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="need the package outlines-core"):
         structures.compiled(StructuredOutputs(regex="a"))
 

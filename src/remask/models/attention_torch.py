@@ -94,7 +94,7 @@ class TorchAttention:
         for group in range(0, groups, deep):
             these = slice(group, group + deep)
             keys, values = (piece(kept[:, these], unit, 0, unit.count).to(q.dtype).transpose(0, 1) for kept in (k, v))
-            tiles = list(zip(keys.transpose(1, 2).split(wide, 2), values.split(wide, 1), strict=True))
+            tiles = list(zip(torch.split(keys.transpose(1, 2), wide, 2), torch.split(values, wide, 1), strict=True))
             for row in range(0, rows.shape[1], tall):
                 part = these, slice(row, row + tall)
                 reach = None if unit.reach is None else unit.reach[row // share : (row + tall) // share]
