@@ -104,7 +104,8 @@ def test_weights_without_room_are_refused_with_what_would_fit() -> None:
     check_weights_fit(FLASH, torch.bfloat16, device, 4, apart=True)
     with pytest.raises(ConfigError, match=r"103.63 GB as bfloat16 on each device"):
         check_weights_fit(FLASH, torch.bfloat16, device, 2, apart=True)
-    with pytest.raises(ConfigError, match=r"as float32.* Use --dtype bfloat16 or --quantization int8 or a smaller model"):
+    ways = r"as float32.* Use --dtype bfloat16 or --quantization int8 or a smaller model"
+    with pytest.raises(ConfigError, match=ways):
         check_weights_fit(LLADA, torch.float32, DeviceMemory(24 * GB, 20 * GB, 1.0), 1, apart=False)
     with pytest.raises(ConfigError, match="do not fit"):  # ranks of one machine share its memory
         check_weights_fit(FLASH, torch.bfloat16, device, 4, apart=False)
