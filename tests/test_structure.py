@@ -238,6 +238,10 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(structure, "MAX_STATES", 3)
     with pytest.raises(ConfigError, match="states, and at most 3 are taken"):
         structures.compiled(StructuredOutputs(regex="aaaaaa"))
+    monkeypatch.setattr(structure, "MAX_STATES", 99)
+    monkeypatch.setattr(structure, "MAX_CLASS_TRANSITIONS", 3)
+    with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
+        structures.compiled(StructuredOutputs(regex="aaaaaa"))
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
     with pytest.raises(ConfigError, match="it takes more than"):
         structures.compiled(StructuredOutputs(regex="a"))

@@ -22,7 +22,9 @@ MAX_SECONDS = 2
 """Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""
 MAX_BYTES = 2 << 30
 MAX_TRANSITIONS = 2**22
-MAX_STATES = 8192
+MAX_STATES = 2048
+MAX_CLASS_TRANSITIONS = 2**16
+"""Transitions by classes of tokens, which every step of a request goes over, for each position of its block."""
 KEPT = 64
 """Forms that are kept compiled, those used last."""
 
@@ -81,11 +83,13 @@ class Structures:
         columns = [np.frombuffer(answer[name], dtype=np.int64) for name in ("source", "label", "target")]
         final = np.array(answer["final"], dtype=np.int64)
         made = automaton_of(np.stack(columns, axis=1), answer["start"], final, self._vocab, self._padding)
-        if made.states > MAX_STATES:
-            raise ConfigError(
-                f"structured_outputs: its automaton has {made.states} states, and at most {MAX_STATES} are taken; "
-                "ask for a simpler form"
-            )
+        sizes = (("states", made.states, MAX_STATES), ("transitions", made.transitions, MAX_CLASS_TRANSITIONS))
+        for name, size, most in sizes:
+            if size > most:
+                raise ConfigError(
+                    f"structured_outputs: its automaton has {size} {name}, and at most {most} are taken; ask for a "
+                    "simpler form"
+                )
         return made
 
 

@@ -154,6 +154,16 @@ def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> N
         make_engine().check(replace(asked, params=SamplingParams(max_tokens=3)))
 
 
+def test_a_block_too_long_for_its_automaton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = Constraint(automaton_of(np.array([(0, 1, 0), (0, 2, 1), (1, 1, 0)]), 0, np.array([0]), VOCAB))
+    asked = Request("r", [1], SamplingParams(max_tokens=8, block_length=8), constraint=constraint)
+    monkeypatch.setattr("remask.engine.check.MAX_PATH_STEPS", 3 * 8)
+    make_engine().check(asked)
+    monkeypatch.setattr("remask.engine.check.MAX_PATH_STEPS", 3 * 8 - 1)
+    with pytest.raises(ConfigError, match=r"blocks of at most 7 positions are taken, and these have 8; lower block"):
+        make_engine().check(asked)
+
+
 def test_models_whose_tokens_change_are_refused() -> None:
     for name, rule in (("gidd", {"canvas_length": 16}), ("llada2", {"remasking": "joint_threshold"})):
         model: Transformer = kinds.checkpoint(name).model

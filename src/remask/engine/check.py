@@ -23,6 +23,9 @@ from remask.sampling.fields import check_fields
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.uniform import UniformDecoding
 
+MAX_PATH_STEPS = 2**22
+"""Transitions times positions that the search of one path may go over: some 30 ms."""
+
 
 def check_request(
     request: Request,
@@ -123,6 +126,14 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
                 f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
             )
     length, automaton = params.max_tokens, constraint.automaton
+    transitions = automaton.transitions
+    longest = MAX_PATH_STEPS // max(1, transitions)
+    if decoding.block > longest:
+        raise ConfigError(
+            f"structured_outputs: a step goes over {transitions} transitions for each position of a block, so blocks of "
+            f"at most {longest} positions are taken, and these have {decoding.block}; lower block_length, or ask for a "
+            "simpler form"
+        )
     if not automaton.alive(length)[automaton.start]:
         short = automaton.shortest(length) is None
         why = "no answer of this form has so few tokens" if short else "none can be filled up to it"

@@ -6,6 +6,7 @@ depend on the vocabulary's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +37,17 @@ class TokenAutomaton:
     start: int
     accepting: States
     _alive: list[States] = field(default_factory=list)
+    _pairs: NDArray[np.int64] = field(init=False)  # state and class of each transition as one number, ascending
+    _by_pair: NDArray[np.int64] = field(init=False)  # the transitions in that order
 
     def __post_init__(self) -> None:
         order = np.argsort(self.target, kind="stable")
         self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
         self._targets, self._first = np.unique(self.target, return_index=True)
         self._stops = np.append(self._first[1:], len(self.target))
+        pairs = self.source * self.labels + self.label
+        self._by_pair = np.argsort(pairs)
+        self._pairs = pairs[self._by_pair]
         self._alive.append(self.accepting)
 
     @property
@@ -50,6 +56,11 @@ class TokenAutomaton:
         return len(self.accepting)
 
     @property
+    def transitions(self) -> int:
+        """Number of transitions, which the time of a path grows with, beside its length."""
+        return len(self.source)
+
+    @cached_property
     def labels(self) -> int:
         """Number of classes of tokens."""
         return int(self.classes.max(initial=0)) + 1
@@ -73,10 +84,11 @@ class TokenAutomaton:
         """The state after `tokens`. Raises `ConstraintError` where no answer begins with them."""
         state = self.start
         for label in self.classes[np.asarray(tokens, dtype=np.int64)].tolist():
-            found = np.flatnonzero((self.source == state) & (self.label == label))
-            if not len(found):
+            pair = state * self.labels + label
+            place = int(self._pairs.searchsorted(pair))
+            if place == len(self._pairs) or self._pairs[place] != pair:
                 raise ConstraintError("settled tokens are no beginning of an answer of the form that was asked for")
-            state = int(self.target[found[0]])
+            state = int(self.target[self._by_pair[place]])
         return state
 
     def best_path(
