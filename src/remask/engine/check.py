@@ -130,7 +130,7 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
     longest = MAX_PATH_STEPS // max(1, transitions)
     if decoding.block > longest:
         raise ConfigError(
-            f"structured_outputs: a step goes over {transitions} transitions for each position of a block, so blocks of "
+            f"structured_outputs: a step goes over {transitions} transitions a position, so blocks of "
             f"at most {longest} positions are taken, and these have {decoding.block}; lower block_length, or ask for a "
             "simpler form"
         )
