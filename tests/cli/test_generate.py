@@ -54,7 +54,7 @@ def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_line_tells_its_log_probabilities_and_its_rollout_and_is_replayed(tmp_path: Path) -> None:
-    sampling = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+    sampling = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True}
     asked = {**GOOD, "sampling": sampling, "top_logprobs": 2, "return_trace": True, "return_step_maps": True}
     _, (first,) = run(tmp_path, [asked], "--trace")
     trace = first["trace"]

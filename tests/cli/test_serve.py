@@ -228,7 +228,7 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
         ("seed: 2001-99-99", "cannot read"),
         ("config: other.yaml", "names another file"),
         ("seed: null", "switched off by leaving it out"),
-        ("prot: 8000", "Did you mean 'port'?"),
+        ("prot: 8000", "Did you mean 'port'"),
         ("help: true", "Unknown flag in"),
         ("3: 4", "Unknown flag in"),
         (None, "cannot read"),

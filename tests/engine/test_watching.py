@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import LastPass, Plan, Span, View
@@ -20,6 +21,7 @@ from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 from remask.models.work_list import WorkList
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
+from remask.sending import fetch
 from tests.engine.support import (
     CPU,
     LAYERS,
@@ -150,15 +152,14 @@ def test_without_a_watch_nothing_is_looked_at() -> None:
 
 
 def test_one_host_read_a_layer_however_many_are_watched() -> None:
-    read = Tensor.tolist
     reads = []
 
-    def tolist(self: Tensor) -> object:
-        reads.append(tuple(self.shape))
-        return read(self)
+    def fetched(tensor: Tensor) -> NDArray[Any]:
+        reads.append(tuple(tensor.shape))
+        return fetch(tensor)
 
     work = [Work(request(f"r{i}", 6 + i), ElasticCache(window=4)) for i in range(3)]
-    with patch.object(Tensor, "tolist", tolist):
+    with patch("remask.engine.drift_watcher.fetch", fetched):
         run(make_engine(), work)
     assert reads == [(3, 2)] * (8 * (LAYERS - 1))
 

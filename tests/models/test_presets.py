@@ -49,7 +49,7 @@ def test_presets_are_consistent(name: str) -> None:
 
 
 def test_an_unknown_preset_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"preset 'lada-8b'\. Did you mean 'llada-8b'\?.*dream-tiny"):
+    with pytest.raises(UnknownNameError, match=r"preset 'lada-8b'\. Did you mean 'llada-8b', "):
         preset("lada-8b")
 
 

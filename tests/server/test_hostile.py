@@ -118,7 +118,7 @@ def test_operators_widen_and_tighten_the_bounds() -> None:
 
 
 def blamed(running: RunningRequest) -> bool:
-    return running.request.params.seed == SEED
+    return running.pending.request.params.seed == SEED
 
 
 def break_scoring(patch: pytest.MonkeyPatch) -> None:

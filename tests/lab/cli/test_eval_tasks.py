@@ -199,7 +199,7 @@ def test_our_own_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tasks", "remask_gsm8k", "--caches", "bicach"], "Did you mean 'bicache'?"),
         (["--tasks", "remask_gsm8k", "--cache-config", '{"reuse": {}}'], "not among --caches"),
         (["--tasks", "remask_gsm8k", "--system-prompt", "nowhere.txt"], "cannot be read"),
-        (["--tasks", "remask_gsm8k", "--sampling", '{"step": 1}'], "Did you mean 'steps'?"),
+        (["--tasks", "remask_gsm8k", "--sampling", '{"step": 1}'], "Did you mean 'steps'"),
         (["--tasks", "remask_gsm8k", "--output", "/nowhere/x.json"], "there is no folder"),
         (["--tasks", "remask_gsm8k", "--include-path", "/nowhere"], "--include-path: there is no folder"),
         (["--tasks", "remask_gsm8k", "--mc-samples", "3"], "must be a multiple of strata"),
