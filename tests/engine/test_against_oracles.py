@@ -35,6 +35,12 @@ VOCAB, MASK_ID = 256, 255
 LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4, moe.MASKED: 4}
 
 
+# Half of them are too long for every run.
+SEEDS = pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 12))]
+)
+
+
 def folder_of(name: str) -> Path:
     return moe.model_dir(name) if name == moe.MASKED else goldens.model_dir(name)
 
@@ -366,7 +372,7 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         compare(line, expected, results[name], model_of(model).config.shift)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@SEEDS
 @pytest.mark.parametrize("model", ["llada", "llada_gqa"])
 def test_llada(model: str, seed: int) -> None:
     check(model, seed, LLADA)
@@ -378,7 +384,7 @@ def test_llada_moe(seed: int) -> None:
     check(moe.MASKED, seed, LLADA)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@SEEDS
 @pytest.mark.parametrize("model", ["dream", "dream_dllm"])
 def test_dream(model: str, seed: int) -> None:
     check(model, seed, DREAM)
