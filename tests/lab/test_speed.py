@@ -459,7 +459,7 @@ def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> Non
         uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")
 
 
-@pytest.mark.parametrize("policy", host.POLICIES)
+@pytest.mark.parametrize("policy", host_decode.POLICIES)
 def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
     figures = host_decode.decode(host_decode.make_model(), policy, 320, 2)
     assert figures["steps"] == host_decode.STEPS

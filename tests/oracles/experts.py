@@ -5,7 +5,8 @@ grouped, sorted or gathered. Attention is that of `dense` (bidirectional) and of
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,20 @@ def load(folder: Path, dtype: torch.dtype = torch.float64) -> LladaMoeModel | Sd
     if architecture == "LLaDAMoEModelLM":
         return LladaMoeModel(folder, dtype)
     return {"LLaDA2MoeModelLM": Llada2Model, "SDARMoeForCausalLM": SdarMoeModel}[architecture](folder, dtype)
+
+
+@contextmanager
+def routed(model: LladaMoeModel | SdarMoeModel) -> Iterator[list[Tensor]]:
+    """A list that gets the dense weights [T, E] of each layer that `model` routes, while the context lasts."""
+    seen: list[Tensor] = []
+    route = model.routing
+
+    def watched(layer: int, x: Tensor) -> Tensor:
+        seen.append(route(layer, x))
+        return seen[-1]
+
+    vars(model)["routing"] = watched
+    try:
+        yield seen
+    finally:
+        del vars(model)["routing"]

@@ -8,7 +8,7 @@ from tests import goldens
 from tests.goldens import moe
 from tests.oracles import block_causal
 from tests.oracles.decode import decode
-from tests.oracles.experts import LladaMoeModel, SdarMoeModel, load
+from tests.oracles.experts import LladaMoeModel, SdarMoeModel, load, routed
 
 BLOCK = 8  # of the recorded passes
 EACH_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -24,7 +24,7 @@ def cases(model: str) -> list[str]:
     return found
 
 
-def routing(weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
+def choice(weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
     """The chosen experts of dense weights [T, E], ascending, and their weights."""
     chosen = torch.stack([row.nonzero()[:, 0] for row in weights])
     assert chosen.shape == experts.shape
@@ -35,26 +35,18 @@ def routing(weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", moe.MODELS)
 def test_dense_logits_and_routing(name: str, dtype: torch.dtype) -> None:
     model, recorded = load(moe.model_dir(name), dtype), moe.logits(name)
-    seen: list[Tensor] = []
-    route = model.routing
-
-    def watched(layer: int, x: Tensor) -> Tensor:
-        seen.append(route(layer, x))
-        return seen[-1]
-
-    vars(model)["routing"] = watched
-    for case in cases(name):
-        seen.clear()
-        tokens = recorded[f"{case}.input_ids"].flatten()
-        out = model.forward(tokens) if isinstance(model, LladaMoeModel) else model.forward(tokens, BLOCK)
-        close(out.logits, recorded[f"{case}.logits"].view(len(tokens), -1))
-        experts, weights = recorded[f"{case}.router_experts"], recorded[f"{case}.router_weights"]
-        for layer, dense in enumerate(seen):
-            chosen, its_weights = routing(dense, experts[layer])
-            assert torch.equal(chosen, experts[layer])
-            torch.testing.assert_close(its_weights.float(), weights[layer], rtol=0, atol=1e-4)
-        assert len(seen) == len(experts)
-    del vars(model)["routing"]
+    with routed(model) as seen:
+        for case in cases(name):
+            seen.clear()
+            tokens = recorded[f"{case}.input_ids"].flatten()
+            out = model.forward(tokens) if isinstance(model, LladaMoeModel) else model.forward(tokens, BLOCK)
+            close(out.logits, recorded[f"{case}.logits"].view(len(tokens), -1))
+            experts, weights = recorded[f"{case}.router_experts"], recorded[f"{case}.router_weights"]
+            for layer, dense in enumerate(seen):
+                chosen, its_weights = choice(dense, experts[layer])
+                assert torch.equal(chosen, experts[layer])
+                torch.testing.assert_close(its_weights.float(), weights[layer], rtol=0, atol=1e-4)
+            assert len(seen) == len(experts)
 
 
 @pytest.mark.parametrize("name", moe.MODELS)

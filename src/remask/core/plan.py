@@ -53,7 +53,7 @@ class Span:
 
     layers: range
     rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
-    frozen: Mask | None = None  # live, but project no K/V and write none: what stands there is lent, and read-only
+    frozen: Mask | None = None  # live, but write no K/V: what stands there is lent and read-only, or is to stay
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
     pick: TopRho | None = None
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs

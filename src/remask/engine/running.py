@@ -243,20 +243,24 @@ class RunningRequest:
         if count == 0:
             return None
         group = self.decoder.group(slice(at, at + count), positions)
-        given = None if self._replay is None else self._replay.given(self.decoder.step, positions)
-        constraint = self.request.constraint
-        classes = None if constraint is None else constraint.table
-        group = replace(group, top_logprobs=self.request.top_logprobs, given=given, classes=classes)
-        if len(self.branches) == 1:
-            return group
-        both = len(self.items()) == 2
-        return replace(
-            group,
-            guide=slice(at + count, at + 2 * count) if both else None,
-            residual=None if both or self._residual is None else self._residual.at(positions),
-            keep=Guidance() if both and not self.policy.guides(self.decoder.step + 1) else None,
-            cfg_scale=self.request.params.cfg_scale,
-        )
+        # The group is the decoder's answer to this call, and nobody else's.
+        group.top_logprobs = self.request.top_logprobs
+        if self._replay is not None:
+            group.given = self._replay.given(self.decoder.step, positions)
+        if self.request.constraint is not None:
+            group.classes = self.request.constraint.table
+        if len(self.branches) == 2:
+            self._guide(group, positions, at + count)
+        return group
+
+    def _guide(self, group: RowGroup, positions: NDArray[np.int64], after: int) -> None:
+        """Add guidance to `group`; the rows of the unconditional canvas, where it takes part, begin at `after`."""
+        group.cfg_scale = self.request.params.cfg_scale
+        if len(self.items()) == 2:
+            group.guide = slice(after, after + len(positions))
+            group.keep = None if self.policy.guides(self.decoder.step + 1) else Guidance()
+        elif self._residual is not None:
+            group.residual = self._residual.at(positions)
 
     def scored(self, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""

@@ -7,17 +7,16 @@ interpreter.
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.models.attention import Sink
 from remask.models.work_list import WorkList
+from remask.sending import send
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether the kernels run in Triton's interpreter, on any device."""
@@ -98,11 +97,7 @@ def _plan(work: WorkList, tall: int, device: torch.device) -> _Plan:
     first = np.searchsorted(owners[order], np.arange(int(owners.max()) + 2))
     reach = np.repeat(cut.units[:, 3], cut.units[:, 1]) if cut.reach is None else cut.reach
     numbers = (cut.units, cut.slots, reach, order, first)
-    return _Plan(len(cut.units), cut.outputs, tall, *(_send(index, device) for index in numbers))
-
-
-def _send(index: NDArray[np.integer[Any]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(index, dtype=np.int32)).to(device, non_blocking=True)
+    return _Plan(len(cut.units), cut.outputs, tall, *(send(index.astype(np.int32), device) for index in numbers))
 
 
 @triton.jit

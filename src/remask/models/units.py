@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.models.work_list import Ints, WorkList, run_edges
+from remask.models.work_list import WorkList, run_edges
+from remask.sending import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ def units_of(work: WorkList, device: torch.device) -> tuple[Unit, ...]:
         units.append(
             Unit(
                 rows=slice(row, row + rows),
-                keys=slice(int(slots[0]), int(slots[-1]) + 1) if in_place else _index(slots, device),
+                keys=slice(int(slots[0]), int(slots[-1]) + 1) if in_place else send(slots.astype(np.int64), device),
                 count=count,
-                reach=None if reach is None or (reach == count).all() else _index(reach, device),
+                reach=None if reach is None or (reach == count).all() else send(reach.astype(np.int64), device),
                 alone=bool((units_of_row[row : row + rows] == 1).all()),
                 first=not before,
             )
@@ -62,7 +63,3 @@ def piece(kept: Tensor, unit: Unit, start: int, count: int) -> Tensor:
     if isinstance(unit.keys, slice):
         return kept[unit.keys.start + start : unit.keys.start + stop]
     return kept[unit.keys[start:stop]]
-
-
-def _index(numbers: Ints, device: torch.device) -> Tensor:
-    return torch.from_numpy(numbers.astype(np.int64)).to(device, non_blocking=True)

@@ -28,7 +28,7 @@ SPARE_S = 5.0  # what a process may take to start and to end beside its part
 
 
 def main() -> None:
-    """Run the parts that are asked for, or the one of a process of `_run`."""
+    """Run the parts that are asked for, or the one of a process of `_start`."""
     parser = command_parser(__doc__)
     parser.add_argument("output", type=Path, help="folder of the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
@@ -53,8 +53,9 @@ def main() -> None:
     for name in (name for name in PARTS if name in names):
         if args.again or not _done(setting.folder, name):
             _start(name, setting)
-    write_whole("the page", setting.folder / "report.md", page(setting.folder))
-    print(page(setting.folder))
+    report = page(setting.folder)
+    write_whole("the page", setting.folder / "report.md", report)
+    print(report)
     failed = [name for name in names if not _done(setting.folder, name)]
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

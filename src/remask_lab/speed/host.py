@@ -28,10 +28,11 @@ from remask.outputs import write_whole
 from remask_lab.records.machine import commit, host
 from remask_lab.records.markdown import markdown_table
 from remask_lab.speed.command import command_parser, run_command
+from remask_lab.speed.host_decode import POLICIES
 
 ROOT = Path(__file__).parents[3]
 DECODE = Path(__file__).with_name("host_decode.py")
-POLICIES, CANVASES, REQUESTS = ("none", "block-dual", "bicache+block-dual"), (1024, 4096), (1, 8, 32, 128)
+CANVASES, REQUESTS = (1024, 4096), (1, 8, 32, 128)
 
 
 class Decodes:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from remask.cli import main
 from remask.errors import ConfigError
@@ -31,7 +30,7 @@ from remask_lab.subjects.routing import (
 from tests import goldens as dense
 from tests.goldens import moe
 from tests.lab.subjects.support import PROMPT, open_model, work
-from tests.oracles.experts import LladaMoeModel, load
+from tests.oracles.experts import LladaMoeModel, load, routed
 
 MODEL = "llada_moe_dense"
 NAN = math.nan
@@ -45,16 +44,8 @@ def oracle_sets(tokens: list[int]) -> Sets:
     """The experts of each row of a canvas, ascending, [layers, T, k]: every row is computed."""
     model = load(moe.model_dir(MODEL), torch.float64)
     assert isinstance(model, LladaMoeModel)
-    seen: list[Tensor] = []
-    route = model.routing
-
-    def watched(layer: int, x: Tensor) -> Tensor:
-        seen.append(route(layer, x))
-        return seen[-1]
-
-    vars(model)["routing"] = watched
-    model.forward(torch.tensor(tokens))
-    del vars(model)["routing"]
+    with routed(model) as seen:
+        model.forward(torch.tensor(tokens))
     return np.array([[row.nonzero()[:, 0].tolist() for row in layer] for layer in seen])
 
 
