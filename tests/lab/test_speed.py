@@ -17,11 +17,11 @@ from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
 from remask_lab.speed import (
     attention,
+    bicache_paper,
     boundary,
     concurrency,
     depth_rule,
     first_layer,
-    gpu,
     host,
     host_decode,
     invariance,
@@ -289,10 +289,10 @@ def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 def test_the_paper_setting_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(gpu, "STAND_IN", ("llada-tiny", "float32"))
-    monkeypatch.setattr(gpu, "CELLS", gpu.CELLS[:1])
-    monkeypatch.setattr(sys, "argv", ["gpu", "--rounds", "1", "--requests", "1"])
-    gpu.main()
+    monkeypatch.setattr(bicache_paper, "STAND_IN", ("llada-tiny", "float32"))
+    monkeypatch.setattr(bicache_paper, "CELLS", bicache_paper.CELLS[:1])
+    monkeypatch.setattr(sys, "argv", ["bicache_paper", "--rounds", "1", "--requests", "1"])
+    bicache_paper.main()
     cells = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [cell["batch"] for cell in cells] == [1, 8]
     assert all(cell["canvas"] == 200 for cell in cells)

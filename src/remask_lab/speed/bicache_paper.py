@@ -1,6 +1,6 @@
 """none, reuse and BiCache in the BiCache paper's setting, on LLaDA-8B's shape with random weights.
 
-    python -m remask_lab.speed.gpu [--output result.json]
+    python -m remask_lab.speed.bicache_paper [--output result.json]
 
 The shared prefix takes 0.759, 0.882, 0.901 and 0.945 of the prompt, on canvases of 1,600 to 4,096 tokens (LLaDA-8B's
 limit), 256 new tokens in 128 steps, batch 1 and then 8, bfloat16. Depths come from the shipped LLaDA-8B table. Without
