@@ -1,7 +1,5 @@
 """What every test runs under: one thread, fixed seeds, and property tests that give the same answer each time."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.skips", "tests.device"]
 torch.set_num_threads(1)
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
 settings.register_profile(
     "remask",

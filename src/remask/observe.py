@@ -173,7 +173,7 @@ def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> No
 
 class _RoutedTransformer(Transformer):
     def __init__(self, model: Transformer, observer: Callable[[RoutedRows], None]) -> None:
-        super().__init__(model.config, model.weights, model.attention, model.arithmetic)
+        super().__init__(model.config, model.weights, model.attention, model.arithmetic, kernels=model.kernels)
         self.observer = observer
         self.layers = {id(w.mixture): layer for layer, w in enumerate(model.weights.layers)}
         self.stage: Stage | None = None
@@ -233,7 +233,8 @@ class _SectionedAttention:
 
 class _SectionedTransformer(Transformer):
     def __init__(self, model: Transformer, section: Section) -> None:
-        super().__init__(model.config, model.weights, _SectionedAttention(model.attention, section), model.arithmetic)
+        attention = _SectionedAttention(model.attention, section)
+        super().__init__(model.config, model.weights, attention, model.arithmetic, kernels=model.kernels)
         self.section = section
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -252,9 +253,9 @@ class _SectionedTransformer(Transformer):
         with self.section("projections"):
             return super()._attend(*inputs)
 
-    def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
+    def _feed(self, x: Tensor, w: LayerWeights) -> Tensor:
         with self.section("mlp"):
-            return super()._feed(h, w)
+            return super()._feed(x, w)
 
 
 class _SectionedRunner(Runner):

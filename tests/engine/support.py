@@ -57,9 +57,11 @@ def small_config(family: str) -> ModelConfig:
     )
 
 
-def lively_weights(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Weights:
+def lively_weights(
+    config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0, device: torch.device = CPU
+) -> Weights:
     """Dummy weights, scaled so that attention and logits are far from uniform."""
-    weights = dummy_weights(config, dtype, CPU, seed)
+    weights = dummy_weights(config, dtype, device, seed)
     for tensor in {id(t): t for t in weights.tensors() if t.dim() > 1 and t.numel()}.values():
         tensor.mul_(50 * 1.4 / tensor.shape[-1] ** 0.5)
     weights.embed.mul_(4)

@@ -19,6 +19,7 @@ from remask.models.attention_torch import TorchAttention
 from remask.models.work_list import WorkList, WorkListBuilder
 from tests.engine.executors import EXECUTORS, QUICK, Make
 
+pytestmark = pytest.mark.usefixtures("on_device")
 SLOTS = 96
 
 

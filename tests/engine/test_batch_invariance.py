@@ -30,6 +30,7 @@ from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
 from remask.sampling import score
 from remask.sampling.score import RowGroup
+from remask.sampling.vocabulary import Vocabulary
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
 
@@ -233,13 +234,13 @@ def test_activations_of_any_number_of_rows(dtype: torch.dtype) -> None:
 
 def test_each_request_is_read_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On this machine it need not change a bit, so the calls are counted."""
-    read, real = [], score._greedy
+    read, real = [], Vocabulary.greedy
 
-    def greedy(logits: Tensor, *rest: Any) -> Tensor:
+    def greedy(self: Vocabulary, logits: Tensor, mask_id: int) -> Tensor:
         read.append(len(logits))
-        return real(logits, *rest)
+        return real(self, logits, mask_id)
 
-    monkeypatch.setattr(score, "_greedy", greedy)
+    monkeypatch.setattr(Vocabulary, "greedy", greedy)
     groups = [RowGroup(rows, "probability", "logits", 0.0, None, None, 0) for rows in (slice(0, 2), slice(2, 5))]
     logits = rows_of(5, 9, torch.float32)
     apart = score.score(logits.clone(), groups, mask_id=8, apart=True)

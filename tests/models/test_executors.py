@@ -30,7 +30,7 @@ def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton is there, outside of its interpreter."""
     monkeypatch.setattr(executors, "find_spec", lambda _: True)
     kernels = SimpleNamespace(INTERPRETED=False)
-    monkeypatch.setitem(sys.modules, "remask.models.attention_triton", kernels)
+    monkeypatch.setitem(sys.modules, "remask.models.triton_support", kernels)
 
 
 @pytest.fixture

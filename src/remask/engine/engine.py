@@ -4,6 +4,7 @@ import logging
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -94,9 +95,9 @@ class Engine:
     ) -> None:
         shape = model.config
         executor = resolve_executor(config.attention, shape, model.device, batch_invariant=config.batch_invariant)
-        self.executor = executor  # of attention
+        self.executor = executor
         if executor.name != "torch":  # which a model has of itself
-            model = model.with_attention(executor.attention(shape))
+            attend(model := copy(model), executor)
         if model.ranks.several:  # the other ranks' models may have had another engine before
             model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model

@@ -12,7 +12,7 @@ from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
-from remask.sampling.vocabulary import WHOLE, SplitVocabulary
+from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 from remask.sending import fetch
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
@@ -45,10 +45,20 @@ def score_rows(model: Transformer, hidden: Tensor, groups: Sequence[RowGroup], m
 
     Every rank reads the logits of its own tokens, and what they come to is merged.
     """
-    vocabulary, ranks, total = WHOLE, model.ranks, model.config.vocab
+    apart = model.arithmetic.invariant
+    return score(model.head(hidden), groups, model.config.mask_id, apart, more, _vocabulary(model))
+
+
+def _vocabulary(model: Transformer) -> Vocabulary:
+    """How the columns of the model's logits are read."""
+    ranks, total = model.ranks, model.config.vocab
     if ranks.several:
-        vocabulary = SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
-    return score(model.head(hidden), groups, model.config.mask_id, model.arithmetic.invariant, more, vocabulary)
+        return SplitVocabulary(ranks.shard.share(total), total, ranks.gather)
+    if model.kernels is None:
+        return WHOLE
+    from remask.sampling.vocabulary_triton import TritonVocabulary
+
+    return TritonVocabulary()
 
 
 def _more(request: Request, vocab: int) -> int:

@@ -5,7 +5,6 @@ interpreter.
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from remask.models.attention import Sink
+from remask.models.triton_support import INTERPRETED, on_device_of, rounded
 from remask.models.work_list import WorkList
 from remask.sending import send
-
-INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Whether the kernels run in Triton's interpreter, on any device."""
 
 # A program computes so many rows of query heads against so many slots at a time, and a unit has at most so many slots:
 # cut further, the K/V of few rows would keep few programs busy, and uncut those of a long canvas.
@@ -60,7 +57,7 @@ class TritonAttention:
         }
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-        with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+        with on_device_of(q):
             _attend[(plan.units, groups)](
                 q, k, v, plan.unit, plan.slots, plan.reach, part, sums, scale, cap,
                 q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
@@ -83,7 +80,7 @@ class _Plan:
     units: int
     outputs: int
     tall: int  # rows of a unit, at most
-    unit: Tensor  # int32 [units, 5]
+    unit: Tensor  # int32 [5 units]
     slots: Tensor  # int32 [S]
     reach: Tensor  # int32 [outputs]
     parts: Tensor  # int32 [outputs]: numbers of partial results, in the order of their rows
@@ -96,8 +93,9 @@ def _plan(work: WorkList, tall: int, device: torch.device) -> _Plan:
     order = np.argsort(owners, kind="stable")
     first = np.searchsorted(owners[order], np.arange(int(owners.max()) + 2))
     reach = np.repeat(cut.units[:, 3], cut.units[:, 1]) if cut.reach is None else cut.reach
-    numbers = (cut.units, cut.slots, reach, order, first)
-    return _Plan(len(cut.units), cut.outputs, tall, *(send(index.astype(np.int32), device) for index in numbers))
+    numbers = (cut.units.ravel(), cut.slots, reach, order, first)
+    sent = send(np.concatenate(numbers, dtype=np.int32), device)  # in one copy
+    return _Plan(len(cut.units), cut.outputs, tall, *torch.split(sent, [len(index) for index in numbers]))
 
 
 @triton.jit
@@ -116,15 +114,6 @@ def _product(a, b, EMULATED: tl.constexpr):
     if EMULATED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit
-def _rounded(x, dtype: tl.constexpr, EMULATED: tl.constexpr):
-    """`x`, float32, to the nearest of `dtype`. The interpreter cuts digits off where bfloat16 has none for them."""
-    if EMULATED and dtype == tl.bfloat16:
-        bits = x.to(tl.uint32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return x.to(dtype)
 
 
 @triton.jit
@@ -166,12 +155,12 @@ def _attend(
         weights = tl.exp(scores - shift[:, None])
         fade = tl.exp(top - shift)
         total = total * fade + tl.sum(weights, 1)
-        out = out * fade[:, None] + _product(_rounded(weights, V.dtype, EMULATED), V, EMULATED)
+        out = out * fade[:, None] + _product(rounded(weights, V.dtype, EMULATED), V, EMULATED)
         top = higher
     out = out / tl.where(total == 0, 1.0, total)[:, None]
     place = first_output + row if MERGED else first_row + row
     at = place.to(tl.int64) * HEADS + head
-    out = _rounded(out, outputs.dtype.element_ty, EMULATED)
+    out = rounded(out, outputs.dtype.element_ty, EMULATED)
     tl.store(outputs + at[:, None] * DIM + channel[None, :], out, mask=live[:, None] & wide[None, :])
     if MERGED:
         tl.store(sums + at, top + tl.log(tl.where(total == 0, 1.0, total)), mask=live)
@@ -207,4 +196,4 @@ def _merge(
         total = total * fade + weight
         top = higher
     at = (row.to(tl.int64) * HEADS + head) * DIM + channel
-    tl.store(out + at, _rounded(acc / total, out.dtype.element_ty, EMULATED), mask=wide)
+    tl.store(out + at, rounded(acc / total, out.dtype.element_ty, EMULATED), mask=wide)

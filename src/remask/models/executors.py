@@ -1,4 +1,4 @@
-"""Which way of computing attention a model runs on a device."""
+"""Which way of computing attention, and what stands between products, a model runs on a device."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +11,7 @@ from remask.models.attention import Attention
 from remask.models.attention_numpy import NumpyAttention
 from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
+from remask.models.layer_kernels import LayerKernels
 from remask.models.transformer import Transformer
 
 LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
@@ -18,7 +19,7 @@ LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """A way of computing attention by its name, which is never "auto", and the reason for the choice in words."""
+    """A way of computing by its name, which is never "auto", and the reason for the choice in words."""
 
     name: AttentionName
     why: str
@@ -31,10 +32,19 @@ class Executor:
             return TritonAttention(config.score_cap)
         return (NumpyAttention if self.name == "numpy" else TorchAttention)(config.score_cap)
 
+    def kernels(self, model: Transformer) -> LayerKernels | None:
+        """What computes between the products of `model`; None: PyTorch's own operations."""
+        # A norm of all ranks' heads together is a sum over ranks.
+        if self.name != "triton" or (model.config.qk_norm == "whole" and model.ranks.several):
+            return None
+        from remask.models.layer_triton import TritonLayer
+
+        return TritonLayer(model.part)
+
 
 def attend(model: Transformer, executor: Executor) -> None:
-    """Let `model` compute attention by `executor`, in place."""
-    model.attention = executor.attention(model.config)
+    """Let `model` compute by `executor`, in place."""
+    model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
 
 
 def resolve_executor(
@@ -65,7 +75,7 @@ def _hindrance(config: ModelConfig, device: torch.device, batch_invariant: bool)
         return f"it computes heads of at most {LARGEST_HEAD} channels, and this model's have {config.head_dim}"
     if find_spec("triton") is None:
         return "it needs triton: pip install triton"
-    from remask.models.attention_triton import INTERPRETED
+    from remask.models.triton_support import INTERPRETED
 
     if device.type != "cuda" and not INTERPRETED:
         return (

@@ -11,6 +11,7 @@ from remask.models.arithmetic import Arithmetic
 from remask.models.attention import Attention
 from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
+from remask.models.layer_kernels import LayerKernels
 from remask.models.mixture import Routes, feed, route
 from remask.models.pool import Pool
 from remask.models.ranks import Ranks
@@ -29,6 +30,7 @@ class Transformer:
     Attributes:
         config: the whole model's shape.
         part: the shape that this rank computes with.
+        kernels: what computes between matrix products; None: PyTorch's own operations.
     """
 
     def __init__(
@@ -38,11 +40,12 @@ class Transformer:
         attention: Attention | None = None,
         arithmetic: Arithmetic | None = None,
         ranks: Ranks | None = None,
+        kernels: LayerKernels | None = None,
     ) -> None:
         self.config, self.weights, self.arithmetic = config, weights, arithmetic or Arithmetic()
         self.ranks = ranks or Ranks()
         self.part = self.ranks.shard.part(config)
-        self.attention = attention or TorchAttention(config.score_cap)
+        self.attention, self.kernels = attention or TorchAttention(config.score_cap), kernels
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
 
     def with_attention(self, attention: Attention) -> Self:
@@ -82,9 +85,10 @@ class Transformer:
             pool.keep_outputs()
         h = _enter(stage, h)
         cos, sin = self.cos[stage.positions], self.sin[stage.positions]
+        slots = stage.slots if stage.partial is not None else self._places(stage.slots, stage, len(h))
         for layer in stage.layers:
             run = self._layer if stage.partial is None else self._partial_layer
-            h = run(h, layer, stage, pool, cos, sin)
+            h = run(h, layer, stage, pool, cos, sin, slots)
         return h
 
     def leave(self, h: Tensor) -> Tensor:
@@ -92,7 +96,9 @@ class Transformer:
         return self.norm(h, self.weights.norm)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm of the last dimension of `x`."""
+        """RMS norm of the rows of `x`."""
+        if self.kernels is not None:
+            return self.kernels.norm(x, weight)
         return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def queries(self, h: Tensor, layer: int, positions: Tensor) -> Tensor:
@@ -108,22 +114,46 @@ class Transformer:
 
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits, float32 [M, V], of final hidden states [M, D]: of the tokens that this rank holds."""
-        return self.arithmetic.linear(hidden, self.weights.head).float()
+        """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
+        return self.arithmetic.linear(hidden, self.weights.head)
 
-    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
-        """One layer in which every row is computed."""
+    def _layer(
+        self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
+    ) -> Tensor:
+        """One layer in which every row is computed; `slots` are those of `_places`."""
         w = self.weights.layers[layer]
-        attended = self._attend(h, w, layer, stage, pool, cos, sin, stage.slots)
-        h += attended
-        fed = self._feed(h, w)
-        if stage.outputs:
-            for kept, new in zip(pool.outputs[layer], (attended, fed), strict=True):
-                kept.index_copy_(0, stage.slots, new if stage.written is None else new[stage.written])
-        h += fed
-        return h
+        kept_attended, kept_fed = pool.outputs[layer] if stage.outputs else (None, None)
+        attended = self._attend(self.norm(h, w.attn_norm), w, layer, stage, pool, cos, sin, slots)
+        x = self._added(h, attended, w.ffn_norm, kept_attended, stage, slots)
+        return self._added(h, self._feed(x, w), None, kept_fed, stage, slots)
 
-    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
+    def _added(
+        self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, stage: Stage, slots: Tensor
+    ) -> Tensor:
+        """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
+        if self.kernels is not None:
+            return self.kernels.add(h, new, weight, kept, slots)
+        if kept is not None:
+            kept.index_copy_(0, slots, new if stage.written is None else new[stage.written])
+        h += new
+        return h if weight is None else self.norm(h, weight)
+
+    def _places(self, slots: Tensor, stage: Stage, rows: int) -> Tensor:
+        """`slots` [W] of those of `rows` computed rows that the stage writes; for kernels of all, and -1 for none."""
+        if self.kernels is None or stage.written is None:
+            return slots
+        return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
+
+    def _partial_layer(
+        self,
+        h: Tensor,
+        layer: int,
+        stage: Stage,
+        pool: Pool,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
         """One layer in which some rows are computed, and the others add their cached outputs."""
         assert stage.partial is not None
         w, part = self.weights.layers[layer], stage.partial
@@ -133,9 +163,11 @@ class Transformer:
             rows = rows.index_copy(0, pick.target, chosen)
         slots = part.slots[rows]
         written = slots if stage.written is None else slots[stage.written]
-        attended = self._attend(h[rows], w, layer, stage, pool, cos[rows], sin[rows], written)
+        places = self._places(written, stage, len(rows))
+        attended = self._attend(self.norm(h[rows], w.attn_norm), w, layer, stage, pool, cos[rows], sin[rows], places)
         h += _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
-        h += _outputs(pool.outputs[layer][1], self._feed(h[rows], w), rows, part.slots, stage.written)
+        fed = self._feed(self.norm(h[rows], w.ffn_norm), w)
+        h += _outputs(pool.outputs[layer][1], fed, rows, part.slots, stage.written)
         return h
 
     def _choose(
@@ -163,11 +195,23 @@ class Transformer:
         return chosen
 
     def _attend(
-        self, h: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
+        self, x: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
     ) -> Tensor:
-        """Attention output of the rows `h`. K/V of those that the stage writes are projected, and put into `slots`."""
+        """Attention output of the normed rows `x`. K/V of those that the stage writes are put into their `slots`."""
+        q = self._written(x, w, layer, stage, pool, cos, sin, slots)
+        sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
+        attended = self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink)
+        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
+
+    def _written(
+        self, x: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
+    ) -> Tensor:
+        """The queries of the normed rows `x`, once the K/V of those that the stage writes are in their `slots`."""
         c = self.part
-        x, heads = self.norm(h, w.attn_norm), c.heads + 2 * c.kv_heads
+        heads = c.heads + 2 * c.kv_heads
+        if self.kernels is not None:
+            qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
+            return self.kernels.heads(qkv, w, cos, sin, pool.k[layer], pool.v[layer], slots)
         if stage.written is None and not self.arithmetic.invariant:
             turned, v = self._project(x, w, range(heads), cos, sin)
             q, k = turned[:, : c.heads], turned[:, c.heads :]
@@ -178,9 +222,7 @@ class Transformer:
             k, v = self._project(x[rows], w, range(c.heads, heads), cos[rows], sin[rows])
         pool.k[layer].index_copy_(0, slots, k)
         pool.v[layer].index_copy_(0, slots, v)
-        sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
-        attended = self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink)
-        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
+        return q
 
     def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.
@@ -197,9 +239,8 @@ class Transformer:
                 self._norm_heads(own, weight)
         return _rotate(out[:, :values], cos, sin), out[:, values:]
 
-    def _feed(self, h: Tensor, w: LayerWeights) -> Tensor:
-        """FFN output of the rows `h`: of a dense MLP, or of a mixture's experts."""
-        x = self.norm(h, w.ffn_norm)
+    def _feed(self, x: Tensor, w: LayerWeights) -> Tensor:
+        """FFN output of the normed rows `x`: of a dense MLP, or of a mixture's experts."""
         if w.mixture is None:
             return self.ranks.sum(self._mlp(x, w))
         assert self.config.mixture is not None
@@ -212,14 +253,17 @@ class Transformer:
         linear = self.arithmetic.linear
         if self.config.mlp == "relu2":
             return linear(linear(x, w.gate_up, w.up_bias).relu_().square_(), w.down, w.down_bias)
-        gate, up = linear(x, w.gate_up).chunk(2, dim=-1)
+        both = linear(x, w.gate_up)
+        if self.kernels is not None:
+            return linear(self.kernels.gate(both), w.down)
+        gate, up = both.chunk(2, dim=-1)
         return linear(self.arithmetic.silu_(gate).mul_(up), w.down)
 
     def _norm_heads(self, heads: Tensor, weight: Tensor) -> None:
         """RMS norm of `heads` [N, heads, Dh] in place: of each head, or of all ranks' heads together."""
         x = heads.flatten(1) if self.config.qk_norm == "whole" else heads
         if x is heads or not self.ranks.several:
-            heads.copy_(self.norm(x, weight).view_as(heads))
+            heads.copy_(F.rms_norm(x, weight.shape, weight, self.config.norm_eps).view_as(heads))
             return
         # Where ranks share heads of K, each counts as often as every other one.
         numbers = x.shape[1] * self.ranks.shard.size

@@ -121,6 +121,12 @@ class RowGroup:
         return Draws(self.seed, self.step, self.positions)
 
     @property
+    def plain(self) -> bool:
+        """Whether the argmax and its plain probability are all that is read, of logits as they are."""
+        more = (self.guide, self.residual, self.penalty, self.top_logprobs, self.classes, self.given)
+        return self.greedy and all(each is None for each in more)
+
+    @property
     def greedy(self) -> bool:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
@@ -150,11 +156,14 @@ def score(
     Below them stand the log-probabilities of groups that ask for them (`logprobs.Normalised.of`), and zeros for the
     others; `more` is the largest number that a group needs.
 
-    `logits` [M, V], or a rank's columns of them as `vocabulary` says, is used as scratch. The mask token is never
+    `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. The mask token is never
     chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
     greedy ones at once: the last bits of what is computed over a whole tensor may depend on its size. Nothing waits for
     the device.
     """
+    if not (apart or more) and all(group.plain for group in groups) and _cover(groups, len(logits)):
+        return vocabulary.greedy(logits, mask_id)
+    logits = logits.float()
     for group in groups:
         if group.keep is not None and group.guide is not None:
             group.keep.of(logits[group.rows], logits[group.guide])
@@ -172,12 +181,9 @@ def score(
     }
     formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
     own = [group for group in groups if apart or not group.greedy]
-    plain = not (own or more) and all(group.given is None for group in groups)
-    if plain and _cover(groups, len(logits)):
-        return _greedy(logits, mask_id, vocabulary)
     parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
-        greedy = _greedy(logits, mask_id, vocabulary)
+        greedy = vocabulary.greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
     read = [_completed(parts[id(group)], group, asked.get(id(group)), formed.get(id(group)), more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
@@ -185,7 +191,7 @@ def score(
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]."""
-    return _greedy(logits, mask_id, vocabulary) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
+    return vocabulary.greedy(logits, mask_id) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
 
 
 def _completed(
@@ -200,14 +206,6 @@ def _completed(
     if by_class is not None:
         read = torch.cat([read, by_class])
     return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
-
-
-def _greedy(logits: Tensor, mask_id: int, vocabulary: Vocabulary) -> Tensor:
-    """Return token and confidence of all rows, float32 [2, M]. Removes the mask token from `logits`."""
-    total = vocabulary.logsumexp(logits)
-    vocabulary.bar(logits, [mask_id])
-    best, tokens = vocabulary.best(logits)
-    return torch.stack((tokens.float(), (best - total).exp()))
 
 
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:

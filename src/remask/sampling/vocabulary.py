@@ -17,7 +17,7 @@ _BITS = 32  # of a float32
 class Vocabulary:
     """What the columns of logits [rows, columns] stand for. Here they are all tokens, and tensors are [rows, V].
 
-    No method changes its arguments but `bar` and `lower`.
+    No method changes its arguments but `bar`, `lower` and `greedy`.
     """
 
     def size(self, logits: Tensor) -> int:
@@ -41,6 +41,17 @@ class Vocabulary:
         """The largest logit of every row, and its token, the first of equal ones: [rows] and int64 [rows]."""
         values, tokens = logits.max(dim=-1)
         return values, tokens
+
+    def greedy(self, logits: Tensor, mask_id: int) -> Tensor:
+        """The most probable token of every row, but for the mask token, and its probability, float32 [2, rows].
+
+        The mask token counts in the probabilities. May remove it from `logits`.
+        """
+        logits = logits.float()
+        total = self.logsumexp(logits)
+        self.bar(logits, [mask_id])
+        best, tokens = self.best(logits)
+        return torch.stack((tokens.float(), (best - total).exp()))
 
     def top(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` largest logits of every row, descending, and their tokens: [rows, count], the latter int64."""

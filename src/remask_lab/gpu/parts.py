@@ -21,6 +21,7 @@ from remask_lab.ops.peaks import Peaks, measure_peaks
 from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
+KERNELS = ("tests/models/test_layer_triton.py", "tests/engine/test_attention.py")
 GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
 
 Finding: TypeAlias = dict[str, Any]
@@ -88,21 +89,25 @@ def _triton() -> str | None:
         return None
 
 
-def _goldens(setting: Setting) -> Iterator[Finding]:
-    """Runs the golden tests as they are, on the device."""
-    report, output = setting.folder / "goldens.xml", setting.folder / "goldens.txt"
-    report.unlink(missing_ok=True)
-    options = ["-p", "no:cacheprovider", "--device", str(setting.device), f"--junitxml={report}"]
-    chosen = ["-k", setting.tests] if setting.tests else []
-    run_child([sys.executable, "-m", "pytest", *options, *chosen, *GOLDENS], CHECKOUT, output, setting.left)
-    if not report.exists():
-        raise PartError("the tests did not come to their end; goldens.txt holds what they printed")
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failed = [str(case.get("name")) for case in cases if _has(case, "failure") or _has(case, "error")]
-    skipped = sum(_has(case, "skipped") for case in cases)
-    yield {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
-    if failed or not cases:
-        raise PartError(f"{len(failed)} of {len(cases)} tests failed; goldens.txt says how")
+def _tests(name: str, *files: str) -> Callable[[Setting], Iterator[Finding]]:
+    """The work of the part `name`, which runs the tests of `files` as they are, on the device."""
+
+    def work(setting: Setting) -> Iterator[Finding]:
+        report, output = setting.folder / f"{name}.xml", setting.folder / f"{name}.txt"
+        report.unlink(missing_ok=True)
+        options = ["-p", "no:cacheprovider", "--device", str(setting.device), f"--junitxml={report}"]
+        chosen = ["-k", setting.tests] if setting.tests else []
+        run_child([sys.executable, "-m", "pytest", *options, *chosen, *files], CHECKOUT, output, setting.left)
+        if not report.exists():
+            raise PartError(f"the tests did not come to their end; {output.name} holds what they printed")
+        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+        failed = [str(case.get("name")) for case in cases if _has(case, "failure") or _has(case, "error")]
+        skipped = sum(_has(case, "skipped") for case in cases)
+        yield {"passed": len(cases) - len(failed) - skipped, "skipped": skipped, "failed": failed}
+        if failed or not cases:
+            raise PartError(f"{len(failed)} of {len(cases)} tests failed; {output.name} says how")
+
+    return work
 
 
 def _has(case: ElementTree.Element, child: str) -> bool:
@@ -158,6 +163,7 @@ def _policies(shape: Shape) -> Iterator[Cell]:
 
 PARTS: Mapping[str, Part] = {
     "machine": Part("The machine and its peaks", _machine, 0.2),
-    "goldens": Part("Recorded runs of the original codes, in float32", _goldens, 0.5),
+    "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
+    "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.5),
     "policies": Part("Speed of the policies", _speed(_policies), 1.0),
 }

@@ -145,7 +145,7 @@ def certainty(model: Transformer, hidden: Tensor) -> tuple[Floats, Floats]:
     """
     entropy, largest = [torch.empty(0, device=model.device)], [torch.empty(0, device=model.device)]
     for at in range(0, len(hidden), HEAD_ROWS):
-        logits = model.head(hidden[at : at + HEAD_ROWS])
+        logits = model.head(hidden[at : at + HEAD_ROWS]).float()
         logits[:, model.config.mask_id] = -torch.inf
         logs = logits.log_softmax(dim=-1)
         largest.append(logs.amax(dim=-1).exp())

@@ -123,7 +123,7 @@ class MaskedPasses:
     def _logits(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for at in range(0, len(hidden), HEAD_ROWS):
             rows = slice(at, at + HEAD_ROWS)
-            yield rows, self._model.head(hidden[rows])
+            yield rows, self._model.head(hidden[rows]).float()
 
     def _send(self, index: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(index.astype(np.int64)).to(self._model.device, non_blocking=True)
