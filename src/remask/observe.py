@@ -267,6 +267,10 @@ class _SectionedRunner(Runner):
         with self.section("packing"):
             return super().pack(items, passes, first)
 
+    def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
+        with self.section("watch"):
+            super().keep_references(watchers, layer)
+
     def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         with self.section("watch"):
             return super().find_drift(watchers, layer)

@@ -135,14 +135,15 @@ def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
 
 def test_watching_projects_queries_and_scores_again() -> None:
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
-    plan = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9))
-    widths = replace(WIDTHS, feeds=(FEED,) * 3)
-    first, later = (
-        pass_cost(widths, [ExecutedPlan(plan, tracked=tracked)]).operations["watch"] for tracked in (False, True)
-    )
-    assert first.flops == 2 * 2 * (2 + 1) * Q * (D + T), "two layers; the window and the token to track"
-    assert later.flops == 2 * 2 * (2 + 1 + 1) * Q * (D + T), "and the token that was tracked"
-    assert first.weights == ITEM * 2 * D * Q
+    widths, score = replace(WIDTHS, feeds=(FEED,) * 3), 2 * Q * (D + T)
+    first = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9, rows()))
+    later = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9, rows(0, 2, 3)))
+    costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, later.refreshed(1))]
+    assert costs[0].flops == 3 * 2 * score, "three layers, and the window"
+    assert costs[1].flops == (3 * 2 + 2 * 2 * 3) * score, "and what is tracked, before and after all but the last"
+    assert costs[2].flops == (3 * 2 + 2 * 1 * 3) * score, "nothing is compared where all is computed anew"
+    assert [cost.weights for cost in costs] == [layers * ITEM * D * Q for layers in (3, 5, 4)]
+    assert [cost.kv_read for cost in costs] == [layers * ITEM * T * K for layers in (3, 5, 4)]
 
 
 POLICIES: list[CachePolicy] = [

@@ -202,7 +202,7 @@ def test_rows_restart_where_their_states_are_kept() -> None:
 
 
 def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
-    watch = Watch(rows(4, 3), rows(4, 0), 0.5)
+    watch = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
     ledger = Ledger(3, 4, None)
     with pytest.raises(PlanError, match="attention is watched, but of position 0 no input to layer 1 is kept"):
         ledger.apply(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
@@ -211,7 +211,7 @@ def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
     ledger.apply(layered(rows(4, 3), watch, keep=False))  # older states will do
 
 
-WATCH = Watch(rows(4, 3), rows(4, 0), 0.5)
+WATCH = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
 
 
 def test_a_plan_that_changed_while_it_ran_takes_the_place_of_the_first() -> None:

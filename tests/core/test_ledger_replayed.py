@@ -135,7 +135,7 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         spans = data.draw(st.sampled_from(known))
         sees = SEES[data.draw(st.sampled_from([0, 0, 0, 1, 2, 3]))]
         layered = len(spans) == LAYERS
-        watch = Watch(ONE, ONE, 0.5) if layered and data.draw(st.booleans()) else None
+        watch = Watch(ONE, ONE, 0.5, ONE) if layered and data.draw(st.booleans()) else None
         revises = plan is not None and plan.may_change and data.draw(st.booleans())
         start = before if revises and before is not None else replay
         plan_now = Plan(spans, NOTHING, sees=sees, watch=watch)

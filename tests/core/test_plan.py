@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,12 +128,12 @@ def layered(rows: Mask, layers: int = 3, watch: Watch | None = None) -> Plan:
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_refreshed_plans_are_whole_from_a_layer_on(at: int) -> None:
-    watch = Watch(mask(4, 5), mask(0, 1), 0.5)
+    watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
     plan = layered(mask(1, 4, 5), watch=watch)
     refreshed = plan.refreshed(at)
     assert refreshed.spans[:at] == plan.spans[:at]
     assert all(span.rows.all() and span.save is not None and span.save.all() for span in refreshed.spans[at:])
-    assert (refreshed.predict, refreshed.watch) == (plan.predict, watch)
+    assert (refreshed.predict, refreshed.watch) == (plan.predict, replace(watch, refreshed=at))
     assert refreshed.cost == at * 3 + (3 - at) * LENGTH
     assert plan.cost == 9
     refreshed.check(LENGTH)
@@ -160,14 +162,15 @@ def test_a_choice_that_was_made_takes_the_place_of_the_pick() -> None:
 
 
 def test_what_cannot_be_watched_is_refused() -> None:
-    watch = Watch(mask(4, 5), mask(0, 1), 0.5)
+    watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
     layered(mask(4), watch=watch).check(LENGTH)
     with pytest.raises(PlanError, match="a span for each layer"):
         Plan((Span(range(2), mask(4)),), predict=mask(4), watch=watch).check(LENGTH)
-    for bad in (Watch(mask(), mask(0), 0.5), Watch(mask(4), mask(), 0.5)):
+    for bad in (Watch(mask(), mask(0), 0.5, mask()), Watch(mask(4), mask(), 0.5, mask())):
         with pytest.raises(PlanError, match="watched of no row, or to no position"):
             layered(mask(4), watch=bad).check(LENGTH)
-    for bad in (Watch(mask(4)[1:], mask(0), 0.5), Watch(mask(4), mask(0)[1:], 0.5)):
+    good, short = mask(4), mask(4)[1:]
+    for bad in (Watch(short, good, 0.5, good), Watch(good, short, 0.5, good), Watch(good, good, 0.5, short)):
         with pytest.raises(PlanError, match="for a canvas of 6 positions"):
             layered(mask(4), watch=bad).check(LENGTH)
 

@@ -192,6 +192,17 @@ def elastic_config(rng: random.Random, layers: int) -> Line:
     return {"window": rng.choice([1, 2, 3, 5, 100]), "threshold": rng.choice([0.0, 0.7, 0.9, 0.97, 0.99])}
 
 
+def elastic_option_config(rng: random.Random, layers: int) -> Line:
+    options: list[Line] = [
+        {"track_num": 2},
+        {"track_num": 5, "block_caching": False},
+        {"block_caching": False},
+        {"similarity": "keys"},
+        {"similarity": "keys", "track_num": 3},
+    ]
+    return elastic_config(rng, layers) | rng.choice(options)
+
+
 # What stands after a comma tells requests of one policy apart.
 LLADA: dict[str, Kind] = {
     "none": (llada_sampling, no_config),
@@ -218,7 +229,7 @@ LLADA: dict[str, Kind] = {
     "dllm-cache, by key": (llada_sampling, dllm_key_config),
     "dllm-cache, at random": (seeded(llada_sampling), dllm_random_config),
     "elastic-cache": (llada_sampling, elastic_config),
-    "elastic-cache, another": (fixed, elastic_config),
+    "elastic-cache, another": (fixed, elastic_option_config),
     "elastic-cache, guided": (guided, elastic_config),
     "elastic-cache, slowfast": (slowfast, elastic_config),
 }
@@ -244,7 +255,7 @@ DREAM: dict[str, Kind] = {
     "dllm-cache, by key": (whole_canvas, dllm_key_config),
     "dllm-cache, at random": (seeded(whole_canvas), dllm_random_config),
     "elastic-cache": (whole_canvas, elastic_config),
-    "elastic-cache, another": (whole_canvas, elastic_config),
+    "elastic-cache, another": (whole_canvas, elastic_option_config),
     "elastic-cache, slowfast": (slowfast, elastic_config),
 }
 

@@ -47,7 +47,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
 def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
     """Decodes a request line at temperature 0.
 
-    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models honour `stop_token_ids`.
+    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models and `elastic-cache` honour
+    `stop_token_ids`. The latter leaves masks after them.
     `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
     """
     if isinstance(model, GiddModel):
@@ -126,7 +127,8 @@ def _decode_either(
     match line["cache"]:
         case "elastic-cache":
             scale = line["sampling"].get("cfg_scale", 0.0)
-            elastic.elastic_cache(model, canvas, sampler, config["window"], config["threshold"], scale)
+            stops = line["sampling"].get("stop_token_ids", ())
+            elastic.elastic_cache(model, canvas, sampler, elastic.Elastic(**config), scale, stops)
         case "reuse":
             bicache.reuse(model, canvas, sampler, line["prefix_length"])
         case "bicache":

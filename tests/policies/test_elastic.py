@@ -45,27 +45,34 @@ def tracking(view: View, tracked: list[int]) -> View:
     return replace(view, last_pass=LastPass(tracked=np.array(tracked, dtype=np.int64)))
 
 
-@given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.data())
+@given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.booleans(), st.integers(1, 3), st.data())
 def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
-    walk: Walk, window: int, data: st.DataObject
+    walk: Walk, window: int, block_caching: bool, track_num: int, data: st.DataObject
 ) -> None:
-    policy = ElasticCache(window, 0.75)
+    policy = ElasticCache(window, 0.75, track_num, block_caching)
     for view in walk.views():
         settled = [p for p in range(walk.length) if not view.noisy[p]]
-        tracked = data.draw(st.lists(st.sampled_from(settled), min_size=walk.layers - 1, max_size=walk.layers - 1))
-        plan = policy.plan(tracking(view, tracked))
-        first = [p for p in range(walk.length) if view.noisy[p]][:window]
+        tracked = data.draw(st.lists(st.sampled_from(settled), min_size=1, max_size=track_num * walk.layers))
+        stops = [p for p in settled if p >= walk.prompt and view.noisy[walk.prompt : p].any()]
+        stop = data.draw(st.sampled_from([None, *stops]))
+        plan = policy.plan(replace(tracking(view, sorted({*tracked})), stop=stop))
+        masked = [p for p in range(walk.length) if view.noisy[p] and (stop is None or p < stop)]
+        first = masked[:window]
+        settled = [p for p in range(walk.length) if p not in masked]
         if view.step == 0:
             assert rows_of(plan) == set(range(walk.length))
         else:
+            computed = first if block_caching else masked
             decoded = walk.moved[view.step - 1]
-            assert rows_of(plan) == {*first, *(p - walk.shift for p in first), *decoded, *tracked}
+            assert rows_of(plan) == {*computed, *(p - walk.shift for p in computed), *decoded, *tracked}
         assert positions(plan.predict) == set(first) & set(view.block)
         assert plan.commit is None
         assert plan.watch is not None
         assert plan.watch.threshold == 0.75
         assert positions(plan.watch.window) == set(first)
-        assert positions(plan.watch.among) == set(settled)
+        assert positions(plan.watch.among) == set(settled), "masks that a stop cuts off are among them"
+        assert positions(plan.watch.tracked) == (set(tracked) if view.step else set())
+        assert (plan.watch.track_num, plan.watch.similarity) == (track_num, "heads")
         plan.check(walk.length)
 
 
@@ -79,7 +86,9 @@ def test_planning_changes_nothing() -> None:
 
 
 def test_defaults_are_the_papers() -> None:
-    assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(window=16, threshold=0.9)
+    assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(
+        window=16, threshold=0.9, track_num=1, block_caching=True, similarity="heads"
+    )
 
 
 def test_traits() -> None:
@@ -99,6 +108,20 @@ def test_bad_windows(window: Any) -> None:
 def test_bad_thresholds(threshold: Any) -> None:
     with pytest.raises(ConfigError, match="threshold must be a number from 0 to 1, got"):
         ElasticCache(threshold=threshold)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"track_num": 0}, "track_num must be a whole number from 1"),
+        ({"block_caching": 1}, "block_caching must be true or false"),
+        ({"similarity": "rows"}, "similarity 'rows'"),
+    ],
+    ids=str,
+)
+def test_bad_options(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ElasticCache(**settings)
 
 
 def test_a_window_beyond_the_response_is_refused() -> None:

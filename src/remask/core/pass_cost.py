@@ -19,14 +19,12 @@ class ExecutedPlan:
         prefix: the leading positions that other requests computed, where canvases that share them read them together.
         sharing: equal for canvases that read the same prefix.
         outputs: attention and FFN outputs of computed rows are kept.
-        tracked: attention was watched before, so every layer but the last has a tracked token.
     """
 
     plan: Plan
     prefix: PrefixHit | None = None
     sharing: Hashable = None
     outputs: bool = False
-    tracked: bool = False
 
 
 def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
@@ -37,7 +35,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
-    watching = max((each.plan.layers - 1 for each in canvases if each.plan.watch is not None), default=0)
+    watching = max((each.plan.layers + _compared(each.plan) for each in canvases if each.plan.watch), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
     weights: dict[Operation, int] = {
@@ -141,19 +139,27 @@ def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64
     return own + sum(int(read.sum()) for read in groups.values())
 
 
+def _compared(plan: Plan) -> int:
+    """In how many layers attention is compared: in all but the last, or up to the one below those refreshed."""
+    if plan.watch is None or not plan.watch.tracked.any():
+        return 0
+    return plan.layers - 1 if plan.watch.refreshed is None else plan.watch.refreshed
+
+
 def _watch(w: Widths, each: ExecutedPlan) -> OperationCost:
-    """After all layers but the last, attention of the window and of the tracked token, then of the next one to track.
+    """After all layers, attention of the window; before and after those that are compared, of what is tracked.
 
     Queries are projected again from the inputs of the rows. Scores are computed, weighted sums of values are not.
     """
-    if each.plan.watch is None:
+    plan = each.plan
+    if plan.watch is None:
         return OperationCost()
-    length, layers = len(each.plan.predict), each.plan.layers - 1
-    rows = int(each.plan.watch.window.sum()) + each.tracked + 1
+    length, compared = len(plan.predict), _compared(plan)
+    rows = plan.layers * int(plan.watch.window.sum()) + 2 * compared * int(plan.watch.tracked.sum())
     return OperationCost(
-        flops=layers * 2 * rows * w.queries * (w.hidden + length),
-        kv_read=layers * w.item * 2 * length * w.keys,
-        activations=layers * w.item * rows * (w.hidden + w.queries),
+        flops=2 * rows * w.queries * (w.hidden + length),
+        kv_read=(plan.layers + compared) * w.item * length * w.keys,
+        activations=w.item * rows * (w.hidden + w.queries),
     )
 
 

@@ -19,6 +19,8 @@ from remask.errors import PlanError
 
 Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
 
+Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
+
 Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading positions each row attends to
 
 Positions: TypeAlias = NDArray[np.int64]  # ascending positions of a canvas
@@ -237,16 +239,30 @@ class SpanMemo:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Attention that is watched after every layer but the last (Elastic-Cache, arXiv 2510.14973).
+    """Attention that is watched while a pass runs (Elastic-Cache, arXiv 2510.14973).
 
-    The tracked token of a layer is the position of `among` to which the rows of `window` attend most. The layers above
-    are refreshed where the attention of that token has drifted since the last pass: where the cosine similarity to its
-    last attention is below `threshold`.
+    After every layer but the last, the attention of the `tracked` positions is compared with what their queries of the
+    last pass gave over the keys of the last pass. The layers above are refreshed where the mean cosine similarity is
+    below `threshold`.
+
+    Attributes:
+        window: each layer comes to track the positions of `among` to which these rows attend most, summed over heads.
+        among: positions that may be tracked.
+        threshold: cosine similarity, 0 to 1.
+        tracked: positions that are compared. None of them: nothing is, and no layer is refreshed.
+        track_num: how many positions a layer tracks.
+        similarity: "heads": across the heads at each key, then the mean over keys and tokens. "keys": along the keys,
+            of the mean over heads, then the mean over tokens.
+        refreshed: the layers from here on were refreshed, so nothing is compared there. None: none were.
     """
 
     window: Mask
     among: Mask
     threshold: float
+    tracked: Mask
+    track_num: int = 1
+    similarity: Similarity = "heads"
+    refreshed: int | None = None
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -298,7 +314,7 @@ class Plan:
         masks: list[NDArray[Any]] = [self.predict]
         masks += [mask for mask in (self.commit, self.sees) if mask is not None]
         if self.watch is not None:
-            masks += [self.watch.window, self.watch.among]
+            masks += [self.watch.window, self.watch.among, self.watch.tracked]
         for found in (*spans.shapes, *[mask.shape for mask in masks]):
             if found != shape:
                 raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
@@ -369,7 +385,8 @@ class Plan:
             rows = np.ones_like(span.rows)
             return Span(span.layers, rows, save=rows)
 
-        return replace(self.over(self.spans.cut(at).map(whole)), refreshes=True)
+        watch = None if self.watch is None else replace(self.watch, refreshed=at)
+        return replace(self.over(self.spans.cut(at).map(whole)), watch=watch, refreshes=True)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
@@ -426,8 +443,7 @@ class LastPass:
         positions: positions that it predicted, ascending, int64 [N].
         token_ids: the token that it predicted for each of them, int64 [N].
         confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
-        tracked: the token that each layer but the last came to track, int64 [layers - 1]. None where attention is not
-            watched.
+        tracked: positions that any layer came to track, ascending, int64 [N]. None where attention is not watched.
     """
 
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -452,6 +468,7 @@ class View:
     shift: int = 0  # of the model family: row p - shift predicts position p
     sees: Reach | None = None  # row p attends to positions below sees[p]; None: to all
     response: int | None = None  # the response ends before this position; None: at the end of the canvas
+    stop: int | None = None  # the first settled stop token: the response ends there at the latest; None without one
     seed: int = 0  # of the request: what a policy draws depends on it and on the step alone
     steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass

@@ -68,8 +68,7 @@ class CanvasState:
     @property
     def extra_bytes(self) -> int:
         """Bytes that it holds beside its pages."""
-        states = 0 if self.states is None else self.states.nbytes
-        return states + (0 if self.tracker is None else self.tracker.rows.nbytes)
+        return 0 if self.states is None else self.states.nbytes
 
     def passed(self, plan: Plan, apart: bool) -> ExecutedPlan:
         """Its part in the pass of `plan`, the last plan in its ledger, for the cost of the pass.
@@ -77,7 +76,7 @@ class CanvasState:
         With `apart` every canvas attends on its own, and reads the whole of a shared prefix.
         """
         prefix = None if apart else self.prefix
-        return ExecutedPlan(plan, prefix, self.sharing, self.outputs, tracked=self.ledger.step > 0)
+        return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
     def admit(self, plan: Plan) -> None:
         """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
@@ -91,7 +90,7 @@ class CanvasState:
         if self.states is None and plan.spans.saves:
             raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
         if self.tracker is None and plan.watch is not None:
-            raise PlanError("attention cannot be watched on a canvas that keeps no attention of the last pass")
+            raise PlanError("attention cannot be watched on a canvas that keeps nothing of the last pass")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
             dead = rows[~plan.spans[-1].rows[rows]]

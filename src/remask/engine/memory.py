@@ -289,7 +289,7 @@ class Memory:
         lease: Lease | None = None,
         pages: Sequence[Page] = (),
     ) -> CanvasState:
-        shape, device = self.shape, self.pool.k[0].device
+        shape = self.shape
         watched = "attention" in traits.keeps
         states = self.new_states(len(canvas)) if watched else None
         return CanvasState(
@@ -303,7 +303,7 @@ class Memory:
             shift=shape.shift,
             outputs="outputs" in traits.keeps,
             chain=pages[-1].key if pages else 0,
-            tracker=Tracker.of(shape.layers, len(canvas), device) if watched else None,
+            tracker=Tracker() if watched else None,
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import PrefixPass, keep_leaving_states
-from remask.engine.drift_watcher import DriftWatcher, find_drift
+from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
@@ -33,8 +33,8 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads two numbers a
-        watched canvas after every layer but the last.
+        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads once a
+        layer, of all watched canvases together.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
@@ -43,7 +43,7 @@ class Runner:
         """
         begun: list[Stage] = []
         watchers = [
-            DriftWatcher(number, branch, plan.watch, self.model.device)
+            DriftWatcher(number, branch, plan, self.model.device)
             for number, (branch, plan) in enumerate(items)
             if plan.watch is not None
         ]
@@ -73,9 +73,11 @@ class Runner:
         h = everywhere(_embed, model, batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
+            if len(stage.layers):
+                self.keep_references(watchers, stage.layers.start)
             h = everywhere(_run, model, stage, h, self.pool)
             # A stage without layers has still to keep what leaves this one.
-            if not stages or not len(stages[0].layers):
+            if stages and not len(stages[0].layers):
                 continue
             done = stage.layers.stop
             drifted = self.find_drift(watchers, done - 1)
@@ -88,8 +90,7 @@ class Runner:
                 stages = batch.stages
                 begun += stages
         hidden = everywhere(_leave, model, h, batch.predict)
-        for watcher in watchers:
-            watcher.done()
+        finish(watchers)
         return hidden, items
 
     def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
@@ -100,6 +101,10 @@ class Runner:
     def forget(self) -> None:
         """Let go of what the last pass holds on the device."""
         self._packer.forget()
+
+    def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
+        """Keep what the attention in `layer`, which is about to run, is compared with."""
+        keep_references(self.model, self.pool, watchers, layer)
 
     def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""

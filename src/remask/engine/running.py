@@ -116,6 +116,7 @@ class RunningRequest:
     _schedule: Schedule = field(init=False)
     _residual: _Residual | None = None
     _stop_written: bool = False  # whether the last step wrote a stop token
+    _stop: int | None = None  # the first position where a stop token has settled
     _pass_index: int = 0  # passes since the step began
     _last_pass: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None  # see `LastPass`
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
@@ -313,6 +314,8 @@ class RunningRequest:
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         stops = self.pending.stops.token_ids
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
+        if self._stop_written:
+            self._stop = self._settled_stop()
         if self._first_settled is None and self.branches[0].canvas.settled_lead:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
@@ -441,12 +444,20 @@ class RunningRequest:
             shift=branch.shift,
             sees=decoder.sees,
             response=canvas.end,
+            stop=self._stop,
             seed=self.pending.decoding.seed,
             steps=self.pending.decoding.scheduled_steps,
             decoding=_facts(decoder),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
             memo=branch.memo,
         )
+
+    def _settled_stop(self) -> int | None:
+        """The first position of the response where a stop token has settled; there may be noise before it."""
+        canvas = self.branches[0].canvas
+        stops = np.fromiter(self.pending.stops.token_ids, dtype=np.int64)
+        found = np.isin(canvas.response, stops) & ~canvas.noisy[canvas.prompt : canvas.end]
+        return canvas.prompt + int(found.argmax()) if found.any() else None
 
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""

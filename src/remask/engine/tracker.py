@@ -1,45 +1,64 @@
 """The tokens of a canvas whose attention shows how far its cache has drifted."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.core.plan import Similarity
+
 
 @dataclass(slots=True)
 class Tracker:
-    """One token in every layer but the last, and its attention at the end of the last pass.
+    """What one canvas tracks between passes, and what the present pass has found so far.
+
+    A pass may be repeated, and then finds keys that it has written itself. What it had compared by then stands.
 
     Attributes:
-        tokens: canvas positions, int64 [layers - 1]; -1 before the first pass.
-        rows: attention probabilities over the canvas, the mean over heads, float32 [layers - 1, T].
+        tokens: canvas positions that any layer tracks, ascending, int64 [N]; empty before the first pass.
+        moved: drift in each layer that the present pass has compared.
+        reference: the last layer that the present pass began, and the attention of the tracked tokens there before it,
+            as `attention_rows` returns it. None in a first pass.
     """
 
-    tokens: NDArray[np.int64]
-    rows: Tensor
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    moved: dict[int, float] = field(default_factory=dict)
+    reference: tuple[int, Tensor] | None = None
 
-    @classmethod
-    def of(cls, layers: int, length: int, device: torch.device) -> "Tracker":
-        """The tracker of a canvas of `length` positions before its first pass."""
-        rows = torch.empty((layers - 1, length), dtype=torch.float32, device=device)
-        return cls(np.full(layers - 1, -1, dtype=np.int64), rows)
+    def done(self, tokens: NDArray[np.int64]) -> None:
+        """The pass has run, and its layers came to track `tokens`, in any order and more than once."""
+        self.tokens = np.unique(tokens)
+        self.moved, self.reference = {}, None
 
 
 def attention_rows(q: Tensor, k: Tensor) -> Tensor:
-    """Attention probabilities of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh], the mean over heads: float32 [N, T]."""
+    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [N, heads, T]."""
     rows, heads, dim = q.shape
     groups = k.shape[1]
     # Query heads that share a key head are treated as more rows of one head.
     q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
-    attention: Tensor = (q @ k.permute(1, 2, 0)).softmax(-1, dtype=torch.float32)
-    return attention.view(groups, rows, heads // groups, -1).mean((0, 2))
+    attention = (q @ k.permute(1, 2, 0)).float().log_softmax(-1)
+    return attention.view(groups, rows, heads // groups, -1).permute(1, 0, 2, 3).reshape(rows, heads, -1)
 
 
-def drift(old: Tensor, new: Tensor) -> Tensor:
-    """One minus the cosine similarity of two rows of probabilities [T]; 0 exactly where they are equal."""
+def drift(old: Tensor, new: Tensor, similarity: Similarity) -> Tensor:
+    """One minus the mean cosine similarity of two results of `attention_rows`; 0 exactly where they are equal.
+
+    "heads" compares at each key what the heads give to it, and takes the mean over keys and tokens. "keys" compares a
+    token's mean over heads along the keys, and takes the mean over tokens.
+    """
+    if similarity == "heads":
+        old, new, dim = _scaled(old), _scaled(new), 1
+    else:
+        old, new, dim = old.exp().mean(1), new.exp().mean(1), -1
     # One minus a cosine near 1 loses its digits; the difference of the unit vectors keeps them.
-    return (F.normalize(old, dim=0) - F.normalize(new, dim=0)).square().sum() / 2
+    apart = F.normalize(old, dim=dim) - F.normalize(new, dim=dim)
+    return apart.square().sum(dim).mean() / 2
+
+
+def _scaled(rows: Tensor) -> Tensor:
+    """Probabilities over the largest of any head at each key, where even the least ones keep their direction."""
+    return (rows - rows.amax(1, keepdim=True)).exp()

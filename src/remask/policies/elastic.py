@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remask.core.checks import real, whole
-from remask.core.plan import Mask, Plan, Span, View, Watch
+from remask.core.checks import flag, one_of, real, whole
+from remask.core.plan import Mask, Plan, Similarity, Span, View, Watch
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 
@@ -14,21 +14,31 @@ from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 class ElasticCache(CachePolicy):
     """Elastic-Cache (arXiv 2510.14973): computes a window of noisy rows, and refreshes when attention drifts.
 
-    The first pass is full. Later passes compute the first noisy positions, the tracked tokens, and the rows that the
-    last step decoded. Where the attention of a layer's tracked token has drifted, the same pass computes all rows above
-    that layer, from the hidden states that they had. The layers below keep their caches.
+    The first pass is full. Later passes compute the first noisy positions, what the layers track, and the rows that the
+    last step decoded. Where the attention of the tracked tokens has drifted in a layer, the same pass computes all rows
+    above that layer, from the hidden states that they had. The layers below keep their caches. What stands after a
+    settled stop token is not decoded.
 
     Attributes:
-        window: beta, noisy positions computed in a step, from the left; only these can be transferred.
+        window: beta, noisy positions in reach of a step, from the left; only these can be transferred.
         threshold: gamma, the cosine similarity below which a refresh is due, from 0 (never) to 1 (at any change).
+        track_num: how many tokens each layer tracks. Every layer compares those of all layers.
+        block_caching: whether noisy positions beyond the window are cached; without it all of them are computed.
+        similarity: what is compared; see `Watch`.
     """
 
     window: int = 16
     threshold: float = 0.9
+    track_num: int = 1
+    block_caching: bool = True
+    similarity: Similarity = "heads"
 
     def __post_init__(self) -> None:
         whole("window", self.window, low=1)
         real("threshold", self.threshold, low=0, high=1)
+        whole("track_num", self.track_num, low=1)
+        flag("block_caching", self.block_caching)
+        one_of("similarity", self.similarity, ("heads", "keys"))
 
     @property
     def traits(self) -> Traits:
@@ -51,19 +61,24 @@ class ElasticCache(CachePolicy):
 
     def plan(self, view: View) -> Plan:
         """The same rows in all layers. Each layer is a span, because a refresh may begin at any of them."""
-        window = np.zeros(view.length, dtype=np.bool_)
-        window[np.flatnonzero(view.noisy)[: self.window]] = True
-        rows = self._rows(view, window)
+        masked = view.noisy.copy()
+        if view.stop is not None:
+            masked[view.stop :] = False
+        window, tracked = view.rows(0, 0), view.rows(0, 0)
+        window[np.flatnonzero(masked)[: self.window]] = True
+        if view.step:
+            assert view.last_pass.tracked is not None
+            tracked[view.last_pass.tracked] = True
+        rows = self._rows(view, window if self.block_caching else masked) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
-        watch = Watch(window, ~view.noisy, self.threshold)
+        watch = Watch(window, ~masked, self.threshold, tracked, self.track_num, self.similarity)
         return Plan(tuple(spans), window & view.candidates, watch=watch, refreshes=view.step == 0)
 
-    def _rows(self, view: View, window: Mask) -> Mask:
+    @staticmethod
+    def _rows(view: View, computed: Mask) -> Mask:
         if view.step == 0:
             return view.everything
-        assert view.last_pass.tracked is not None
         # The rows that the last step decoded still have the K/V of masks.
-        rows: Mask = window | (view.settled == view.step - 1)
-        rows[np.flatnonzero(window) - view.shift] = True
-        rows[view.last_pass.tracked] = True
+        rows: Mask = computed | (view.settled == view.step - 1)
+        rows[np.flatnonzero(computed) - view.shift] = True
         return rows

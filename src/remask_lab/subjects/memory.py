@@ -35,7 +35,6 @@ EXAMPLES = (
     "remask analyze memory --model bundled --requests 8 --prefix-tokens 256 --plots pictures",
 )
 
-TRACKED = 4  # bytes of a tracked probability, float32
 STORES = ("prefixes", "pages")  # how a memory report names what the store holds
 _PARTS = {
     "kv": ("K and V", K_COLOR),
@@ -96,7 +95,7 @@ class Footprint:
     Attributes:
         kv: K and V of the requests' own canvases.
         outputs: attention and FFN outputs of the same positions.
-        states: hidden states that requests keep themselves, and what they track of attention.
+        states: hidden states that requests keep themselves.
         store: K and V of shared prefixes, each held once.
         boundary: hidden states of shared prefixes.
     """
@@ -181,7 +180,7 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     return Footprint(
         kv=w.item * 2 * w.keys * own,
         outputs=w.item * 2 * w.hidden * (own + stored) * ("outputs" in traits.keeps),
-        states=canvases * c.canvas * between * (w.item * w.hidden + TRACKED) * ("attention" in traits.keeps),
+        states=canvases * c.canvas * between * w.item * w.hidden * ("attention" in traits.keeps),
         store=w.item * 2 * w.keys * stored,
         boundary=w.item * w.hidden * c.prefix * between * (depth > 0),
     )
