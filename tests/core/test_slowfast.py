@@ -116,10 +116,10 @@ def test_an_empty_span_begins_the_next_cycle() -> None:
 
 
 def test_presets() -> None:
-    assert SlowFastKnobs.from_mapping("paper") == SlowFastKnobs()
+    assert SlowFastKnobs.from_mapping("paper") == SlowFastKnobs(cut_tail=True)
     released = SlowFastKnobs.from_mapping("released")
     assert (released.min_confidence, released.threshold, released.slow_steps, released.window) == (0.3, 0.9, 6, 2)
-    assert (released.slow_threshold, released.leave_early) == (0.9, False)
+    assert (released.slow_threshold, released.leave_early, released.cut_tail) == (0.9, False, True)
     with pytest.raises(UnknownNameError, match=r"Unknown slowfast 'relased'. Did you mean 'released'"):
         SlowFastKnobs.from_mapping("relased")
     params = SamplingParams.from_mapping({"remasking": "slowfast", "slowfast": "released"})
@@ -131,6 +131,18 @@ def fast(length: int, end: int, **knobs: Any) -> Block:
     block = Block(length, **knobs)
     block.sampler.end = end
     return block
+
+
+def test_fast_steps_but_the_first_leave_out_what_stands_after_the_span() -> None:
+    for cut, expected in ((True, 14), (False, None)):
+        block = Block(6, min_confidence=0.5, window=1, threshold=0.8, cut_tail=cut)
+        block.step([0.9, 0.1, 0.1, 0.6, 0.1, 0.1])
+        assert (block.sampler.end, block.sampler.cut) == (13, None), "the first fast step is whole"
+        assert block.step([0.0, 0.9, 0.1, 0.1, 0.9, 0.9]) == [11]
+        assert block.sampler.cut == expected
+        assert block.step([0.0, 0.0, 0.9, 0.1, 0.9, 0.9]) == [12]
+        assert block.step([0.0, 0.0, 0.0, 0.1, 0.9, 0.9]) == [13]
+        assert block.sampler.cut is None, "so is the next slow one"
 
 
 def test_a_fast_step_takes_all_of_the_span_that_are_confident_and_nothing_beyond() -> None:

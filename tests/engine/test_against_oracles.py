@@ -123,6 +123,12 @@ def slowfast(rng: random.Random) -> Line:
     return sampling | {"remasking": "slowfast", "slowfast": knobs}
 
 
+def slowfast_cut(rng: random.Random) -> Line:
+    """Spans that take several fast steps, which leave out what stands after them."""
+    knobs = {"min_confidence": 0.2, "window": 1, "threshold": rng.choice([0.6, 1.0]), "cut_tail": True}
+    return {"max_tokens": 12, "block_length": 12, "remasking": "slowfast", "slowfast": knobs}
+
+
 def seeded(sampling: Callable[[random.Random], Line]) -> Callable[[random.Random], Line]:
     """The same with a seed, from which a policy may draw."""
     return lambda rng: sampling(rng) | {"seed": rng.randrange(1000)}
@@ -220,6 +226,7 @@ LLADA: dict[str, Kind] = {
     "dllm-cache, guided": (guided, dllm_guided_config),
     "dllm-cache, counting down": (fixed, dllm_down_config),
     "none, slowfast": (slowfast, no_config),
+    "none, slowfast, cut": (slowfast_cut, no_config),
     "bicache, slowfast": (slowfast, bicache_config),
     "block-prefix, slowfast": (slowfast, no_config),
     "block-dual, slowfast": (slowfast, no_config),
@@ -248,6 +255,7 @@ DREAM: dict[str, Kind] = {
     "dkv-prefill": (whole_canvas, no_config),
     "dllm-cache": (whole_canvas, dllm_config),
     "none, slowfast": (slowfast, no_config),
+    "none, slowfast, cut": (slowfast_cut, no_config),
     "dkv-decode, slowfast": (slowfast, dkv_dream_config),
     "dkv-prefill, slowfast": (slowfast, no_config),
     "dllm-cache, slowfast": (slowfast, dllm_config),

@@ -330,7 +330,7 @@ def test_cached_outputs_where_not_all_is_seen_are_refused() -> None:
     branch = Memory().branch(3, 3)
     rows = np.ones(6, dtype=np.bool_)
     plan = Plan((Span(range(LAYERS), rows, held=~rows),), predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6]))
-    with pytest.raises(PlanError, match="not every row attends to all positions"):
+    with pytest.raises(PlanError, match="not every row attends to the same positions"):
         pack([(branch, plan)], CPU)
 
 

@@ -1,5 +1,7 @@
 """Decoders without a cache and with Fast-dLLM's block caches (sections 1, 2.2-2.4, 2.7, 6)."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.oracles.canvas import Canvas
@@ -15,14 +17,17 @@ def unconditional(model: DenseModel, canvas: Canvas) -> Tensor:
 def none(model: DenseModel, canvas: Canvas, sampler: Sampler, cfg_scale: float = 0.0) -> None:
     """Everything is computed in every pass; with guidance a pair of branches is one pass of twice the rows."""
     while not sampler.done:
-        out = model.forward(canvas.tokens)
+        tail = sampler.tail if isinstance(sampler, BlockSampler) else None
+        out = model.forward(canvas.tokens[:tail])
         logits, rows = out.logits, out.rows
         if cfg_scale > 0:
-            blind = model.forward(unconditional(model, canvas))
+            blind = model.forward(unconditional(model, canvas)[:tail])
             logits = blind.logits + (cfg_scale + 1) * (logits - blind.logits)
             rows = [2 * count for count in rows]
         canvas.ran(rows)
-        sampler.commit(model.predictions(logits))
+        predictions = model.predictions(logits)
+        absent = (0, 0, 0, canvas.length - len(predictions))
+        sampler.commit(F.pad(predictions, absent, value=torch.nan))
 
 
 def block_cache(model: DenseModel, canvas: Canvas, sampler: BlockSampler, dual: bool) -> None:

@@ -64,6 +64,7 @@ class SlowFast:
     threshold: float = 0.85
     slow_threshold: float | None = None
     leave_early: bool = True
+    cut_tail: bool = False
 
 
 Rule = Fixed | Ordered | Threshold | Factor | SlowFast
@@ -95,6 +96,14 @@ def take_factor(confidence: Tensor, ranks: Sequence[int], value: float) -> list[
     return list(ranks[: len(ranks) if passed == len(ranks) - 1 else passed])
 
 
+class Cut(list[int]):
+    """Positions to transfer, and where the next pass ends."""
+
+    def __init__(self, positions: Sequence[int], tail: int | None) -> None:
+        super().__init__(positions)
+        self.tail = tail
+
+
 def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]], None]:
     """Cycles of exploring and filling: is sent each step's confidences and noisy positions, yields what to transfer."""
 
@@ -118,9 +127,10 @@ def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]],
             confidence, noisy = yield sorted({*taken, *sure}) if len(sure) >= 2 else taken
         end = int(mean) if found is None else found
         while any(p <= end for p in noisy):
-            confidence, noisy = yield take_threshold(
-                confidence, by_confidence([p for p in noisy if p <= end]), knobs.threshold
-            )
+            taken = take_threshold(confidence, by_confidence([p for p in noisy if p <= end]), knobs.threshold)
+            # Where some of the span is left, the next pass ends with it.
+            whole = not knobs.cut_tail or len(taken) == sum(p <= end for p in noisy)
+            confidence, noisy = yield Cut(taken, None if whole else end + 1)
 
 
 class BlockSampler:
@@ -134,6 +144,7 @@ class BlockSampler:
         self.run_out = run_out and isinstance(rule, Fixed | Ordered)
         self.blocks = (canvas.length - canvas.prompt_length) // block_length
         self.step = self.block_step = self.index = 0
+        self.tail: int | None = None  # where the next pass ends, if not at the canvas' end
         self._start_block()
 
     @property
@@ -160,7 +171,9 @@ class BlockSampler:
 
     def commit(self, logits: Tensor) -> None:
         """Transfers this step's positions of the current block and moves on."""
-        self.canvas.transfer(self._chosen(logits), logits)
+        chosen = self._chosen(logits)
+        self.canvas.transfer(chosen, logits)
+        self.tail = chosen.tail if isinstance(chosen, Cut) else None
         self.step += 1
         self.block_step += 1
         complete = not (self.canvas.noisy & self.canvas.span(self.start, self.stop)).any()
@@ -183,7 +196,7 @@ class BlockSampler:
         if isinstance(self.rule, Ordered):
             return self.upcoming()
         confidence = logits.softmax(-1).amax(-1)
-        candidates = self.canvas.candidates & self.canvas.span(0, self.stop)
+        candidates = self.canvas.candidates & self.canvas.span(0, self.stop if self.tail is None else self.tail)
         ranks = ranked(confidence, candidates)
         match self.rule:
             case Fixed():

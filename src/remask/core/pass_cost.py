@@ -112,7 +112,7 @@ def _attended(plan: Plan, span: Span) -> tuple[int, int]:
     rows, chosen = int(computed.sum()), 0 if span.pick is None else span.pick.count
     if plan.sees is None:
         return rows, (rows + chosen) * len(computed)
-    return rows, int(plan.sees[computed].sum()) + chosen * len(computed)
+    return rows, int(plan.sees[computed].sum()) + chosen * plan.reach(span)
 
 
 def _fed(plan: Plan) -> list[int]:

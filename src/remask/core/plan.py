@@ -132,6 +132,19 @@ class Span:
         vars(part).update(vars(self), layers=layers, save=save)
         return part
 
+    def below(self, stop: int) -> "Span":
+        """The same without the positions from `stop` on. Of a choice it takes at most what is left."""
+        lead = np.arange(len(self.rows)) < stop
+
+        def left(mask: Mask | None) -> Mask | None:
+            return None if mask is None else mask & lead
+
+        pick = self.pick
+        if pick is not None:
+            among = pick.among & lead
+            pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
+        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
+
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
@@ -383,10 +396,24 @@ class Plan:
             if span.layers.start < at:
                 return span
             rows = np.ones_like(span.rows)
+            if self.sees is not None:
+                rows[self.sees[-1] :] = False
             return Span(span.layers, rows, save=rows)
 
         watch = None if self.watch is None else replace(self.watch, refreshed=at)
         return replace(self.over(self.spans.cut(at).map(whole)), watch=watch, refreshes=True)
+
+    def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
+        """The plan without the positions that no row `sees`. Equal spans are found in the canvas' `memo`."""
+        stop = int(sees[-1])
+        lead = np.arange(len(self.predict)) < stop
+        watch = self.watch
+        if watch is not None:
+            kept = {name: getattr(watch, name) & lead for name in ("window", "among", "tracked")}
+            watch = replace(watch, **kept)
+        spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
+        commit = None if self.commit is None else self.commit & lead
+        return Plan(spans, self.predict & lead, commit, sees, watch, self.refreshes)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""

@@ -74,13 +74,26 @@ class Knobs(Protocol):
         ...
 
 
+def _nothing_left_out(tail: int | None) -> None:
+    """What a decoder makes of `BlockStart.leave_out` whose steps are all whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockStart:
-    """What is known when a block begins: its noisy positions, its scheduled steps, the request's parameters."""
+    """What is known when a block begins.
+
+    Attributes:
+        masks: its noisy positions.
+        steps: its scheduled steps.
+        knobs: the request's parameters.
+        leave_out: a rule calls it when it chooses. The next step leaves out all positions from `tail` on, which follow
+            some noisy ones; None: nothing.
+    """
 
     masks: int
     steps: int
     knobs: Knobs
+    leave_out: Callable[[int | None], None] = _nothing_left_out
 
 
 def scheduled(step: Step) -> select.Chosen:
@@ -165,8 +178,14 @@ def _joint_threshold(block: BlockStart) -> Choose:
 
 def _slowfast(block: BlockStart) -> Choose:
     assert block.knobs.slowfast is not None
-    choose = SlowFast(block.knobs.slowfast).choose
-    return lambda step: choose(step.positions, step.confidence)
+    sampler = SlowFast(block.knobs.slowfast)
+
+    def choose(step: Step) -> select.Chosen:
+        chosen = sampler.choose(step.positions, step.confidence)
+        block.leave_out(sampler.cut)
+        return chosen
+
+    return choose
 
 
 class _WithinBudget:

@@ -37,6 +37,9 @@ class SlowFastKnobs:
     leave_early: bool = declare(
         True, Flag(), "Whether the slow stage ends when the span is stable; without it all slow steps are taken."
     )
+    cut_tail: bool = declare(
+        False, Flag(), "Whether fast steps but the first of a span neither compute nor attend to what stands after it."
+    )
 
     def __post_init__(self) -> None:
         check(self, "slowfast.")
@@ -54,9 +57,11 @@ class SlowFastKnobs:
 
 
 PRESETS = {
-    "paper": SlowFastKnobs(),
+    "paper": SlowFastKnobs(cut_tail=True),
     # What the authors' code for LLaDA runs where its caller sets nothing.
-    "released": SlowFastKnobs(slow_steps=6, min_confidence=0.3, threshold=0.9, slow_threshold=0.9, leave_early=False),
+    "released": SlowFastKnobs(
+        slow_steps=6, min_confidence=0.3, threshold=0.9, slow_threshold=0.9, leave_early=False, cut_tail=True
+    ),
 }
 
 
@@ -68,11 +73,17 @@ class SlowFast:
     Where that has not come about in `slow_steps`, the span ends at the mean of the last ends. Fast stage: every
     candidate of the span that reaches `threshold` is transferred, and always one, until none is left there. What stands
     before a span is final, so a span is known by its end.
+
+    Attributes:
+        end: the last position of the converged span; None in the slow stage.
+        cut: with `cut_tail`, the position from which on the next step leaves out everything; None where it leaves out
+            nothing.
     """
 
     def __init__(self, knobs: SlowFastKnobs) -> None:
         self.knobs = knobs
-        self.end: int | None = None  # last position of the converged span; None in the slow stage
+        self.end: int | None = None
+        self.cut: int | None = None
         self._ends: list[int] = []  # where the span ended in each slow step of this cycle
 
     def choose(self, candidates: NDArray[np.int64], confidence: select.Confidence) -> select.Chosen:
@@ -85,7 +96,9 @@ class SlowFast:
         if self.end is None:
             return self._explore(candidates, confidence)
         inside = int(np.searchsorted(candidates, self.end, side="right"))
-        return select.above(confidence[:inside], self.knobs.threshold)
+        chosen = select.above(confidence[:inside], self.knobs.threshold)
+        self.cut = self.end + 1 if self.knobs.cut_tail and len(chosen) < inside else None
+        return chosen
 
     def _explore(self, candidates: NDArray[np.int64], confidence: select.Confidence) -> select.Chosen:
         confident = np.flatnonzero(confidence >= self.knobs.min_confidence)

@@ -177,9 +177,11 @@ def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     computed, at = [], 0
     for part in parts:
         count = part.span.count
-        if part.sees is not None:
-            raise PlanError("all rows are computed where not every row attends to all positions")
-        computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count)))
+        sees = part.sees
+        if sees is not None and len(sees) and sees[0] != sees[-1]:
+            raise PlanError("all rows are computed where not every row attends to the same positions")
+        sees = None if sees is None else sees[:count]
+        computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count), sees=sees))
         at += count
     return computed
 

@@ -173,7 +173,7 @@ class RunningRequest:
     def _repeated(self) -> Plan | None:
         """The plan of the next pass where the last one said that it would be the same; else None."""
         last, decoder = self._standing, self.decoder
-        if last is None or self.closing:
+        if last is None or self.closing or decoder.cut is not None:
             return None
         since = decoder.step - last.step
         if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
@@ -414,6 +414,9 @@ class RunningRequest:
         view = self._view(branch, step)
         plan = self.policy.plan(view)
         plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        if self.decoder.cut is not None:
+            self._standing = None
+            return plan.below(self.decoder.cut, branch.memo)
         repeats = self.policy.repeats(view) if len(self.branches) == 1 else 0
         self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
         return plan

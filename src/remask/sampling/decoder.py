@@ -47,6 +47,14 @@ class Decoder(Protocol):
         ...
 
     @property
+    def cut(self) -> Reach | None:
+        """In a step that leaves out the tail of the canvas: how many positions are left, int64 [T], T times; else None.
+
+        Whatever the cache policy plans, what stands after these is neither computed nor seen.
+        """
+        ...
+
+    @property
     def touched(self) -> Mask | None:
         """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
         ...
@@ -83,7 +91,9 @@ class Decoder(Protocol):
 
 
 class Unedited:
-    """The answer of decoders whose rules replace no token."""
+    """The answers of decoders whose rules replace no token and leave out no tail."""
+
+    cut: Reach | None = None
 
     def edited(self, written: Positions) -> Positions:
         """See `Decoder`."""

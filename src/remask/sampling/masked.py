@@ -202,7 +202,15 @@ class MaskedDecoder(Uncorrected):
         self.block_step = 0
         masks = self._masks()
         self._begun_with = masks
-        self._choose = self.rule.remasking.begin(BlockStart(masks, self.blocks.steps, self.params))
+        self.cut = None
+        begun = BlockStart(masks, self.blocks.steps, self.params, self._leave_out)
+        self._choose = self.rule.remasking.begin(begun)
+
+    def _leave_out(self, tail: int | None) -> None:
+        if tail is None:
+            self.cut = None
+        elif self.cut is None:  # a tail stays until none is left out, and equal arrays would be packed anew
+            self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
 
     def _masks(self) -> int:
         return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))

@@ -82,6 +82,17 @@ def test_masked_models(family: str, sampling: dict[str, Any], name: str, setting
     assert not cost.repeated or name.endswith(REPEATING)
 
 
+@pytest.mark.parametrize("name", ["none", "dllm-cache", "elastic-cache", "bicache"])
+def test_tails_that_are_left_out(name: str) -> None:
+    knobs = {"min_confidence": 0.17, "window": 1, "threshold": 1.0, "cut_tail": True}
+    item = Work(
+        request("r", 13, 6, max_tokens=16, remasking="slowfast", slowfast=knobs), policy(name, SETTINGS.get(name, {}))
+    )
+    executed = measured(poisoned_engine(MODELS["llada"]), [item])
+    cost = executed.meter.total
+    assert cost.total.flops + cost.repeated == executed.flops
+
+
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 @pytest.mark.parametrize(("name", "settings"), UNIFORM, ids=str)
 def test_uniform_models(model: str, name: str, settings: dict[str, Any]) -> None:

@@ -1,0 +1,104 @@
+"""Steps that leave out the tail of a canvas, under every cache policy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remask.core.depth import DepthLookup
+from remask.core.plan import Mask, Plan, Span, SpanMemo, Spans, TopRho, Watch
+from remask.engine.running import RunningRequest
+from remask.policies import parse
+from tests.engine.support import Work, alone, make_engine, outcome, request, run
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "reuse": {},
+    "block-prefix": {},
+    "block-dual": {},
+    "dkv-decode": {"refresh_interval": 3},
+    "dkv-prefill": {},
+    "dllm-cache": {"response_interval": 3, "ratio": 0.5},
+    "elastic-cache": {"window": 6, "threshold": 0.97},
+    "bicache": {"depth": 2, "refresh_interval": 2},
+    "bicache+dllm-cache": {"depth": 2, "refresh_interval": 2, "ratio": 0.5, "response_interval": 2},
+}
+
+
+def works(min_confidence: float) -> list[Work]:
+    """One request under each policy; its spans are filled one position a step."""
+    knobs = {"min_confidence": min_confidence, "window": 1, "threshold": 1.0, "cut_tail": True}
+    sampling: dict[str, Any] = {"max_tokens": 16, "remasking": "slowfast", "slowfast": knobs}
+    return [
+        Work(request(name, 13, 6, **sampling), parse(name, settings, lambda: DepthLookup({})))
+        for name, settings in SETTINGS.items()
+    ]
+
+
+@pytest.mark.parametrize(("family", "least"), [("llada", 0.17), ("dream", 0.13)])
+def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that it would compute there, predictions and what is watched; a batch of many equals many of one."""
+    seen: dict[str, list[tuple[int, int]]] = {name: [] for name in SETTINGS}
+    plans = RunningRequest.items
+
+    def noting(running: RunningRequest) -> Any:
+        items = plans(running)
+        tail = None if running.decoder.cut is None else int(running.decoder.cut[0])
+        for _, planned in items:
+            if tail is not None:
+                last = max(span.last for span in planned.spans)
+                seen[running.request.id].append((last, tail))
+                assert max(planned.predicted) < tail
+                assert planned.sees is running.decoder.cut
+        return items
+
+    monkeypatch.setattr(RunningRequest, "items", noting)
+    work = works(least)
+    together = run(make_engine(family), work)
+    for name, steps in seen.items():
+        assert any(tail < 13 + 16 for _, tail in steps), name
+        assert all(last < tail for last, tail in steps)
+    for item in work:
+        assert outcome(together[item.request.id]) == outcome(alone(item, family))
+
+
+def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
+    """By hand, on six positions of which four are left."""
+
+    def mask(*positions: int) -> Mask:
+        return np.isin(np.arange(6), positions)
+
+    pick = TopRho(mask(2, 3, 4, 5), 3)
+    spans = Spans(
+        [
+            Span(range(1), mask(0, 3, 5)),
+            Span(range(1, 2), mask(0, 1, 2, 3, 4, 5), mask(0, 5), mask(1, 4), pick, mask(1)),
+        ]
+    )
+    sees, memo = np.full(6, 4), SpanMemo()
+    watch = Watch(mask(3, 4), mask(0, 5), 0.5, mask(1, 5))
+    cut = Plan(spans, mask(3, 5), mask(5), watch=watch).below(sees, memo)
+    first, second = cut.spans
+    assert first.rows.tolist() == mask(0, 3).tolist()
+    assert second.rows.tolist() == mask(0, 1, 2, 3).tolist()
+    assert second.frozen is not None
+    assert second.save is not None
+    assert second.pick is not None
+    assert second.held is not None
+    assert [each.tolist() for each in (second.frozen, second.save, second.held)] == [
+        mask(0).tolist(),
+        mask(1).tolist(),
+        mask(1).tolist(),
+    ]
+    assert (second.pick.among.tolist(), second.pick.count) == (mask(2, 3).tolist(), 2)
+    assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
+    assert cut.commit is not None
+    assert not cut.commit.any()
+    assert cut.watch is not None
+    assert [each.tolist() for each in (cut.watch.window, cut.watch.among, cut.watch.tracked)] == [
+        mask(3).tolist(),
+        mask(0).tolist(),
+        mask(1).tolist(),
+    ]
+    assert Plan(spans, mask(3)).below(sees, memo).spans is cut.spans, "so that nothing is packed anew"
+    assert cut.refreshed(1).spans[1].rows.tolist() == mask(0, 1, 2, 3).tolist(), "a refresh leaves the tail out too"
