@@ -7,7 +7,7 @@ from typing import TypeAlias
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.depth.find import DepthTable
 from remask.depth.profile import ProfileSettings, profile
-from remask.depth.prompts import default_prompts, read_prompts
+from remask.depth.prompts import default_prompts, read_prompts, under_system_prompt
 from remask.depth.rule import AT_BOUNDARY, OVER_LAYERS, OVER_REQUESTS, DepthRule
 from remask.engine.config import EngineConfig
 from remask.errors import ConfigError, UnknownNameError
@@ -21,6 +21,7 @@ Drawing: TypeAlias = Callable[[str], Callable[[DepthTable], None]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--prompts", metavar="FILE", help="JSONL of messages, prompt or prompt_token_ids a line")
+    add_system_prompt_option(parser)
     parser.add_argument("--output", metavar="FILE", help="write the table to this file, as JSON")
     parser.add_argument("--plot", metavar="FILE", help="picture of the table, PNG or SVG")
     group = parser.add_argument_group("measurement")
@@ -51,6 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
     add_rule_options(parser)
     add_model_options(parser)
+
+
+def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--system-prompt`."""
+    parser.add_argument(
+        "--system-prompt",
+        metavar="FILE",
+        help="text that is the prefix of every request, before diverse prompts, as the paper profiles (default: each "
+        "conversation's own head)",
+    )
 
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     # Profiling allocates its own K/V memory, so the engine's is made as small as possible.
     llm = open_llm(args, engine=EngineConfig(max_num_seqs=1, max_model_len=1, store_budget_tokens=0))
     prompts = default_prompts(llm.loaded) if args.prompts is None else read_prompts(args.prompts, llm.loaded)
+    if args.system_prompt is not None:
+        prompts = under_system_prompt(args.system_prompt, prompts, llm.loaded)
     table = profile(llm, prompts, settings, progress=llm.progress)
     print(report(table))
     if args.output is not None:

@@ -16,10 +16,17 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A token sequence whose next turn is the assistant's. `ends` are the lengths at which a user's turn begins."""
+    """A token sequence whose next turn is the assistant's.
+
+    Attributes:
+        tokens: all of it.
+        ends: the lengths at which a user's turn begins.
+        system: how many leading tokens are the system prompt of all conversations; None where each has its own.
+    """
 
     tokens: Sequence[int]
     ends: tuple[int, ...] = ()
+    system: int | None = None
 
 
 class PromptSet(Protocol):
@@ -132,6 +139,38 @@ class TransitPrompts:
             return messages[:-1]
 
         return _grown_chat(self.tokenizer, compose, length)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemPrompt:
+    """One system prompt before the conversations of `prompts` (BiCache section 5.1); `tokens` are those that it takes.
+
+    The prefix of every canvas is the system prompt, or its head where the canvas is too short for all of it.
+    """
+
+    prompts: PromptSet
+    tokens: tuple[int, ...]
+    name: str
+
+    @property
+    def source(self) -> str:
+        """The system prompt, and what stands behind it."""
+        return f"the system prompt {self.name} of {len(self.tokens)} tokens, then {self.prompts.source}"
+
+    @property
+    def canvas(self) -> int:
+        """That of the prompts."""
+        return self.prompts.canvas
+
+    @property
+    def response(self) -> int:
+        """That of the prompts."""
+        return self.prompts.response
+
+    def draw(self, rng: random.Random, length: int) -> Conversation:
+        """Return the system prompt and a conversation behind it."""
+        behind = self.prompts.draw(rng, length)
+        return Conversation((*self.tokens, *behind.tokens), system=len(self.tokens))
 
 
 @dataclass(frozen=True, slots=True)

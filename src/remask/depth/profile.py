@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from remask.core.checks import real, whole
 from remask.core.depth import DepthLookup
-from remask.depth.conversations import Conversation, PromptSet
+from remask.depth.conversations import Conversation, PromptSet, SystemPrompt
 from remask.depth.cuts import Cut, cut_at, reachable
 from remask.depth.rule import DepthRule, depth_at, depth_entries
 from remask.depth.similarity import Measure, PrefixProbe
@@ -95,14 +95,17 @@ class Cuts:
             raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
         self.response = 0 if settings.official else settings.response or prompts.response
         self.definition: Measure = "official" if settings.official else "flat"
-        self.ratios = reachable(settings.ratios, self.canvas)
         self._prompts, self._seed = prompts, settings.seed
+        system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
+        self.ratios = reachable(settings.ratios, self.canvas, system)
         self._probe = PrefixProbe(llm.model, self.canvas)
 
-    def measure(self, number: int, tick: Callable[[], object], head: int | None = None) -> NDArray[np.float64]:
+    def measure(
+        self, number: int, tick: Callable[[], object], head: Sequence[int] | None = None
+    ) -> NDArray[np.float64]:
         """Return the similarities of one request, the mean of K and V: [ratios, layers]. Calls `tick` once per ratio.
 
-        With `head` the prefix is that of request `head`, cut to the same length wherever its turns end. The question
+        With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
         stays that of request `number`.
         """
         rows = []
@@ -111,10 +114,10 @@ class Cuts:
             tick()
         return np.stack(rows)
 
-    def cut(self, number: int, head: int | None = None) -> list[Cut]:
+    def cut(self, number: int, head: Sequence[int] | None = None) -> list[Cut]:
         """Return the canvases that `measure` compares, one per ratio."""
         conversation = self.draw(number)
-        first = conversation if head is None else Conversation(self.draw(head).tokens)
+        first = conversation if head is None else Conversation(head, system=conversation.system)
         return [cut_at(first, conversation.tokens, ratio, self.canvas, self.response) for ratio in self.ratios]
 
     def draw(self, number: int) -> Conversation:

@@ -11,6 +11,7 @@ from remask.depth.conversations import (
     Message,
     PromptSet,
     RandomPrompts,
+    SystemPrompt,
     TariffPrompts,
     TokenPrompts,
     TransitPrompts,
@@ -92,6 +93,27 @@ def read_prompts(path: str | Path, model: LoadedModel) -> PromptSet:
         raise ConfigError(f"{path} holds both texts and token ids; give one kind")
     assert model.tokenizer is not None
     return ChatPrompts(source, chats, model.tokenizer)
+
+
+def under_system_prompt(path: str | Path, prompts: PromptSet, model: LoadedModel) -> PromptSet:
+    """`prompts` behind the text of a file, which is the system prompt of all of them (BiCache section 5.1).
+
+    Raises `ConfigError` where the file holds no text, or the model has no tokenizer.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the system prompt {path} cannot be read: {error}") from error
+    tokenizer = model.tokenizer
+    if not text:
+        raise ConfigError(f"the system prompt {path} holds no text")
+    if tokenizer is None:
+        raise ConfigError(f"the system prompt {path} needs a tokenizer, and this model folder has none; leave it out")
+    if not tokenizer.has_chat_template:
+        return SystemPrompt(prompts, tuple(tokenizer.encode(f"{text}\n\n")), Path(path).name)
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "?"}]
+    tokens = tokenizer.apply_chat(messages)[: tokenizer.shared_prefix(messages)]
+    return SystemPrompt(prompts, tuple(tokens), Path(path).name)
 
 
 def _gsm8k(tokenizer: Tokenizer) -> ChatPrompts:

@@ -38,9 +38,15 @@ class Benchmark:
     format: Format
     data: str
 
-    def messages(self, role: str, doc: Doc) -> list[Message]:
-        """The conversation of one question: both parts of the shared system prompt, then the user's turn."""
-        return [{"role": "system", "content": f"{role}\n\n{self.rules}"}, {"role": "user", "content": doc.asked}]
+    def messages(self, role: str, doc: Doc, shots: Sequence[Doc] = ()) -> list[Message]:
+        """The conversation of one question: both parts of the shared system prompt, worked examples, the user's turn.
+
+        `shots` are the examples, each with a solution.
+        """
+        turns: list[Message] = [{"role": "system", "content": f"{role}\n\n{self.rules}"}]
+        for shot in shots:
+            turns += [{"role": "user", "content": shot.asked}, {"role": "assistant", "content": shot.solution}]
+        return [*turns, {"role": "user", "content": doc.asked}]
 
 
 def task_names() -> tuple[str, ...]:
@@ -98,6 +104,20 @@ def read_docs(
     Raises `ConfigError`, which names the first bad line and its field.
     """
     return [own.format.read(line) for line in read_lines(path, names, limit)]
+
+
+def read_shots(own: Benchmark, path: str, names: Mapping[str, str] | None, shots: int) -> Sequence[Doc]:
+    """Read the first `shots` records of a local JSONL file as worked examples.
+
+    Raises `ConfigError` as `read_docs` does, where there are fewer, and where one holds no solution.
+    """
+    docs = read_docs(own, path, names, shots)
+    if len(docs) < shots:
+        raise ConfigError(f"--shots {shots} needs as many records in {path}, which holds {len(docs)}; lower --shots")
+    for number, doc in enumerate(docs, start=1):
+        if not doc.solution:
+            raise ConfigError(f"{path}, record {number}: it holds no solution, so it cannot be a worked example")
+    return docs
 
 
 class _Loader(yaml.SafeLoader):

@@ -5,12 +5,14 @@ where something is missing.
 """
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from remask.core.checks import is_whole
 from remask.tasks.gsm8k import final_number
+from remask.tasks.transit import SEPARATOR
 from remask_lab.likelihood.choices import LETTERS
 from remask_lab.records.jsonl import Line
 
@@ -24,13 +26,27 @@ class Doc:
         right: the right answer, or for code the tests.
         before: of code, what the tests use beside it; with an `entry`, it also stands before the code.
         entry: of code, the function under test; empty: the names that the tests use and do not define.
+        solution: a response that is right, in the form that the task asks for; empty where the record holds none.
     """
 
     asked: str
     right: str
     before: str = ""
     entry: str = ""
+    solution: str = ""
 
+
+def _answered(asked: str, right: str, worked: str = "") -> Doc:
+    """A question whose answer is matched. `worked` leads to the answer."""
+    return Doc(asked, right, solution=f"{worked.strip()}\n{SEPARATOR} {right}".lstrip())
+
+
+def _coded(line: Line, field: str, before: str = "") -> str:
+    """The record's own code in a fenced block; empty where it has none."""
+    return f"```python\n{before}{line.text(field).rstrip()}\n```" if line.has(field) else ""
+
+
+_CALCULATOR = re.compile(r"<<.*?>>")  # GSM8K's annotations
 
 Reader = Callable[[Line], Doc]
 
@@ -47,11 +63,12 @@ def _gsm8k(line: Line) -> Doc:
     question, worked = line.exchange() if line.has("messages") else (line.text("question"), line.text("answer"))
     if "####" not in worked:
         raise line.error(f"field 'answer' has no '####' before its final number: {worked[-60:]!r}")
-    return Doc(question, final_number(worked))
+    return _answered(question, final_number(worked), _CALCULATOR.sub("", worked.partition("####")[0]))
 
 
 def _math500(line: Line) -> Doc:
-    return Doc(line.text("problem"), line.text("answer").strip())
+    worked = line.text("solution") if line.has("solution") else ""
+    return _answered(line.text("problem"), line.text("answer").strip(), worked)
 
 
 def _arc(line: Line) -> Doc:
@@ -92,7 +109,7 @@ def _mmlu_pro(line: Line) -> Doc:
 
 
 def _bbh(line: Line) -> Doc:
-    return Doc(line.text("input"), line.text("target").strip())
+    return _answered(line.text("input"), line.text("target").strip())
 
 
 def _humaneval(line: Line) -> Doc:
@@ -104,18 +121,19 @@ def _humaneval(line: Line) -> Doc:
     prompt = line.text("prompt")
     tests = f"{line.text('test')}\ncheck({line.text('entry_point')})"
     asked = f"Complete this function:\n\n```python\n{prompt.rstrip()}\n```"
-    return Doc(asked, tests, prompt, line.text("entry_point"))
+    return Doc(asked, tests, prompt, line.text("entry_point"), _coded(line, "canonical_solution", prompt))
 
 
 def _mbpp(line: Line) -> Doc:
     tests = "\n".join(line.texts("test_list"))
     setup = line.get("test_setup_code") if line.has("test_setup_code") else ""
-    return Doc(f"{line.text('text').strip()}\nThe code must pass these tests:\n\n{tests}", tests, setup or "")
+    asked = f"{line.text('text').strip()}\nThe code must pass these tests:\n\n{tests}"
+    return Doc(asked, tests, setup or "", solution=_coded(line, "code"))
 
 
 def _choice(question: str, choices: Sequence[str], right: int) -> Doc:
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
-    return Doc(f"{question.strip()}\n\n{listed}", LETTERS[right])
+    return _answered(f"{question.strip()}\n\n{listed}", LETTERS[right])
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(

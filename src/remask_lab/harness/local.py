@@ -32,8 +32,11 @@ def run_local(
     policy: CachePolicy,
     sampling: Mapping[str, Any],
     seed: int,
+    shots: Sequence[Doc] = (),
 ) -> dict[str, Any]:
     """Ask all of `docs` under the shared system prompt, score the responses, and return one row of results.
+
+    `shots` are worked examples that stand before every question, and are shared like the system prompt.
 
     With `own.scoring` "code" this runs the code that the model wrote. Raises `ConfigError`, before anything runs, where
     the model has no chat template, and where a question is too long.
@@ -42,7 +45,7 @@ def run_local(
     params = sampling_of(llm, sampling, own.max_tokens)
     requests = []
     for number, doc in enumerate(docs):
-        messages = own.messages(role, doc)
+        messages = own.messages(role, doc, shots)
         tokens = tokenizer.apply_chat(messages)
         requests.append(Request(str(number), tokens, params, tokenizer.shared_prefix(messages)))
     generation = generate(llm, requests, policy, seed, llm.progress)

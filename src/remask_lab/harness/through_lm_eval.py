@@ -27,6 +27,7 @@ class EvalOptions:
         limit: documents of a task. None takes all.
         run_code: whether tasks that execute generated code may run.
         seed: of few-shot examples.
+        shots: number of few-shot examples; None leaves a task's own.
     """
 
     role: str | None
@@ -34,6 +35,7 @@ class EvalOptions:
     limit: int | None
     run_code: bool
     seed: int
+    shots: int | None = None
 
 
 class Harness:
@@ -64,6 +66,8 @@ class Harness:
                 model=lm,
                 tasks=[task if isinstance(task, str) else dict(task)],
                 limit=options.limit,
+                num_fewshot=options.shots,
+                fewshot_as_multiturn=bool(options.shots) and options.chat,
                 bootstrap_iters=0,
                 system_instruction=options.role,
                 apply_chat_template=options.chat,

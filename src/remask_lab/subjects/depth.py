@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options
-from remask.cli.profile import add_rule_options, rule_of
+from remask.cli.profile import add_rule_options, add_system_prompt_option, rule_of
 from remask.core.depth import DepthLookup
-from remask.depth.conversations import PromptSet
+from remask.depth.conversations import Conversation, PromptSet
 from remask.depth.profile import (
     Cuts,
     ProfileSettings,
@@ -30,7 +30,7 @@ from remask.depth.profile import (
     run_depth,
     table_distance,
 )
-from remask.depth.prompts import read_prompts, task_prompts
+from remask.depth.prompts import read_prompts, task_prompts, under_system_prompt
 from remask.depth.rule import RULES, DepthRule, depth_entries
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a kind of task and its prompts, as 'profile --prompts' takes them; may be given again (default: those "
         "that the model's tokenizer reads)",
     )
+    add_system_prompt_option(parser)
     tau_option(parser)
     parser.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
     parser.add_argument("--samples", type=int, metavar="N", help=f"requests per ratio and task (default {SAMPLES})")
@@ -97,9 +98,15 @@ def measure(args: argparse.Namespace) -> Outcome:
     )
     llm = open_without_pool(args)
     check_masked(llm)
-    report = measure_depths(llm, _tasks(llm, args.task), settings, args.system_prompts, progress=llm.progress)
+    tasks = _tasks(llm, args.task)
+    if args.system_prompt is not None:
+        tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
+    report = measure_depths(llm, tasks, settings, args.system_prompts, progress=llm.progress)
     names = ("tau", "task", "ratios", "system_prompts", "official", "canvas", "response")
-    own = {name: getattr(args, name) for name in names} | {"samples": report.samples, "rule": str(settings.rule)}
+    own = {name: getattr(args, name) for name in (*names, "system_prompt")} | {
+        "samples": report.samples,
+        "rule": str(settings.rule),
+    }
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
     return Outcome(
         f"{header}\n\n{text(report)}",
@@ -153,10 +160,13 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True)
 class PromptSpread:
-    """The first task's depth under other system prompts of the same length, with the same questions.
+    """The first task's depth under variants of one system prompt (BiCache D.1), with the same questions.
+
+    A variant has the length of the first request's prefix, and half of its tokens are those of another request, or as
+    many as differ.
 
     Attributes:
-        prompts: how many.
+        prompts: how many, the first one included.
         changed: share of their tokens that differ from the first one's, on average.
         spread: per ratio, standard deviation over system prompts of the mean depth of their questions, in layers.
     """
@@ -335,18 +345,27 @@ def _sizes(last: int) -> list[int]:
 
 
 def _system_prompts(cuts: Cuts, prompts: int, tau: float, tick: Callable[[], object]) -> PromptSpread:
-    """Requests 0 to `prompts` - 1 lend their prefixes, the ones after them their questions."""
+    """Request 0 lends its prefix, those up to `prompts` - 1 what changes in it, the ones after them their questions."""
+    template = cuts.draw(0).tokens[: cuts.canvas]
+    heads = [list(template), *(_variant(template, cuts.draw(number), number) for number in range(1, prompts))]
     means = []
-    for head in range(prompts):
+    for head in heads:
         measured = [cuts.measure(prompts + number, tick, head) for number in range(QUESTIONS)]
         means.append(_depths(measured, tau).mean(axis=0))
-    length = round(cuts.ratios[-1] * cuts.canvas / 100)
-    heads = np.array([cuts.draw(head).tokens[:length] for head in range(prompts)])
+    longest = np.array([head[: max(cut.prefix for cut in cuts.cut(prompts, heads[0]))] for head in heads])
     return PromptSpread(
         prompts=prompts,
-        changed=float((heads[1:] != heads[0]).mean()),
+        changed=float((longest[1:] != longest[0]).mean()),
         spread=dict(zip(cuts.ratios, np.std(means, axis=0).tolist(), strict=True)),
     )
+
+
+def _variant(template: Sequence[int], other: Conversation, seed: int) -> list[int]:
+    """`template` with half of its tokens from the same places of `other`, behind its system prompt if all share one."""
+    variant, donor = np.array(template), np.array(other.tokens[other.system or 0 :][: len(template)])
+    differing = np.random.default_rng(seed).permutation(np.flatnonzero(variant != donor))[: (len(template) + 1) // 2]
+    variant[differing] = donor[differing]
+    return [int(token) for token in variant]
 
 
 def text(report: DepthReport) -> str:

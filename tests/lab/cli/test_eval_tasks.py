@@ -60,6 +60,35 @@ def test_the_packaged_questions_are_data_as_they_are(tmp_path: Path) -> None:
     assert [sample["right"] for sample in result(output)["samples"]] == ["72", "10"]
 
 
+def test_worked_examples_are_part_of_the_shared_prefix(tmp_path: Path) -> None:
+    output, shots = tmp_path / "out.json", ["--shots", "2", "--shot-data", str(PACKAGED / "gsm8k.jsonl")]
+    assert gsm8k("--caches", "none,reuse", "--output", str(output)) == 0
+    bare = result(output, 1)
+    output = tmp_path / "shots.json"
+    assert gsm8k("--caches", "none,reuse", *shots, "--output", str(output)) == 0
+    assert result(output, 1)["prefix_ratio"] > bare["prefix_ratio"]
+    assert result(output, 1)["prefix_hits"] == 2, "three questions share the system prompt and its examples"
+    preset = [*shots, "--preset", "dkv-cache-dream", "--output", str(tmp_path / "preset.json")]
+    assert gsm8k(*preset) == 0, "what is given stands before the preset's"
+    record = read_record(tmp_path / "preset.json", "eval tasks")
+    settings = record.about["settings"]
+    assert (settings["preset"], settings["shots"]) == ("dkv-cache-dream", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shots", "2"], "takes its 2 worked examples from --shot-data FILE"),
+        (["--shot-data", "x.jsonl"], "takes its 0 worked examples from --shot-data FILE"),
+        (["--preset", "dkv-cache-dream"], "takes its 8 worked examples from --shot-data FILE"),
+        (["--shots", "-1"], "--shots must be a whole number from 0"),
+    ],
+)
+def test_examples_without_their_data(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gsm8k(*options) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("task", "line", "message"),
     [

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
-from remask_lab.harness.benchmark import benchmark, read_docs, read_role, task_names, usual_role
-from remask_lab.harness.formats import FORMATS
+from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
+from remask_lab.harness.formats import FORMATS, Doc
+from remask_lab.harness.presets import preset_names, task_settings
 from remask_lab.harness.score import score
 from remask_lab.records.jsonl import Line
 from tests.depth.models import write_lines
@@ -89,6 +91,57 @@ def test_published_records_are_read() -> None:
         assert score("code", solution, doc.right, doc.before, doc.entry).failure is None
         empty = score("code", f"```python\n{record['prompt']}    pass\n```", doc.right, doc.before, doc.entry)
         assert empty.failure is not None
+
+
+def test_solutions_are_right_answers_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
+    path = DATA / "gsm8k" / "test.jsonl"
+    for doc in read_shots(benchmark("remask_gsm8k"), str(path), None, 8):
+        assert score("strict", doc.solution, doc.right).metrics["strict_match"] == 1
+        assert "<<" not in doc.solution
+        assert "####" not in doc.solution
+    path = DATA / "humaneval" / "HumanEval.jsonl"
+    (doc,) = read_shots(benchmark("remask_humaneval"), str(path), None, 1)
+    assert score("code", doc.solution, doc.right, doc.before, doc.entry).failure is None
+    for name in ("math500", "arc_challenge", "gpqa", "mmlu", "mmlu_pro", "bbh"):
+        doc = FORMATS[name].read(line(RECORDS[name][0]))
+        assert score("strict", doc.solution, doc.right).metrics["strict_match"] == 1
+    record = RECORDS["mbpp"][0]
+    assert FORMATS["mbpp"].read(line(record | {"code": "x = 1\r\n"})).solution == "```python\nx = 1\n```"
+    bare = {key: value for key, value in record.items() if key != "code"}
+    path = write_lines(tmp_path / "x.jsonl", [bare])
+    with pytest.raises(ConfigError, match=r"record 1: it holds no solution"):
+        read_shots(benchmark("remask_mbpp"), str(path), None, 1)
+    with pytest.raises(ConfigError, match=r"--shots 3 needs as many records .* holds 1"):
+        read_shots(benchmark("remask_mbpp"), str(path), None, 3)
+
+
+def test_examples_stand_between_the_system_prompt_and_the_question() -> None:
+    own, docs = benchmark("remask_bbh"), [Doc(f"{n}?", f"{n}", solution=f"## {n}") for n in range(3)]
+    assert own.messages("role", docs[2], docs[:2])[1:] == [
+        {"role": "user", "content": "0?"},
+        {"role": "assistant", "content": "## 0"},
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "## 1"},
+        {"role": "user", "content": "2?"},
+    ]
+
+
+def test_presets_are_the_papers() -> None:
+    """Table 5 of dKV-Cache, and the examples of its tables 2 and 3."""
+    llada = {task: dict(task_settings("dkv-cache-llada", f"remask_{task}").sampling) for task in ("mmlu", "gpqa")}
+    assert llada == {
+        "mmlu": {"max_tokens": 32, "steps": 32, "block_length": 16},
+        "gpqa": {"max_tokens": 128, "steps": 128, "block_length": 64},
+    }
+    shots = {task: task_settings("dkv-cache-dream", f"remask_{task}").shots for task in ("gsm8k", "mbpp", "mmlu")}
+    assert shots == {"gsm8k": 8, "mbpp": 3, "mmlu": 5}
+    for name in preset_names():
+        for task in ("remask_gsm8k", "remask_humaneval"):
+            SamplingParams.from_mapping(task_settings(name, task).sampling)
+    with pytest.raises(UnknownNameError, match="task of preset dkv-cache-llada 'remask_bbh'"):
+        task_settings("dkv-cache-llada", "remask_bbh")
+    with pytest.raises(UnknownNameError, match="dkv-cache-dream"):
+        task_settings("dkv-cache", "remask_gsm8k")
 
 
 def test_the_first_bad_line_is_named(tmp_path: Path) -> None:

@@ -93,9 +93,15 @@ def test_convergence_is_told_for_every_doubling(report: DepthReport) -> None:
         assert after.seconds > before.seconds
 
 
-def test_other_system_prompts_meet_the_same_questions(report: DepthReport) -> None:
+def test_variants_of_a_system_prompt_meet_the_same_questions(report: DepthReport) -> None:
     prompts = Few(0, 100)
-    heads = [conversation(prompts, number) for number in range(HEADS)]
+    first, *others = [conversation(prompts, number) for number in range(HEADS)]
+    heads = [first]
+    for seed, other in enumerate(others, 1):
+        places = [place for place in range(CANVAS) if first[place] != other[place]]
+        taken = set(np.random.default_rng(seed).permutation(places)[: CANVAS // 2].tolist())
+        heads.append([other[place] if place in taken else first[place] for place in range(CANVAS)])
+        assert sum(a != b for a, b in zip(first, heads[-1], strict=True)) == CANVAS // 2
     questions = [conversation(prompts, HEADS + number) for number in range(QUESTIONS)]
     for ratio in (50, 80):
         means = [np.mean([dense_depth(head, q, ratio, turn=False) for q in questions]) for head in heads]

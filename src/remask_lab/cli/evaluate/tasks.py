@@ -24,9 +24,10 @@ from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
-from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, task_names
+from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, read_shots, task_names
 from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
+from remask_lab.harness.presets import TaskSettings, preset_names, task_settings
 from remask_lab.harness.report import table
 from remask_lab.likelihood.likelihood import LikelihoodEstimator
 from remask_lab.records.jsonl import field_names
@@ -57,6 +58,13 @@ def add_parser(subjects: Any) -> None:
     parser.add_argument("--data", metavar="FILE", help="local JSONL in the shape of the one task's data set")
     parser.add_argument("--fields", metavar="FIELD=NAME,...", help="names in FILE of the task's fields")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N questions of each task")
+    parser.add_argument(
+        "--preset",
+        choices=preset_names(),
+        help="sampling parameters and worked examples of each task, as a paper has them; what is given overrides it",
+    )
+    parser.add_argument("--shots", type=int, metavar="N", help="worked examples before each question")
+    parser.add_argument("--shot-data", metavar="FILE", help="local JSONL that the examples of our own task come from")
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, which override those of a task")
     parser.add_argument("--system-prompt", metavar="FILE", help="role and rules that replace the shipped ones")
     parser.add_argument(
@@ -81,14 +89,18 @@ def run(args: argparse.Namespace) -> int:
     check_folder("--output", args.output)
     if args.include_path is not None and not Path(args.include_path).is_dir():
         raise ConfigError(f"--include-path: there is no folder {args.include_path!r}")
-    sampling = sampling_option(args)
+    given = sampling_option(args)
+    settings_of = {task: _settings(args, task, given) for task in tasks}
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
     local = args.data is not None
-    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)
+    begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of)
     llm = open_llm(args, engine=engine_config(args))
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
     settings = {
-        "sampling": sampling,
+        "sampling": given,
+        "preset": args.preset,
+        "shots": args.shots,
+        "shot_data": xxhash.xxh64(Path(args.shot_data).read_bytes()).hexdigest() if args.shot_data else None,
         "limit": args.limit,
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
         "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
@@ -116,7 +128,7 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     tasks = list(dict.fromkeys(name.strip() for name in args.tasks.split(",") if name.strip()))
     if not tasks:
         raise ConfigError(f"--tasks names none; give some, such as {PREFIX}gsm8k (--list names our own)")
-    check_least(args, limit=1)
+    check_least(args, limit=1, shots=0)
     for task in [task for task in tasks if is_own(task)]:
         if benchmark(task).scoring == "code" and not args.allow_code_execution:
             raise ConfigError(
@@ -132,14 +144,32 @@ def _tasks(args: argparse.Namespace) -> list[str]:
     return tasks
 
 
-def _local(args: argparse.Namespace, task: str, role: str, sampling: Mapping[str, Any]) -> Callable[[LLM], Measure]:
-    own = benchmark(task)
-    docs = read_docs(own, args.data, field_names("--fields", args.fields, own.format.fields), args.limit)
-    return lambda llm: lambda _, policy: run_local(llm, own, docs, role, policy, sampling, args.seed)
+def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) -> TaskSettings:
+    """Sampling parameters and examples of `task`: those of the preset, unless given."""
+    own = TaskSettings({}) if args.preset is None else task_settings(args.preset, task)
+    shots = own.shots if args.shots is None else args.shots
+    if is_own(task) and bool(shots) is not (args.shot_data is not None):
+        raise ConfigError(
+            f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL in the shape of its data "
+            "set; give both, or neither"
+        )
+    if shots and is_own(task) and args.data is None:
+        raise ConfigError(f"worked examples before {task} need local questions: give them with --data")
+    return TaskSettings({**own.sampling, **sampling}, shots)
+
+
+def _local(
+    args: argparse.Namespace, task: str, role: str, settings: Mapping[str, TaskSettings]
+) -> Callable[[LLM], Measure]:
+    own, settled = benchmark(task), settings[task]
+    names = field_names("--fields", args.fields, own.format.fields)
+    docs = read_docs(own, args.data, names, args.limit)
+    shots = read_shots(own, args.shot_data, names, settled.shots) if settled.shots else ()
+    return lambda llm: lambda _, policy: run_local(llm, own, docs, role, policy, settled.sampling, args.seed, shots)
 
 
 def _harness(
-    args: argparse.Namespace, tasks: Sequence[str], role: str, sampling: Mapping[str, Any]
+    args: argparse.Namespace, tasks: Sequence[str], role: str, settings: Mapping[str, TaskSettings]
 ) -> Callable[[LLM], Measure]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
@@ -163,8 +193,9 @@ def _harness(
 
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
             given = role if is_own(task) or args.system_prompt is not None else None
-            options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed)
-            return harness.run(RemaskLM(llm, policy, sampling, args.seed, estimator), task, options)
+            shots = args.shots if args.preset is None else settings[task].shots
+            options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed, shots)
+            return harness.run(RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator), task, options)
 
         return measure
 

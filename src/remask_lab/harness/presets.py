@@ -1,0 +1,36 @@
+"""The settings under which a paper ran its benchmarks, by name."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from remask.core.checks import one_of
+from remask.errors import UnknownNameError
+
+_FOLDER = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSettings:
+    """How one task is run: sampling parameters, and the number of worked examples before each question."""
+
+    sampling: Mapping[str, Any]
+    shots: int = 0
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names of all presets, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+@cache
+def task_settings(preset: str, task: str) -> TaskSettings:
+    """The settings of `task` in `preset`. Raises `UnknownNameError` where there is no such preset, or task in it."""
+    one_of("--preset", preset, preset_names())
+    tasks = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))["tasks"]
+    if task not in tasks:
+        raise UnknownNameError(f"task of preset {preset}", task, list(tasks))
+    return TaskSettings(**tasks[task])

@@ -1,0 +1,215 @@
+"""Says which kept figures are stale: those whose commit is older than the last change to what they measure.
+
+    python -m remask_lab.pages.stale [--results FOLDER] [--root FOLDER]
+
+Looks at the result files in benchmarks/results, and at the figures of README.md and docs that name a commit and the
+command that made them. "Numbers" (answers, work, agreement) depend on the policies, the sampling, the model and the
+measurement itself; "times" depend on all that runs as well. Nothing is measured.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remask.errors import ConfigError, RemaskError
+from remask_lab.pages.results import PAGE, RESULTS, ROOT, read_all
+from remask_lab.records.markdown import markdown_table
+from remask_lab.records.record import Record
+
+CORE, LAB = "src/remask", "src/remask_lab"
+# Whatever runs has a part in every time.
+TIMES = tuple(f"{CORE}/{name}" for name in ("engine", "models", "store", "core", "sending.py", "cpu.py"))
+# What decides answers, whatever the policy.
+NUMBERS = (
+    *(f"{CORE}/sampling/{name}.py" for name in ("score", "filters", "philox", "schedule")),
+    f"{CORE}/core/select.py",
+)
+DECODERS = {"masked": "masked", "uniform": "uniform", "block_causal": "block_causal"}
+POLICY_FILES = {
+    "none": "dense",
+    "reuse": "reuse",
+    "bicache": "bicache",
+    "block-prefix": "block",
+    "block-dual": "block",
+    "uniform-cache": "block",
+    "dkv-decode": "dkv",
+    "dkv-greedy": "dkv",
+    "dkv-prefill": "dkv",
+    "dkv-pd": "dkv",
+    "dllm-cache": "dllm",
+    "elastic-cache": "elastic",
+    "exact": "exact",
+}
+# Beside its plans, what a policy's results rest on.
+BEHIND = {
+    "bicache": (f"{CORE}/depth", f"{CORE}/core/depth.py"),
+    "elastic-cache": (f"{CORE}/engine/drift_watcher.py", f"{CORE}/engine/tracker.py"),
+}
+MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
+_COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")
+_MODULE = re.compile(r"python -m (remask_lab(?:\.\w+)+)")
+_COMMAND = re.compile(
+    r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile-ops|profile)\b"
+)
+_OF_COMMAND = {
+    "bench": ("bench",),
+    "profile-ops": ("ops",),
+    "profile": (),
+    "eval": ("harness", "cli/evaluate", "likelihood"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A kept figure: where it stands, the commit that it was measured at, and the paths that it rests on."""
+
+    place: str
+    commit: str | None
+    numbers: tuple[str, ...]
+    times: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a figure is stale. Each of the two is the newest commit that changed what it rests on, or None."""
+
+    figure: Figure
+    numbers: str | None
+    times: str | None
+    known: bool = True
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print a row a figure. Returns 0, or 2 where the files or the history cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m remask_lab.pages.stale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="default benchmarks/results")
+    parser.add_argument("--root", default=str(ROOT), metavar="FOLDER", help="the checkout; default this one")
+    args = parser.parse_args(argv)
+    try:
+        root = Path(args.root)
+        figures = [*recorded(read_all(args.results)), *quoted(root)]
+        print(report([judge(root, figure) for figure in figures]))
+    except RemaskError as error:
+        print(f"remask_lab.pages.stale: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def recorded(records: dict[str, Record]) -> Iterator[Figure]:
+    """The figures of result files."""
+    for name, record in records.items():
+        about = record.about
+        caches = sorted(set(_caches(record.data)))
+        own = [*_policies(caches), *NUMBERS, f"{CORE}/sampling/{DECODERS[about['kind']]}.py"]
+        own.append(f"{CORE}/models/families/{about['family'].replace('-', '_')}.py")
+        if "slowfast" in str(record.data):
+            own.append(f"{CORE}/core/slowfast.py")
+        if about["model"] in MODELS:
+            own.append(f"{CORE}/{MODELS[about['model']]}")
+        table = about["settings"].get("table")
+        own += [f"{LAB}/bench"] if table is None else [f"{LAB}/papers/measure.py", f"{LAB}/papers/tables/{table}.toml"]
+        yield Figure(name, about["commit"], tuple(own), TIMES)
+
+
+def quoted(root: Path) -> Iterator[Figure]:
+    """The figures of README.md and docs that name a commit, by the commands of their paragraph."""
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    for path in [page for page in pages if page.name != PAGE.name]:  # that page shows result files
+        line = 1
+        for paragraph in path.read_text(encoding="utf-8").split("\n\n"):
+            for found in _COMMIT.finditer(paragraph):
+                at = line + paragraph[: found.start()].count("\n")
+                yield Figure(f"{path.relative_to(root)}:{at}", found[1], tuple(_named(root, paragraph)), TIMES)
+            line += paragraph.count("\n") + 2
+
+
+def judge(root: Path, figure: Figure) -> Verdict:
+    """What has changed since `figure` was measured. Raises `ConfigError` outside a checkout."""
+    commit = None if figure.commit is None else figure.commit.removesuffix("+changes")
+    if commit is None or _git(root, "cat-file", "-t", commit) != "commit":
+        _history(root)
+        return Verdict(figure, None, None, known=False)
+    return Verdict(figure, _changed(root, commit, figure.numbers), _changed(root, commit, figure.times))
+
+
+def report(verdicts: Iterable[Verdict]) -> str:
+    """A row a figure, stale ones first, and how many there are."""
+    rows, stale = [], 0
+    ordered = sorted(verdicts, key=lambda each: (each.known, each.numbers is None, each.times is None))
+    for each in ordered:
+        commit = each.figure.commit or "none"
+        if not each.known:
+            rows.append([each.figure.place, commit, "unknown commit", "unknown commit"])
+            continue
+        stale += each.numbers is not None
+        shown = [("fresh" if change is None else f"stale: {change}") for change in (each.numbers, each.times)]
+        rows.append([each.figure.place, commit, *shown])
+    unknown = sum(not each.known for each in ordered)
+    grid = markdown_table(["figure", "measured at", "numbers", "times"], rows)
+    return f"{grid}\n\n{len(ordered)} figures: the numbers of {stale} are stale, of {unknown} the commit is unknown."
+
+
+def _caches(data: Any) -> Iterator[str]:
+    """Every policy that a record's numbers are of."""
+    if isinstance(data, dict):
+        cache = data.get("cache")
+        if isinstance(cache, str):
+            yield cache
+        for value in data.values():
+            yield from _caches(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _caches(value)
+
+
+def _policies(caches: Iterable[str]) -> list[str]:
+    """The files of policies, and of those that they are composed of."""
+    paths: dict[str, None] = {}
+    for name in (part for cache in caches for part in cache.split("+")):
+        if name in POLICY_FILES:
+            paths |= dict.fromkeys((f"{CORE}/policies/{POLICY_FILES[name]}.py", *BEHIND.get(name, ())))
+    return list(paths)
+
+
+def _named(root: Path, text: str) -> list[str]:
+    """What the commands in `text` measure with, and the policies that it names."""
+    paths = [f"{LAB}/{'/'.join(module.split('.')[1:])}" for module in _MODULE.findall(text)]
+    for group, subject, alone in _COMMAND.findall(text):
+        if group == "analyze":
+            paths.append(f"{LAB}/subjects/{subject.replace('-', '_')}.py")
+        else:
+            paths += [f"{LAB}/{name}" for name in _OF_COMMAND[group or alone]]
+    paths = [path if (root / path).exists() else f"{path}.py" for path in paths]
+    named = [name for name in POLICY_FILES if re.search(rf"[`\s+,]{re.escape(name)}[`\s+,.]", text)]
+    return [*paths, *_policies(named), *NUMBERS]
+
+
+def _changed(root: Path, commit: str, paths: tuple[str, ...]) -> str | None:
+    """The newest commit after `commit` that touched one of `paths`, with its date and subject; None without one."""
+    return _git(root, "log", "-1", "--format=%h %as %s", f"{commit}..HEAD", "--", *paths) or None
+
+
+def _history(root: Path) -> None:
+    if _git(root, "rev-parse", "HEAD") is None:
+        raise ConfigError(f"--root: {str(root)!r} is no checkout with a history, so nothing can be said of its figures")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
