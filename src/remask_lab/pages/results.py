@@ -20,6 +20,7 @@ from remask_lab.bench.report import table as bench_table
 from remask_lab.papers.definition import PaperTable, load_table, table_names
 from remask_lab.papers.measure import SUBJECT
 from remask_lab.papers.show import beside, published
+from remask_lab.records.markdown import markdown_table
 from remask_lab.records.record import Record, read_record
 
 ROOT = Path(__file__).parents[3]
@@ -30,8 +31,46 @@ HEAD = """# Results
 
 `python -m remask_lab.pages.results` writes this page from the result files in `benchmarks/results`. The papers' numbers
 are copied from the papers. They come from other models and machines, so compare ratios, not absolute figures.
-[Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns.
+[Benchmarks](../benchmarks/README.md#the-papers-tables) defines the columns. `python -m remask_lab.pages.stale` says
+which of these figures are older than what they measure.
 """
+# For each paper what our figures confirm, what models of this size cannot show, and what comes out otherwise.
+SUMMARY = (
+    (
+        "BiCache",
+        "shallow reuse saves what its rows say, and more at higher ratios; depth follows tau; on `bundled` all-layer "
+        "reuse collapses and BiCache at its profiled depth loses nothing",
+        "accuracy on ARC-C, GPQA, MATH and GSM8K; tokens a second of a B200",
+        "on `bundled-transit` plain reuse loses nothing",
+    ),
+    (
+        "dLLM-Cache",
+        "the least work of the caches within a request; more right answers than an eighth of the steps; slower than an "
+        "autoregressive model of its size alone, faster with SlowFast",
+        "the benchmarks; an autoregressive model of equal quality",
+        "its default intervals lose answers (Kr 4 and rho 0.5 lose none)",
+    ),
+    (
+        "dKV-Cache",
+        "-Decode keeps the answers that half of the steps lose; -Prefill and -PD are ahead of it with long prompts",
+        "the benchmarks; Greedy's accuracy (in random order this model answers little, cached or not); the harm of "
+        "Right-Shift (random weights)",
+        "larger gains than the paper's, as more of the canvas is prompt",
+    ),
+    (
+        "Uniform-Cache (thesis)",
+        "faster than the base and the prefix cache in every setting of table 6.1, at equal answers; fewer refreshes of "
+        "the next block gain a little",
+        "perplexity of 3B and 10B models",
+        "smaller gains, as canvases are shorter",
+    ),
+    (
+        "Elastic-Cache, SlowFast",
+        "made from notes on the authors' code; no table of Elastic-Cache is measured",
+        "their benchmarks",
+        "-",
+    ),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +114,8 @@ def read_all(folder: str | Path) -> dict[str, Record]:
 
 def page(records: dict[str, Record]) -> str:
     """Returns the page. Raises `RecordError` where a record is incomplete, or of another version of its table."""
-    parts = [HEAD.rstrip()]
+    titles = ["paper", "confirmed here", "not testable at this size", "differs here"]
+    parts = [HEAD.rstrip(), markdown_table(titles, SUMMARY)]
     own = {name: record for name, record in records.items() if record.subject == SUBJECT}
     known = table_names()
     for name, record in own.items():

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Scale:
         concurrency: requests that run at a time.
         rounds: turns of each contender.
         load_format, dtype: as on the command line.
+        counterparts: published columns whose benchmark the workload is. The others are not run at this scale.
     """
 
     model: str
@@ -56,6 +57,12 @@ class Scale:
     dtype: str = "auto"
     concurrency: int = 1
     rounds: int = 1
+    counterparts: Sequence[str] = ()
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the model has random weights, which show work and speed and no quality."""
+        return self.load_format == "dummy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,8 @@ class PaperTable:
         """A hash of the measurement: of the scales and our part of the rows, without the published numbers."""
         ours = [{name: value for name, value in _plain(row).items() if name != "published"} for row in self.rows]
         scales = {name: _plain(scale) for name, scale in self.scales.items()}
+        for scale in scales.values():
+            del scale["counterparts"]  # it says what is compared, and changes nothing that is measured
         text = json.dumps({"rows": ours, "scales": scales}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -207,6 +216,9 @@ def _check(table: PaperTable) -> None:
     for scale in table.scales.values():
         if scale.workload["name"] not in WORKLOADS:
             raise UnknownNameError("workload", scale.workload["name"], WORKLOADS)
+        for column in scale.counterparts:
+            if column not in table.columns:
+                raise UnknownNameError("counterpart", column, table.columns)
     if len({row.name for row in table.rows}) != len(table.rows):
         raise ConfigError("two rows have one name")
     for row in table.rows:

@@ -41,8 +41,22 @@ def beside(table: PaperTable, record: Record) -> str:
         result = results.get(row.name)
         ours = [NONE if result is None else cell(result) or NONE for _, cell in columns]
         rows.append([row.name, *_published(table, row), *ours])
-    header = ["row", *table.columns, *(f"ours: {header}" for header, _ in columns)]
-    return "\n\n".join([markdown_table(header, rows), *_sources(table), *_conditions(table, record, results)])
+    published, said = _compared(table, record.about["settings"]["scale"])
+    header = ["row", *published, *(f"ours: {header}" for header, _ in columns)]
+    parts = [markdown_table(header, rows), *said, *_sources(table), *_conditions(table, record, results)]
+    return "\n\n".join(parts)
+
+
+def _compared(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:
+    """Headers of the published columns, those that `scale` does not run marked, and a sentence that says so."""
+    run = table.scales[scale].counterparts
+    if not table.columns or set(run) == set(table.columns):
+        return list(table.columns), []
+    if not run:
+        said = "No published column is run at this scale: ours answers other questions on another model."
+        return list(table.columns), [f"{said} Compare directions and ratios."]
+    marked = [column if column in run else f"{column} *" for column in table.columns]
+    return marked, [f"* Not run at this scale: ours is beside {' and '.join(run)}."]
 
 
 def results_of(table: PaperTable, record: Record) -> dict[str, Result]:
@@ -172,8 +186,11 @@ def _conditions(table: PaperTable, record: Record, results: Mapping[str, Result]
     made = f"commit {about['commit'] or 'unknown'}, {about['date']}"
     batches = {row.concurrency or settings["concurrency"] for row in table.rows if row.missing is None}
     busy = f"{batches.pop()} at a time" if len(batches) == 1 else "at a time as many as the row says"
+    own = table.scales[settings["scale"]]
+    weights = ", random weights" if own.random_weights and own.model == about["model"] else ""
     lines = [
-        f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters), {work['requests']} requests, "
+        f"Ours: `{about['model']}` ({about['parameters'] / 1e6:,.2f} M parameters{weights}), "
+        f"{work['requests']} requests, "
         f"{ASKED[work['name']]}{shared}, {busy}; {sampling}; rounds {settings['rounds']}, seed {about['seed']}; "
         f"{machine['dtype']} on {processor_text(machine)}; {made}; {versions}. Speed, work saved and agreement are "
         "against the row's baseline, measured beside it in the same run; throughput counts tokens up to the end token."

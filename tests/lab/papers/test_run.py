@@ -50,6 +50,23 @@ def test_rows_stand_beside_what_was_published(tmp_path: Path) -> None:
     assert "| half | 90.61 tok/s | 1.5 tok/s (-2.0 %) |\n" in published(table)
 
 
+def test_columns_that_are_not_run_are_marked(tmp_path: Path) -> None:
+    some = SMALL.replace("concurrency = 2\n", 'concurrency = 2\ncounterparts = ["Y"]\n')
+    table = small_table(tmp_path, some)
+    assert table.identity == small_table(tmp_path).identity, "it says what is compared, and changes nothing measured"
+    record = run_table(table, "bundled", table.scales["bundled"], bench(), tmp_path / "x.json")
+    text = beside(table, record)
+    assert "| row | X * | Y | ours: " in text
+    assert "* Not run at this scale: ours is beside Y." in text
+    assert "M parameters, random weights), 3 requests" in text
+    every = small_table(tmp_path, some.replace('["Y"]', '["X", "Y"]'))
+    assert "| row | X | Y | ours: " in beside(every, record)
+    assert "at this scale" not in beside(every, record)
+    assert "No published column is run at this scale" in beside(small_table(tmp_path), record)
+    with pytest.raises(ConfigError, match="counterpart 'Z'"):
+        small_table(tmp_path, some.replace('["Y"]', '["Z"]'))
+
+
 def test_flops_stand_beside_row_layers(tmp_path: Path) -> None:
     table = small_table(tmp_path, SMALL.replace('name = "half"', 'name = "half"\nmeasure = "detailed"'))
     table = replace(table, rows=table.rows[:2])
