@@ -107,7 +107,7 @@ def test_a_layer_is_a_few_launches(policy: CachePolicy, requests: int, monkeypat
 
 def answers(
     model: Transformer, policy: CachePolicy, requests: int, attention: AttentionName
-) -> list[tuple[str, tuple[int, ...]]]:
+) -> dict[str, tuple[int, ...]]:
     """The tokens of some requests, which share a prefix."""
     engine = Engine(model, EngineConfig(max_num_seqs=4, max_model_len=8, page_size=4, attention=attention), "test")
     params = SamplingParams(max_tokens=2, steps=2, block_length=2, ignore_eos=True)
