@@ -4,6 +4,11 @@ Every canvas is drawn afresh, so there is no data set and no epoch. Training end
 are those of the bundled model. The loss is the cross-entropy of the clean token at every position of the window,
 whether noise replaced it or not, because the model does not know which tokens are noise. Evaluations decode with the
 engine.
+
+`--attention full` trains the same model without GIDD's structured mask: rows of the prompt and of completed blocks see
+noise too. With `--mistakes` completed blocks hold wrong departures, which such a model learns to revise.
+`--start FOLDER` begins from an exported model in place of random weights.
+`--stop-after SECONDS` ends the process after so much CPU time, and the same command goes on from there.
 """
 
 import argparse
@@ -16,6 +21,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
@@ -43,15 +49,30 @@ CACHES: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
 class Trainer:
     """The model with its optimizers and its stream of canvases."""
 
-    def __init__(self, seed: int, canvas_tokens: int, rate: float, device: torch.device) -> None:
+    def __init__(
+        self,
+        seed: int,
+        canvas_tokens: int,
+        rate: float,
+        device: torch.device,
+        *,
+        structured: bool = True,
+        mistakes: bool = False,
+        precision: torch.dtype = torch.bfloat16,
+        start: Path | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         self.device, self.canvas_tokens, self.rate = device, canvas_tokens, rate
         tokens = GiddShape(0).max_position_embeddings
         self.tokenizer = build_tokenizer(tokens)
-        self.source = TimetableSource(self.tokenizer, seed)
-        self.model = DenseGidd(GiddShape(vocab_size=len(self.tokenizer)))
+        self.source = TimetableSource(self.tokenizer, seed, mistakes=mistakes)
+        self.model = DenseGidd(GiddShape(vocab_size=len(self.tokenizer), structured_attention=structured))
         initialize(self.model)
+        if start is not None:
+            stored = load_file(start / "model.safetensors")
+            self.model.load_state_dict({name.removeprefix("model."): weight for name, weight in stored.items()})
         self.model.to(device)
+        self.precision = precision
         self.optimizers = optimizers.build(self.model, "embed_tokens", rate)
         self.steps = 0
         self.tokens = 0
@@ -67,7 +88,7 @@ class Trainer:
         tokens, clean, noisy, window = (
             tensor.to(self.device) for tensor in (batch.tokens, batch.clean, batch.noisy, batch.window)
         )
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             logits = self.model(tokens, noisy, window)
         loss = F.cross_entropy(logits.float(), clean[window])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -75,6 +96,28 @@ class Trainer:
         self.steps += 1
         self.tokens += tokens.numel()
         return loss.item()
+
+    def save(self, path: Path) -> None:
+        """Writes all that the next step depends on."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "source": self.source.state,
+            "steps": self.steps,
+            "tokens": self.tokens,
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from what `save` wrote."""
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(own)
+        self.source.state = state["source"].cpu()
+        self.steps, self.tokens = state["steps"], state["tokens"]
 
 
 def measure(folder: Path, questions: int, seed: int, cache: str = "none", **settings: object) -> str:
@@ -105,13 +148,40 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=1000, help="steps between exports with an evaluation")
     parser.add_argument("--eval-questions", type=int, default=100, help="questions of the last evaluation")
     parser.add_argument("--eval-seed", type=int, default=20_000, help="seed of the evaluations")
+    parser.add_argument(
+        "--attention", choices=("structured", "full"), default="structured", help="what rows of clean tokens see"
+    )
+    parser.add_argument("--mistakes", action="store_true", help="completed blocks hold mistakes, and are learned from")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin from this exported model")
+    parser.add_argument(
+        "--float32", action="store_true", help="compute in float32: faster where the processor has no bfloat16"
+    )
+    parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and end after so much CPU time")
     options = parser.parse_args()
+    if options.mistakes and options.attention == "structured":
+        parser.error("--mistakes: under structured attention completed blocks are never revised; add --attention full")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(options.seed, options.canvas_tokens, options.rate, device)
+    trainer = Trainer(
+        options.seed,
+        options.canvas_tokens,
+        options.rate,
+        device,
+        structured=options.attention == "structured",
+        mistakes=options.mistakes,
+        precision=torch.float32 if options.float32 else torch.bfloat16,
+        start=options.start,
+    )
+    saved = options.out.with_name(options.out.name + ".training")
+    if saved.exists():
+        trainer.load(saved)
     begin = time.process_time()
     smooth = math.nan
     while trainer.steps < options.steps:
+        if options.stop_after is not None and time.process_time() - begin > options.stop_after:
+            trainer.save(saved)
+            print(f"stopped after step {trainer.steps}; the same command goes on from there", flush=True)
+            return
         loss = trainer.step(trainer.steps / options.steps)
         smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
         if trainer.steps % 50 == 0:
@@ -126,6 +196,7 @@ def main() -> None:
             print(f"accuracy {measure(options.out, 24, options.eval_seed + trainer.steps)}", flush=True)
 
     export(trainer.model, trainer.tokenizer, options.out)
+    saved.unlink(missing_ok=True)
     for cache, settings in CACHES:
         result = measure(options.out, options.eval_questions, options.eval_seed, cache, **settings)
         print(f"{cache} {settings or ''}: {result}", flush=True)

@@ -22,6 +22,8 @@ from remask.tasks.timetable import GIVEN, MINUTES, timetables
 LONGEST_WINDOW: Final = 32
 LAST_START: Final = 64
 """Departures before the window, at most."""
+MOST_MISTAKES: Final = 0.3
+"""Share of the completed departures that are wrong, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,9 @@ class Batch:
 class TimetableSource:
     """Draws batches of canvases, from one random stream."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        self._random = torch.Generator().manual_seed(seed)
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, *, mistakes: bool = False) -> None:
+        """`mistakes`: completed blocks hold some, and are learned from."""
+        self._random, self._mistakes = torch.Generator().manual_seed(seed), mistakes
         self._tables = timetables(held_out=False)
         mask_id, first_minute = tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("0")
         assert isinstance(mask_id, int)
@@ -69,8 +72,22 @@ class TimetableSource:
         scattered = torch.rand(count, length, generator=self._random) < level
         suffix = places >= (start + (size * level[:, 0]).long())[:, None]
         replaced = noisy & ~window | window & torch.where(self._integers(2, count)[:, None] == 0, scattered, suffix)
+        if self._mistakes:
+            completed = (places >= prompt + GIVEN) & ~noisy
+            share = MOST_MISTAKES * torch.rand(count, 1, generator=self._random) * (self._integers(2, count)[:, None] > 0)
+            replaced = replaced | completed & (torch.rand(count, length, generator=self._random) < share)
+            window = window | completed
         tokens = torch.where(replaced, self._noise(count, length), clean)
         return Batch(tokens, clean, noisy, window)
+
+    @property
+    def state(self) -> Tensor:
+        """Where the random stream stands."""
+        return self._random.get_state()
+
+    @state.setter
+    def state(self, state: Tensor) -> None:
+        self._random.set_state(state)
 
     def _noise(self, count: int, length: int) -> Tensor:
         """Uniform over the vocabulary without the mask."""
