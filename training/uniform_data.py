@@ -74,7 +74,9 @@ class TimetableSource:
         replaced = noisy & ~window | window & torch.where(self._integers(2, count)[:, None] == 0, scattered, suffix)
         if self._mistakes:
             completed = (places >= prompt + GIVEN) & ~noisy
-            share = MOST_MISTAKES * torch.rand(count, 1, generator=self._random) * (self._integers(2, count)[:, None] > 0)
+            share = (
+                MOST_MISTAKES * torch.rand(count, 1, generator=self._random) * (self._integers(2, count)[:, None] > 0)
+            )
             replaced = replaced | completed & (torch.rand(count, length, generator=self._random) < share)
             window = window | completed
         tokens = torch.where(replaced, self._noise(count, length), clean)

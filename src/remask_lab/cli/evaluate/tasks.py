@@ -28,7 +28,7 @@ from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read
 from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.report import table
-from remask_lab.likelihood.likelihood import LikelihoodEstimator
+from remask_lab.likelihood.estimator import KINDS, open_estimator
 from remask_lab.records.jsonl import field_names
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_option(args)
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
     local = args.data is not None
-    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling)
+    begin = _local(args, tasks[0], role, sampling) if local else _harness(args, tasks, role, sampling, draws)
     llm = open_llm(args, engine=engine_config(args))
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
     settings = {
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
         "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
         "fields": args.fields,
-        "draws": asdict(draws),
+        "draws": draws,
         "engine": asdict(llm.engine_config),
         "lm_eval": None if local else version("lm_eval"),
     }
@@ -139,7 +139,11 @@ def _local(args: argparse.Namespace, task: str, role: str, sampling: Mapping[str
 
 
 def _harness(
-    args: argparse.Namespace, tasks: Sequence[str], role: str, sampling: Mapping[str, Any]
+    args: argparse.Namespace,
+    tasks: Sequence[str],
+    role: str,
+    sampling: Mapping[str, Any],
+    draws: Mapping[str, Any],
 ) -> Callable[[LLM], Measure]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
@@ -155,8 +159,7 @@ def _harness(
     harness.check(tasks)
 
     def begin(llm: LLM) -> Measure:
-        masked = llm.loaded.config.kind == "masked"
-        estimator = LikelihoodEstimator(llm, draws_of(args)) if masked else None
+        estimator = open_estimator(llm, draws) if llm.loaded.config.kind in KINDS else None
         chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         for task in filter(is_own, tasks):
             chat_tokenizer(llm, task)
