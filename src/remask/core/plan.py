@@ -426,6 +426,8 @@ class LastPass:
         positions: positions that it predicted, ascending, int64 [N].
         token_ids: the token that it predicted for each of them, int64 [N].
         confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
+        entropies: of the distribution that each of these tokens was taken from, in nats, float32 [N]. None unless
+            the policy has them read (`Traits.reads`).
         tracked: the token that each layer but the last came to track, int64 [layers - 1]. None where attention is not
             watched.
     """
@@ -433,6 +435,7 @@ class LastPass:
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    entropies: NDArray[np.float32] | None = None
     tracked: NDArray[np.int64] | None = None
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from remask.core.canvas import Canvas
 from remask.core.plan import Mask, Reach
 from remask.policies.base import IdlePasses
-from remask.sampling.score import RowGroup
+from remask.sampling.score import Extra, RowGroup
 
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
@@ -56,6 +56,15 @@ class Decoder(Protocol):
         """Correction steps so far; None where the request names no correction."""
         ...
 
+    @property
+    def extra(self) -> Extra | None:
+        """One more number that this step needs of every row; None where it needs none."""
+        ...
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """Take the extra number [n] of each of the predicted `positions` [n], just before `choose`."""
+        ...
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how the logits in `rows`, which predict `positions`, are turned into tokens and confidences."""
         ...
@@ -83,7 +92,15 @@ class Decoder(Protocol):
 
 
 class Unedited:
-    """The answer of decoders whose rules replace no token."""
+    """The answers of decoders whose rules replace no token, and read nothing beside tokens and confidences."""
+
+    @property
+    def extra(self) -> Extra | None:
+        """See `Decoder`."""
+        return None
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """See `Decoder`. What a policy reads is none of the decoder's business."""
 
     def edited(self, written: Positions) -> Positions:
         """See `Decoder`."""

@@ -15,8 +15,8 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
-from remask.sampling.score import RowGroup
-from remask.sampling.uniform_correction import TEMPERATURE, Correction
+from remask.sampling.score import Extra, RowGroup
+from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 BLOCK = 128  # the published code's default
@@ -200,6 +200,17 @@ class UniformDecoder(Unedited):
             return None
         return 0 if self._correction is None else self._correction.steps
 
+    @property
+    def extra(self) -> Extra | None:
+        """A correction that has patience asks for the argmax of every row."""
+        patient = self._correction is not None and self._decoding.params.correction_patience != 0
+        return "argmax" if patient else None
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """See `Decoder`."""
+        if self._correction is not None:
+            self._correction.note(positions, extra.astype(np.int64))
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
         decoding, params = self._decoding, self._decoding.params
@@ -261,7 +272,9 @@ class UniformDecoder(Unedited):
             params, canvas = self._decoding.params, self._canvas
             if self._index == self._blocks and params.correction_steps:
                 scope = range(canvas.prompt, canvas.end)
-                self._correction = Correction(scope, params.correction_steps, params.correction_tokens or 1)
+                patience = PATIENCE if params.correction_patience is None else params.correction_patience
+                changes = params.correction_tokens or 1
+                self._correction = Correction(scope, params.correction_steps, changes, patience)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params

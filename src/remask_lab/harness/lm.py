@@ -126,7 +126,7 @@ class RemaskLM(LM):
     def _likelihoods(self) -> LikelihoodEstimator:
         if self._estimator is None:
             raise ConfigError(
-                f"the task needs log-likelihoods, which are estimated for masked and uniform models; {self._llm.loaded.name!r} "
-                f"is a {self._llm.loaded.config.kind} one"
+                f"the task needs log-likelihoods, which are estimated for masked and uniform models; "
+                f"{self._llm.loaded.name!r} is a {self._llm.loaded.config.kind} one"
             )
         return self._estimator
