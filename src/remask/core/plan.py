@@ -412,10 +412,13 @@ class StepFacts:
     Attributes:
         order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
         touched: in a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
+        fresh: the block that begins with this step, where `View.block` holds completed blocks too, which may be revised
+            now. None elsewhere.
     """
 
     order: NDArray[np.int64] | None = None
     touched: Mask | None = None
+    fresh: range | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,13 @@ class SamplingParams:
         "by default 32, and 0 never.",
         kinds=_UNIFORM,
     )
+    revision_tokens: int | None = declare(
+        None,
+        Whole(0, POSITIONS),
+        "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
+        "structured attention only.",
+        kinds=_UNIFORM,
+    )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
     )

@@ -486,5 +486,5 @@ _NO_FACTS = StepFacts()
 
 
 def _facts(decoder: Decoder) -> StepFacts:
-    order, touched = decoder.order, decoder.touched
-    return _NO_FACTS if order is None and touched is None else StepFacts(order, touched)
+    order, touched, fresh = decoder.order, decoder.touched, decoder.fresh
+    return _NO_FACTS if order is None and touched is None and fresh is None else StepFacts(order, touched, fresh)

@@ -52,6 +52,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def fresh(self) -> range | None:
+        """The block that begins, in a step that may revise completed blocks as well; None elsewhere."""
+        ...
+
+    @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where the request names no correction."""
         ...
@@ -111,6 +116,7 @@ class Uncorrected(Unedited):
     """The answers of decoders that correct nothing."""
 
     touched: None = None
+    fresh: None = None
     corrections: None = None
 
 
