@@ -7,6 +7,7 @@ engine.
 
 `--attention full` trains the same model without GIDD's structured mask: rows of the prompt and of completed blocks see
 noise too. With `--mistakes` completed blocks hold wrong departures, which such a model learns to revise.
+`--loss bound` minimises the variational bound of the noise in place of the cross-entropy, in nats a token.
 `--start FOLDER` begins from an exported model in place of random weights.
 `--stop-after SECONDS` ends the process after so much CPU time, and the same command goes on from there.
 """
@@ -22,19 +23,25 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import Tensor
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from remask.core.noise import Noise  # noqa: E402
 from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask.llm import LLM  # noqa: E402
 from remask_lab.bench.workload import TIMETABLE_SAMPLING, timetable_workload  # noqa: E402
+from remask_lab.likelihood.noise_bound import Levels, chain, divergences  # noqa: E402
 from remask_lab.records.interval import wilson  # noqa: E402
 from training import optimizers  # noqa: E402
-from training.uniform_data import TimetableSource  # noqa: E402
+from training.uniform_data import Batch, TimetableSource  # noqa: E402
 from training.uniform_export import export  # noqa: E402
 from training.uniform_model import DenseGidd, GiddShape, initialize  # noqa: E402
 from training.uniform_tokenizer import build_tokenizer  # noqa: E402
+
+LEVELS: Final = 1000
+"""Steps of the chain whose bound is minimised."""
 
 CACHES: Final[tuple[tuple[str, Mapping[str, int]], ...]] = (
     ("none", {}),
@@ -60,12 +67,15 @@ class Trainer:
         mistakes: bool = False,
         precision: torch.dtype = torch.bfloat16,
         start: Path | None = None,
+        bound: bool = False,
     ) -> None:
         torch.manual_seed(seed)
         self.device, self.canvas_tokens, self.rate = device, canvas_tokens, rate
         tokens = GiddShape(0).max_position_embeddings
         self.tokenizer = build_tokenizer(tokens)
-        self.source = TimetableSource(self.tokenizer, seed, mistakes=mistakes)
+        self.noise = Noise(1000.0, -9.0, 9.0, len(self.tokenizer), self.tokenizer.mask_token_id)  # as exported
+        self.chain = chain(self.noise, LEVELS, "cosine") if bound else None
+        self.source = TimetableSource(self.tokenizer, seed, mistakes=mistakes, chain=self.chain)
         self.model = DenseGidd(GiddShape(vocab_size=len(self.tokenizer), structured_attention=structured))
         initialize(self.model)
         if start is not None:
@@ -85,17 +95,29 @@ class Trainer:
         """
         length = self.model.shape.max_position_embeddings // (2 if spent < 0.7 else 1)
         batch = self.source.draw(self.canvas_tokens // self.model.shape.max_position_embeddings, length)
-        tokens, clean, noisy, window = (
-            tensor.to(self.device) for tensor in (batch.tokens, batch.clean, batch.noisy, batch.window)
-        )
+        tokens, noisy, window = (tensor.to(self.device) for tensor in (batch.tokens, batch.noisy, batch.window))
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             logits = self.model(tokens, noisy, window)
-        loss = F.cross_entropy(logits.float(), clean[window])
+        loss = self.loss(logits, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizers.update(self.optimizers, self.model, self.rate * optimizers.learning_rate(self.steps, spent))
         self.steps += 1
         self.tokens += tokens.numel()
         return loss.item()
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of the window's rows, whose `logits` [N, V] are given: cross-entropy, or the bound in nats."""
+        window, clean = batch.window, batch.clean[batch.window].to(logits.device)
+        if self.chain is None or batch.steps is None:
+            return F.cross_entropy(logits.float(), clean)
+        steps = batch.steps[:, None].expand(window.shape)[window]
+        levels = [
+            Levels(own.clean.to(logits.device), own.uniform.to(logits.device))
+            for own in (self.chain.at(steps), self.chain.at(steps - 1))
+        ]
+        noisy = batch.tokens[window].to(logits.device)
+        # A step stands for all of them: each is drawn with the same probability.
+        return LEVELS * divergences(logits, clean, noisy, levels[0], levels[1], self.noise.mask_id).mean()
 
     def save(self, path: Path) -> None:
         """Writes all that the next step depends on."""
@@ -152,6 +174,9 @@ def main() -> None:
         "--attention", choices=("structured", "full"), default="structured", help="what rows of clean tokens see"
     )
     parser.add_argument("--mistakes", action="store_true", help="completed blocks hold mistakes, and are learned from")
+    parser.add_argument(
+        "--loss", choices=("cross-entropy", "bound"), default="cross-entropy", help="what training minimises"
+    )
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="begin from this exported model")
     parser.add_argument(
         "--float32", action="store_true", help="compute in float32: faster where the processor has no bfloat16"
@@ -160,6 +185,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.mistakes and options.attention == "structured":
         parser.error("--mistakes: under structured attention completed blocks are never revised; add --attention full")
+
+    if options.mistakes and options.loss == "bound":
+        parser.error("--mistakes: mistakes in completed blocks are no noise of the chain; leave one of both out")
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(
@@ -171,6 +199,7 @@ def main() -> None:
         mistakes=options.mistakes,
         precision=torch.float32 if options.float32 else torch.bfloat16,
         start=options.start,
+        bound=options.loss == "bound",
     )
     saved = options.out.with_name(options.out.name + ".training")
     if saved.exists():
