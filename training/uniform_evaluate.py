@@ -3,6 +3,9 @@
 Every model answers the same held-out timetables, well and poorly: poor blocks get half of the steps at a token each, so
 that about half of their tokens stay noise. On models without structured attention completed blocks are revised at
 borders, too. A table shows right lists, right departures, row-layers, and what revisions made of tokens.
+
+`--prompts` shows instead how far a prompt's K/V move from those of the first step, at the first step of each block.
+Under structured attention those of the first step are the K/V of the prompt alone, so this is what sharing would cost.
 """
 
 import argparse
@@ -11,12 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from remask.core.sampling import SamplingParams  # noqa: E402  (the path above makes a plain script call work)
 from remask.llm import LLM, Output  # noqa: E402
+from remask.observe import ObservedPass  # noqa: E402
 from remask_lab.bench.workload import timetable_workload  # noqa: E402
+from remask_lab.instruments.watch import Watcher  # noqa: E402
 from remask_lab.records.interval import wilson  # noqa: E402
 from remask_lab.records.markdown import markdown_table  # noqa: E402
 
@@ -66,6 +75,35 @@ def compare(name: str, questions: int, seed: int) -> list[list[str]]:
     return rows
 
 
+def prompts(name: str, questions: int, seed: int) -> list[list[str]]:
+    """Returns the similarity of a prompt's K/V to those of the first step: a row for each block, the layers beside.
+
+    It is the mean over requests of one cosine over the flattened K, and one over the flattened V.
+    """
+    llm = LLM(name, dtype="float32", progress=False)
+    sampling = {"max_tokens": 32, "block_length": 8, "canvas_length": 64, "ignore_eos": True, **SETTINGS["well"]}
+    workload = timetable_workload(llm, questions, seed, SamplingParams.from_mapping(sampling))
+    watcher, found = Watcher(llm), np.zeros((4, llm.model.config.layers, 2))
+    for task in workload.tasks:
+        first: list[tuple[Tensor, Tensor]] = []
+
+        def observe(seen: ObservedPass, first: list[tuple[Tensor, Tensor]] = first) -> None:
+            if seen.block_step:
+                return
+            layers = [(k.flatten().clone(), v.flatten().clone()) for k, v in seen.kv(slice(0, seen.prompt))]
+            if not first:
+                first.extend(layers)
+            cosines = [
+                [float(F.cosine_similarity(a, b, dim=0)) for a, b in zip(*both, strict=True)]
+                for both in zip(first, layers, strict=True)
+            ]
+            found[seen.step // SETTINGS["well"]["steps_per_block"]] += np.array(cosines) / questions
+
+        watcher.run(task.request.with_policy(llm.policy("none")), observe)
+    shown = [[f"{k:.3f} / {v:.3f}" for k, v in block] for block in found]
+    return [[Path(name).name, str(number + 1), *row] for number, row in enumerate(shown)]
+
+
 def _words(cache: str, settings: Mapping[str, Any]) -> str:
     return " ".join([cache, *[f"{name}={value}" for name, value in settings.items()]])
 
@@ -102,7 +140,12 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="FOLDER")
     parser.add_argument("--questions", type=int, default=48)
     parser.add_argument("--seed", type=int, default=20_000)
+    parser.add_argument("--prompts", action="store_true", help="show how far prompts move")
     options = parser.parse_args()
+    if options.prompts:
+        rows = [row for model in options.models for row in prompts(model, options.questions, options.seed)]
+        print(markdown_table(["model", "block", *[f"layer {n}" for n in range(1, len(rows[0]) - 1)]], rows))
+        return
     rows = [row for model in options.models for row in compare(model, options.questions, options.seed)]
     print(markdown_table(list(HEAD), rows))
 

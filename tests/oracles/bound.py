@@ -30,7 +30,8 @@ class Chain:
 
     def marginal(self, level: int) -> Array:
         """q(z_level | x), [V, V] from row x."""
-        return self.clean[level] * np.eye(self.noise.shape[1]) + (1 - self.clean[level]) * self.noise[level]
+        rows: Array = self.clean[level] * np.eye(self.noise.shape[1]) + (1 - self.clean[level]) * self.noise[level]
+        return rows
 
     def transition(self, level: int) -> Array:
         """q(z_level | z_(level - 1)), [V, V]: what turns the marginal below into that of this level."""
