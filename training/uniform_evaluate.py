@@ -10,7 +10,7 @@ Under structured attention those of the first step are the K/V of the prompt alo
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,10 +54,9 @@ HEAD: Final = (
 )
 
 
-def compare(name: str, questions: int, seed: int) -> list[list[str]]:
-    """Returns the rows of one model."""
+def compare(name: str, questions: int, seed: int) -> Iterator[list[str]]:
+    """Yields the rows of one model as they are measured."""
     llm = LLM(name, dtype="float32", progress=False)
-    rows = []
     for blocks, own in SETTINGS.items():
         for revision in REVISIONS[:1] if llm.model.config.structured_attention else REVISIONS:
             sampling = {"max_tokens": 32, "block_length": 8, "canvas_length": 64, "ignore_eos": True, **own}
@@ -71,8 +70,7 @@ def compare(name: str, questions: int, seed: int) -> list[list[str]]:
                     (outputs[task.request.id], len(task.request.prompt_token_ids), str(task.answer).split())
                     for task in workload.tasks
                 ]
-                rows.append([Path(name).name, blocks, _words(cache, settings), str(revision), *_cells(llm, answers)])
-    return rows
+                yield [Path(name).name, blocks, _words(cache, settings), str(revision), *_cells(llm, answers)]
 
 
 def prompts(name: str, questions: int, seed: int) -> list[list[str]]:
@@ -146,8 +144,10 @@ def main() -> None:
         rows = [row for model in options.models for row in prompts(model, options.questions, options.seed)]
         print(markdown_table(["model", "block", *[f"layer {n}" for n in range(1, len(rows[0]) - 1)]], rows))
         return
-    rows = [row for model in options.models for row in compare(model, options.questions, options.seed)]
-    print(markdown_table(list(HEAD), rows))
+    print(markdown_table(list(HEAD), []), flush=True)
+    for model in options.models:
+        for row in compare(model, options.questions, options.seed):
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -142,9 +142,9 @@ def test_the_canvas_is_the_prompt_and_noise_to_its_end() -> None:
 
 def test_clean_rows_see_clean_rows_and_noise_sees_everything() -> None:
     walk = decoder(block_length=4, steps_per_block=1)
-    assert walk.sees.tolist()  # type: ignore[union-attr] == [5] * 5 + [32] * 27
+    assert (walk.sees is not None and walk.sees.tolist()) == [5] * 5 + [32] * 27
     walk.advance()
-    assert walk.sees.tolist()  # type: ignore[union-attr] == [9] * 9 + [32] * 23
+    assert (walk.sees is not None and walk.sees.tolist()) == [9] * 9 + [32] * 23
 
 
 def test_every_block_walks_from_full_noise_to_none() -> None:
