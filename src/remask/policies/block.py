@@ -60,7 +60,8 @@ class Blockwise(CachePolicy):
 class BlockPrefix(Blockwise):
     """Caches the rows before the block, and computes the block and all rows after it in every pass.
 
-    On uniform models this is exact: clean rows do not attend to noise, so their K/V change only when a block is done.
+    On uniform models this is exact under structured attention: clean rows do not attend to noise, so their K/V change
+    only when a block is done.
     """
 
     def _kinds(self) -> tuple[ModelKind, ...]:
