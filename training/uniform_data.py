@@ -8,6 +8,13 @@ some position on, which is what a block decoded from left to right looks like.
 
 In three canvases of four the rule names one start, drawn by lot, and the list begins at another: 140 timetables are few
 enough to learn by heart, and a rule that may be wrong leaves nothing to go by but the departures before.
+
+Where completed blocks may be revised, they may hold mistakes: in half of the canvases every departure between the
+prompt and the window is replaced by uniform noise with the same probability, uniform in [0, 0.3]. These departures are
+learned from too, wrong or not.
+
+For the variational bound every window is noise of the forward process, at one step of a chain that is drawn for each
+canvas.
 """
 
 from dataclasses import dataclass
@@ -18,27 +25,37 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from remask.tasks.timetable import GIVEN, MINUTES, timetables
+from remask_lab.likelihood.noise_bound import Levels
 
 LONGEST_WINDOW: Final = 32
 LAST_START: Final = 64
 """Departures before the window, at most."""
+MOST_MISTAKES: Final = 0.3
+"""Share of the completed departures that are wrong, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Canvases [batch, length]: what the model sees, what is right, which rows are noisy, which are learned from."""
+    """Canvases [batch, length]: what the model sees, what is right, which rows are noisy, which are learned from.
+
+    `steps` [batch] are the steps of the chain; None where the windows follow none.
+    """
 
     tokens: Tensor
     clean: Tensor
     noisy: Tensor
     window: Tensor
+    steps: Tensor | None = None
 
 
 class TimetableSource:
     """Draws batches of canvases, from one random stream."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
-        self._random = torch.Generator().manual_seed(seed)
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, seed: int, *, mistakes: bool = False, chain: Levels | None = None
+    ) -> None:
+        """`mistakes`: completed blocks hold some, and are learned from. `chain`: levels that windows are noised to."""
+        self._random, self._mistakes, self._chain = torch.Generator().manual_seed(seed), mistakes, chain
         self._tables = timetables(held_out=False)
         mask_id, first_minute = tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("0")
         assert isinstance(mask_id, int)
@@ -65,12 +82,33 @@ class TimetableSource:
         start = prompt + GIVEN + later
         noisy = places >= start[:, None]
         window = noisy & (places < (start + size)[:, None])
-        level = torch.rand(count, 1, generator=self._random)
+        level, steps = torch.rand(count, 1, generator=self._random), None
+        if self._chain is not None:
+            steps = 1 + self._integers(len(self._chain.clean) - 1, count)
+            level = 1 - self._chain.clean[steps][:, None].float()
         scattered = torch.rand(count, length, generator=self._random) < level
         suffix = places >= (start + (size * level[:, 0]).long())[:, None]
-        replaced = noisy & ~window | window & torch.where(self._integers(2, count)[:, None] == 0, scattered, suffix)
+        # Tokens of a suffix are no draws from the forward process.
+        scatters = (self._integers(2, count)[:, None] == 0) | (steps is not None)
+        replaced = noisy & ~window | window & torch.where(scatters, scattered, suffix)
+        if self._mistakes:
+            completed = (places >= prompt + GIVEN) & ~noisy
+            share = (
+                MOST_MISTAKES * torch.rand(count, 1, generator=self._random) * (self._integers(2, count)[:, None] > 0)
+            )
+            replaced = replaced | completed & (torch.rand(count, length, generator=self._random) < share)
+            window = window | completed
         tokens = torch.where(replaced, self._noise(count, length), clean)
-        return Batch(tokens, clean, noisy, window)
+        return Batch(tokens, clean, noisy, window, steps)
+
+    @property
+    def state(self) -> Tensor:
+        """Where the random stream stands."""
+        return self._random.get_state()
+
+    @state.setter
+    def state(self, state: Tensor) -> None:
+        self._random.set_state(state)
 
     def _noise(self, count: int, length: int) -> Tensor:
         """Uniform over the vocabulary without the mask."""

@@ -44,6 +44,8 @@ def config(model: DenseGidd, tokenizer: PreTrainedTokenizerFast) -> dict[str, ob
         "resid_scale": shape.resid_scale,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
+        # Published configurations do not have this key, which stands for the structured mask where it is missing.
+        **({} if shape.structured_attention else {"structured_attention": False}),
         "tie_word_embeddings": True,
         "transformers_version": "4.57.6",
         "use_qk_norm": True,

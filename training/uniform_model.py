@@ -32,6 +32,8 @@ class GiddShape:
     rms_norm_eps: float = 1e-6
     attn_soft_cap: float = 30.0
     resid_scale: float = 4.0
+    structured_attention: bool = True
+    """Clean rows see clean rows alone, as GIDD's do. False: every row sees everything."""
 
     @property
     def head_dim(self) -> int:
@@ -134,12 +136,15 @@ class DenseGidd(nn.Module):
         """Returns logits [selected, vocab] of the positions at which the boolean mask `rows` [batch, length] is set.
 
         `noisy` [batch, length] makes the structured mask: a row sees a row that is clean, or if it is noisy itself.
+        Without structured attention it has no effect.
         """
         x = self.embed_tokens(tokens)
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         cos, sin = (table[: tokens.shape[1]].to(dtype) for table in (self.cos, self.sin))
         unseen = noisy[:, None, None, :] & ~noisy[:, None, :, None]
+        if not self.shape.structured_attention:
+            unseen = torch.zeros_like(unseen)
         hidden = torch.zeros(unseen.shape, dtype=dtype, device=x.device).masked_fill(unseen, -torch.inf)
         hidden = F.pad(hidden, (1, 0))
         for layer in self.layers:

@@ -34,6 +34,7 @@ RAW: dict[str, dict[str, Any]] = {
         "attn_soft_cap": 3.0,
         "num_hidden_layers": 3,
     },
+    "gidd, open": GIDD | {"structured_attention": False, "weight_scaling": "fan_in"},
     "gidd, masks": GIDD | {"noise_type": -1000.0, "weight_scaling": 0.25},
 }
 BLOCK_CAUSAL = tuple(name for name in RAW if not name.startswith("gidd"))

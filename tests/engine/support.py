@@ -26,6 +26,7 @@ from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.policies.entropy import EntropyCache
 from remask.store.pages import PageRange
 
 CPU = torch.device("cpu")
@@ -231,6 +232,7 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
     interval, dream = rng.choice([None, 1, 2, 3, 16]), family == "dream"
     shifts: tuple[Literal["un", "un_right"] | None, ...] = (None, "un", "un_right") if dream else (None,)
     fills: tuple[Literal["transfer", "separate"], ...] = ("transfer",) if dream else ("transfer", "separate")
+    masks: tuple[Literal["response", "block"], ...] = ("response", "block")
     cached = DllmCache(
         rng.choice([1, 3, 100]),
         rng.choice([1, 2, 4]),
@@ -246,6 +248,7 @@ def inner_policies(rng: random.Random, family: str) -> dict[str, CachePolicy]:
         "dkv-prefill": DkvPrefill(),
         "dkv-pd": DkvPd(interval, rng.choice(shifts)),
         "dllm-cache": cached,
+        "entropy-cache": EntropyCache(rng.choice([0.0, 3.0, 9.0]), rng.randint(0, 6), rng.choice(masks)),
     }
     return policies if dream else policies | {"dkv-greedy": DkvGreedy(interval, rng.randint(0, 4))}
 

@@ -209,6 +209,15 @@ def elastic_option_config(rng: random.Random, layers: int) -> Line:
     return elastic_config(rng, layers) | rng.choice(options)
 
 
+def entropy_config(rng: random.Random, layers: int) -> Line:
+    """Thresholds with which these models refresh always, now and then, and never."""
+    return {
+        "threshold": rng.choice([0.0, 2.0, 3.5, 4.5, 10.0]),
+        "recent": rng.choice([0, 1, 3, 64]),
+        "masks": rng.choice(["response", "block"]),
+    }
+
+
 # What stands after a comma tells requests of one policy apart.
 LLADA: dict[str, Kind] = {
     "none": (llada_sampling, no_config),
@@ -239,6 +248,8 @@ LLADA: dict[str, Kind] = {
     "elastic-cache, another": (fixed, elastic_option_config),
     "elastic-cache, guided": (guided, elastic_config),
     "elastic-cache, slowfast": (slowfast, elastic_config),
+    "entropy-cache": (llada_sampling, entropy_config),
+    "entropy-cache, slowfast": (slowfast, entropy_config),
 }
 DREAM: dict[str, Kind] = {
     "none": (whole_canvas, no_config),
@@ -265,6 +276,8 @@ DREAM: dict[str, Kind] = {
     "elastic-cache": (whole_canvas, elastic_config),
     "elastic-cache, another": (whole_canvas, elastic_option_config),
     "elastic-cache, slowfast": (slowfast, elastic_config),
+    "entropy-cache": (whole_canvas, entropy_config),
+    "entropy-cache, slowfast": (slowfast, entropy_config),
 }
 
 

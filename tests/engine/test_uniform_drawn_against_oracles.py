@@ -29,6 +29,7 @@ def oracle(model: str, line: Line) -> Decode | None:
 def draw(rng: random.Random, model: str, corrected: bool) -> Line:
     line = draw_line(rng, model)
     sampling = line["sampling"]
+    sampling.pop("revision_tokens", None)  # of greedy decodes alone
     sampling |= {"seed": rng.randrange(1000), "temperature": rng.choice([0.0, 0.7, 1.0])}
     if sampling["temperature"] > 0:
         sampling |= rng.choice([{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, experts, gidd, sdar, uniform
+from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, entropy, experts, gidd, sdar, uniform
 from tests.oracles.bicache import Boundary
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.dense import DenseModel
@@ -69,7 +69,7 @@ def _decode_llada(
 ) -> None:
     # Fast-dLLM leaves a complete block at once, and so does Elastic-Cache, which has no clocks; caches whose clocks
     # count steps run the schedule out. Without a cache a pass over a complete block changes nothing.
-    run_out = line["cache"] not in ("none", "block-prefix", "block-dual", "elastic-cache")
+    run_out = line["cache"] not in ("none", "block-prefix", "block-dual", "elastic-cache", "entropy-cache")
     sampler = BlockSampler(canvas, sampling.get("block_length", sampling["max_tokens"]), _rule(sampling), run_out)
     cfg_scale = sampling.get("cfg_scale", 0.0)
     match line["cache"]:
@@ -129,6 +129,9 @@ def _decode_either(
             scale = line["sampling"].get("cfg_scale", 0.0)
             stops = line["sampling"].get("stop_token_ids", ())
             elastic.elastic_cache(model, canvas, sampler, elastic.Elastic(**config), scale, stops)
+        case "entropy-cache":
+            whole = config.get("masks", "response") == "response"
+            entropy.entropy_cache(model, canvas, sampler, config["threshold"], config["recent"], whole)
         case "reuse":
             bicache.reuse(model, canvas, sampler, line["prefix_length"])
         case "bicache":

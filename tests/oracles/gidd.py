@@ -50,6 +50,7 @@ class GiddModel:
         self.eps: float = config["rms_norm_eps"]
         self.cap: float = config["attn_soft_cap"]
         self.residual: float = config["resid_scale"] / self.layers
+        self.structured: bool = config.get("structured_attention", True)
         self.has_sink: bool = config["attention_bias"]
         self.has_qk_norm: bool = config["use_qk_norm"]
         self.has_mlp_bias: bool = config["mlp_bias"]

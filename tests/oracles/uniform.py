@@ -67,8 +67,13 @@ class Strategy:
         raise NotImplementedError
 
     def everything(self, tokens: Tensor, block: int) -> GiddPass:
-        """All rows under the structured mask."""
-        return self.model.forward(tokens, visible=structured(self.positions >= self.blocks.window(block)[0]))
+        """All rows, under the structured mask where the model was trained so."""
+        seen = structured(self.positions >= self.blocks.window(block)[0]) if self.model.structured else None
+        return self.model.forward(tokens, visible=seen)
+
+    def seen(self, block: int) -> Tensor | None:
+        """What rows see in a pass over some of them."""
+        return structured(self.positions >= self.blocks.window(block)[0]) if self.model.structured else None
 
 
 class Uncached(Strategy):
@@ -83,6 +88,12 @@ class PrefixCache(Strategy):
 
     def run(self, tokens: Tensor, block: int, step: int) -> GiddPass:
         start, _ = self.blocks.window(block)
+        if not self.model.structured:  # clean rows see noise: their K/V are those of the block's first step
+            out = self.everything(tokens, block)
+            if step > 1:
+                out = self.model.forward(tokens, self.positions >= start, self.stored)
+            self.stored = out.kv
+            return out
         if step == 1:
             self.stored = self.model.forward(tokens[:start]).kv.padded(len(tokens))
         return self.model.forward(tokens, self.positions >= start, self.stored)
@@ -94,13 +105,17 @@ class UniformCache(Strategy):
     `refresh_next` 0 means never. There is a next block only while the response has one.
     """
 
-    def __init__(self, model: GiddModel, blocks: Blocks, refresh_next: int) -> None:
+    def __init__(self, model: GiddModel, blocks: Blocks, refresh_next: int, border: str = "full") -> None:
         super().__init__(model, blocks)
-        self.refresh_next = refresh_next
+        self.refresh_next, self.border = refresh_next, border
 
     def run(self, tokens: Tensor, block: int, step: int) -> GiddPass:
-        if step == 1:
+        if step == 1 and (block == 0 or self.border == "full"):
             out = self.everything(tokens, block)
+        elif step == 1:
+            start, stop = self.blocks.window(block)
+            rows = (self.positions >= 2 * start - stop) & (self.positions < stop)
+            out = self.model.forward(tokens, rows, self.stored, self.seen(block))
         else:
             refresh = self.refresh_next > 0 and step % self.refresh_next == 0 and block + 1 < self.blocks.count
             start, stop = self.blocks.window(block)[0], self.blocks.window(block + refresh)[1]
@@ -118,30 +133,69 @@ def strategy(model: GiddModel, blocks: Blocks, cache: str, config: Mapping[str, 
         case "block-prefix":
             return PrefixCache(model, blocks)
         case "uniform-cache":
-            return UniformCache(model, blocks, config["refresh_next"])
+            return UniformCache(model, blocks, config["refresh_next"], config.get("border", "full"))
     raise ValueError(f"no oracle for cache {cache!r}")
 
 
 def generate(
-    model: GiddModel, tokens: Tensor, blocks: Blocks, how: Strategy, grid: Tensor, min_tokens: int, pick: Pick
+    model: GiddModel,
+    tokens: Tensor,
+    blocks: Blocks,
+    how: Strategy,
+    grid: Tensor,
+    min_tokens: int,
+    pick: Pick,
+    revision: int = 0,
 ) -> Iterator[Step]:
     """Denoises the canvas `tokens` in place, step after step; `pick` gives the window's next tokens.
 
     `grid` is the log-SNR schedule of a block. MASK is never predicted, the end-of-text id not at the first `min_tokens`
-    response positions.
+    response positions. With `revision` the first step of a later block replaces so many tokens of completed ones.
     """
     for block in range(blocks.count):
         start, stop = blocks.window(block)
         early = max(0, min_tokens + blocks.prompt - start)
         for number in range(1, blocks.steps + 1):
             out = how.run(tokens, block, number)
+            replaced = (
+                revised(model, tokens, out, blocks.prompt, start, min_tokens, revision, grid)
+                if (revision and block and number == 1)
+                else None
+            )
             logits = out.logits[start:stop].clone()
             logits[:, model.mask_id] = -torch.inf
             logits[:early, model.eos_id] = -torch.inf
             log_snr = float(grid[blocks.steps - number + 1])
             step = Step(block, number, log_snr, start, stop, out, tokens[start:stop].clone(), logits)
             tokens[start:stop] = pick(step)
+            if replaced is not None:
+                tokens[blocks.prompt : start] = replaced
             yield step
+
+
+def revised(
+    model: GiddModel,
+    tokens: Tensor,
+    out: GiddPass,
+    prompt: int,
+    start: int,
+    min_tokens: int,
+    count: int,
+    grid: Tensor,
+) -> Tensor:
+    """Completed tokens [prompt, start) of which the `count` that gain most have become their argmax.
+
+    Those that the pass did not compute stay as they are.
+    """
+    logits, current = out.logits[prompt:start].clone(), tokens[prompt:start]
+    logits[:, model.mask_id] = -torch.inf
+    logits[:min_tokens, model.eos_id] = -torch.inf
+    known = ~logits[:, 0].isnan()
+    scores = torch.zeros(len(current), dtype=logits.dtype)
+    scores[known] = adaptive_scores(logits[known], current[known], noise(model).pi(float(grid[0])))
+    best = logits.nan_to_num(-torch.inf).argmax(-1).where(known, current)
+    chosen = adaptive_selection(scores.where(best != current, 0.0), count)
+    return best.where(chosen, current)
 
 
 def noise(model: GiddModel) -> Noise:
@@ -181,11 +235,13 @@ def decode(model: GiddModel, line: Mapping[str, Any]) -> Decode:
     blocks = Blocks(len(prompt), sampling["max_tokens"], block, steps, len(tokens))
     how = strategy(model, blocks, line["cache"], config)
     grid = schedule(sampling.get("schedule", "cosine"), steps, *model.log_snr_range)
-    transfers, rows = [], []
+    transfers, rows, before = [], [], tokens.clone()
+    revision = sampling.get("revision_tokens", 0)
     pick = greedy(model, sampling.get("tokens_per_step", 1))
-    for step in generate(model, tokens, blocks, how, grid, sampling.get("min_tokens", 0), pick):
+    for step in generate(model, tokens, blocks, how, grid, sampling.get("min_tokens", 0), pick, revision):
         rows.append(step.out.rows)
-        changed = (tokens[step.start : step.stop] != step.tokens).nonzero()[:, 0] + step.start
+        changed = (tokens != before).nonzero()[:, 0]
+        before = tokens.clone()
         if len(changed):
             transfers.append((len(rows) - 1, changed.tolist(), tokens[changed].tolist()))
     return Decode(tokens[blocks.prompt : blocks.prompt + blocks.response].tolist(), transfers, rows)

@@ -142,9 +142,9 @@ def test_the_canvas_is_the_prompt_and_noise_to_its_end() -> None:
 
 def test_clean_rows_see_clean_rows_and_noise_sees_everything() -> None:
     walk = decoder(block_length=4, steps_per_block=1)
-    assert walk.sees.tolist() == [5] * 5 + [32] * 27
+    assert (walk.sees is not None and walk.sees.tolist()) == [5] * 5 + [32] * 27
     walk.advance()
-    assert walk.sees.tolist() == [9] * 9 + [32] * 23
+    assert (walk.sees is not None and walk.sees.tolist()) == [9] * 9 + [32] * 23
 
 
 def test_every_block_walks_from_full_noise_to_none() -> None:
@@ -236,3 +236,42 @@ def test_only_the_adaptive_sampler_on_masks_alone_is_held_to_the_block() -> None
         assert decoding(shift=shift, tokens_per_step=2, **more).steps == 3
     assert decoding(shift=MASKS, **more).steps == 3
     assert decoding(shift=MASKS, sampler="ancestral", block_length=4, steps_per_block=9).steps == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "shift", "structured", "message"),
+    [
+        ({}, 1000.0, True, "trained under structured attention"),
+        ({"sampler": "ancestral"}, 1000.0, False, "is the adaptive sampler's"),
+        ({}, -1000.0, False, "masks alone"),
+    ],
+)
+def test_revisions_that_cannot_be(given: dict[str, Any], shift: float, structured: bool, message: str) -> None:
+    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2, **given)
+    with pytest.raises(ConfigError, match=f"revision_tokens=2.*{message}"):
+        UniformDecoding.of([5, 6], params, Noise(shift, -9.0, 9.0, VOCAB, MASK), (EOS,), 32, 0, structured)
+
+
+def test_revisions_keep_every_block_open_to_the_end() -> None:
+    """At a border the view's block holds completed ones; nothing is final before the last step of all."""
+    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=2, tokens_per_step=2, revision_tokens=1)
+    decoding = UniformDecoding.of(
+        [5, 6], params, Noise(1000.0, -9.0, 9.0, VOCAB, MASK), (EOS,), 16, 0, structured=False
+    )
+    canvas = decoding.canvas()
+    walk = decoding.decoder(canvas, "all")
+    told = []
+    while not walk.finished:
+        positions = np.arange(walk.block.start, walk.block.stop)
+        tokens = canvas.tokens[positions] ^ 1  # every proposal is another token
+        written = walk.choose(positions, tokens, np.linspace(0.9, 0.5, len(positions), dtype=np.float32))
+        told.append((walk.block, walk.fresh, written.tolist(), walk.edited(written).tolist(), len(walk.final(written))))
+        assert walk.sees is None
+        walk.advance()
+    assert told == [
+        (range(2, 6), None, [2, 3], [], 0),
+        (range(2, 6), None, [2, 3], [], 0),
+        (range(2, 10), range(6, 10), [2, 6, 7], [2], 0),
+        (range(6, 10), None, [6, 7], [], 8),
+    ]
+    assert (walk.fresh, len(walk.block)) == (None, 4)

@@ -66,6 +66,42 @@ def test_the_last_step_ends_it_whatever_it_changes() -> None:
     assert correction.finished
 
 
+def test_it_ends_where_the_share_of_argmaxes_has_not_grown() -> None:
+    """Two positions take turns in being wrong: no fixed point, and no more right tokens than before."""
+    correction, current = Correction(range(10, 13), 99, 1, patience=2), [1, 5, 6]
+    shares = []
+    for argmax, proposal in (
+        ((1, 2, 3), (1, 2, 6)),
+        ((1, 2, 3), (1, 2, 3)),
+        ((1, 2, 4), (1, 2, 4)),
+        ((9, 2, 4), (9, 2, 4)),
+    ):
+        correction.note(np.arange(10, 13), np.array(argmax))
+        take(correction, current, proposal, [0.5] * 3)
+        shares.append((sum(a == b for a, b in zip(current, argmax, strict=True)), correction.finished))
+    assert shares == [(2, False), (3, False), (3, False), (3, True)], "grown twice, then not for two steps"
+
+
+def test_patience_counts_the_original_s_share() -> None:
+    """The share of a recorded step of the original is what decides here: it grows, or one step of patience is over."""
+    common, told = goldens.sampling("gidd_v1")[0], 0
+    for case, tensors in cases("gidd_v1", "correct"):
+        logits = tensors["logits"].clone()
+        logits[..., common["mask_token_id"]] = -torch.inf
+        for row, current in enumerate(tensors["z"]):
+            right = int((tensors["z_next"][row] == logits[row].argmax(-1)).sum())
+            for most in (right - 1, right):
+                correction = Correction(range(len(current)), 9, case["tokens_per_step"], patience=1)
+                correction._most = most
+                correction.note(np.arange(len(current)), logits[row].argmax(-1).numpy())
+                proposal = tensors["proposal"][row]
+                chances = (logits[row] / case["temp"]).softmax(-1).gather(1, proposal[:, None])[:, 0]
+                correction.choose(current.numpy(), np.arange(len(current)), proposal.numpy(), chances.float().numpy())
+                assert correction.finished == (right <= most)
+                told += 1
+    assert told >= 8
+
+
 def test_touched_blocks_stand_on_the_response_grid_and_end_with_the_canvas() -> None:
     correction = Correction(range(10, 20), 9, 2)
     take(correction, [1] * 10, [7, *[1] * 7, 7, 1], [0.9] * 10)

@@ -4,7 +4,8 @@ from typing import Literal, TypeAlias, get_args
 
 ModelKind: TypeAlias = Literal["masked", "uniform", "block_causal"]
 """`masked`: the response starts as masks, attention is fully bidirectional (LLaDA, Dream). `uniform`: any token of the
-current block may change at any step, and clean rows do not see noise (GIDD, whatever the mix of its noise).
+current block may change at any step, and clean rows do not see noise (GIDD, whatever the mix of its noise), unless the
+model was trained without structured attention.
 `block_causal`: a row attends to its own block and all before it (SDAR)."""
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)

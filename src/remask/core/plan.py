@@ -456,10 +456,13 @@ class StepFacts:
     Attributes:
         order: positions that the step transfers, in order, int64. None where the sampler chooses them afterwards.
         touched: in a correction after its first step, the blocks whose tokens the last step changed. None elsewhere.
+        fresh: the block that begins with this step, where `View.block` holds completed blocks too, which may be revised
+            now. None elsewhere.
     """
 
     order: NDArray[np.int64] | None = None
     touched: Mask | None = None
+    fresh: range | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,12 +473,15 @@ class LastPass:
         positions: positions that it predicted, ascending, int64 [N].
         token_ids: the token that it predicted for each of them, int64 [N].
         confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
+        entropies: of the distribution that each of these tokens was taken from, in nats, float32 [N]. None unless
+            the policy has them read (`Traits.reads`).
         tracked: positions that any layer came to track, ascending, int64 [N]. None where attention is not watched.
     """
 
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    entropies: NDArray[np.float32] | None = None
     tracked: NDArray[np.int64] | None = None
 
 

@@ -8,6 +8,8 @@ from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
 from remask.core.remasking import REMASKING
 from remask.core.slowfast import PRESETS, SlowFastKnobs
+from remask.core.uniform import PRESET_FIELDS
+from remask.core.uniform import PRESETS as UNIFORM_PRESETS
 from remask.errors import ConfigError
 
 _MASKED: tuple[ModelKind, ...] = ("masked",)
@@ -174,6 +176,13 @@ class SamplingParams:
     schedule: str | None = declare(
         None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=_UNIFORM
     )
+    preset: str | None = declare(
+        None,
+        Choice(tuple(UNIFORM_PRESETS)),
+        "Settings of the Uniform-Cache thesis: sets `steps_per_block`, `block_length` and, for the adaptive sampler, "
+        "`tokens_per_step`.",
+        kinds=_UNIFORM,
+    )
     canvas_length: int | None = declare(
         None,
         _COUNT,
@@ -203,12 +212,27 @@ class SamplingParams:
     correction_tokens: int | None = declare(
         None, _COUNT, "Positions that one correction step may change; by default 1.", kinds=_UNIFORM
     )
+    correction_patience: int | None = declare(
+        None,
+        _EDITS,
+        "End the correction once the share of tokens that are the most probable ones has not grown for so many steps; "
+        "by default 32, and 0 never.",
+        kinds=_UNIFORM,
+    )
+    revision_tokens: int | None = declare(
+        None,
+        Whole(0, POSITIONS),
+        "Tokens of completed blocks that the first step of each later block may replace; by default 0. Models without "
+        "structured attention only.",
+        kinds=_UNIFORM,
+    )
     slowfast: SlowFastKnobs | None = declare(
         None, Nested(SlowFastKnobs, "slowfast knob", tuple(PRESETS)), "Knobs of remasking `slowfast`.", kinds=_MASKED
     )
 
     def __post_init__(self) -> None:
         check(self)
+        self._expand_preset()
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if self.steps is not None and self.steps_per_block is not None:
@@ -222,6 +246,19 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether tokens are taken by argmax."""
         return is_greedy(self.temperature)
+
+    def _expand_preset(self) -> None:
+        if self.preset is None:
+            return
+        for name in PRESET_FIELDS:
+            if name == "tokens_per_step" and self.sampler == "ancestral":
+                continue
+            own, set_by = getattr(self, name), getattr(UNIFORM_PRESETS[self.preset], name)
+            if own not in (None, set_by):
+                raise ConfigError(
+                    f"preset {self.preset!r} sets {name}={set_by}, got {name}={own}; leave one of them out"
+                )
+            object.__setattr__(self, name, set_by)
 
     def _check_rules(self) -> None:
         if self.threshold is not None and self.factor is not None:
@@ -249,7 +286,7 @@ class SamplingParams:
                 raise ConfigError(f"{name}={value} is for remasking 'joint_threshold': set both, or neither")
 
     def _check_correction(self) -> None:
-        for name in ("correction_temperature", "correction_tokens"):
+        for name in ("correction_temperature", "correction_tokens", "correction_patience"):
             value = getattr(self, name)
             if value is not None and not self.correction_steps:
                 raise ConfigError(

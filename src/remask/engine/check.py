@@ -72,6 +72,8 @@ def check_request(
     if request.replay is not None:
         if params.correction_steps:
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
+        if params.revision_tokens:
+            raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
         check_replay(request.replay, decoding, stops, shape, policy.traits.schedule.idle_passes)
     skips = policy.traits.schedule.idle_passes == "skipped"
     limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
@@ -105,7 +107,7 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
     if shape.kind == "uniform":
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)
-        return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed)
+        return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed, shape.structured_attention)
     blockwise = request.policy.traits.schedule.blockwise
     return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
 

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.engine.request import Request
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
@@ -22,12 +21,12 @@ MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are
 def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are log-probabilities, where any of the requests asks for some (`sampling.score.score`). Rows
+    The n rows below them are what else any of the requests asks for (`sampling.score.score`). Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
     `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
     scores = []
-    more = max((_more(each.request, model.config.vocab) for each in requests), default=0)
+    more = max((_more(each, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
         groups = [group for _, group in members]
         scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
@@ -61,10 +60,11 @@ def _vocabulary(model: Transformer) -> Vocabulary:
     return TritonVocabulary()
 
 
-def _more(request: Request, vocab: int) -> int:
+def _more(running: RunningRequest, vocab: int) -> int:
     """Numbers a row beside token and confidence that a request needs."""
-    constraint = request.constraint
-    return width(request.top_logprobs, vocab) + (0 if constraint is None else constraint.width)
+    request = running.request
+    constraint, extra = request.constraint, running.extra is not None
+    return extra + width(request.top_logprobs, vocab) + (0 if constraint is None else constraint.width)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

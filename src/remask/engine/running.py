@@ -21,7 +21,7 @@ from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.logprobs import PredictedLogprobs
-from remask.sampling.score import Guidance, Residual, RowGroup
+from remask.sampling.score import Extra, Guidance, Residual, RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
@@ -118,7 +118,8 @@ class RunningRequest:
     _stop_written: bool = False  # whether the last step wrote a stop token
     _stop: int | None = None  # the first position where a stop token has settled
     _pass_index: int = 0  # passes since the step began
-    _last_pass: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]] | None = None  # see `LastPass`
+    _last_pass: LastPass = field(default_factory=LastPass)
+    _extra: NDArray[np.float32] | None = None  # [predicted], read of the pass that ends
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
     _logprobs: PredictedLogprobs | None = field(init=False)
@@ -245,7 +246,7 @@ class RunningRequest:
             return None
         group = self.decoder.group(slice(at, at + count), positions)
         # The group is the decoder's answer to this call, and nobody else's.
-        group.top_logprobs = self.request.top_logprobs
+        group.extra, group.top_logprobs = self.extra, self.request.top_logprobs
         if self._replay is not None:
             group.given = self._replay.given(self.decoder.step, positions)
         if self.request.constraint is not None:
@@ -263,13 +264,25 @@ class RunningRequest:
         elif self._residual is not None:
             group.residual = self._residual.at(positions)
 
+    @property
+    def extra(self) -> Extra | None:
+        """The extra number that is read of every row, for the decoder or else for the policy."""
+        return self.decoder.extra or self.policy.traits.reads
+
     def scored(self, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
         if group.keep is not None:
             self._residual = _Residual(self.plan.predicted, group.keep)
 
     def constrained(self, scores: Scores) -> Scores:
-        """`scores` of the predicted positions, with tokens that the response's form allows."""
+        """`scores` of the predicted positions, with tokens that the response's form allows.
+
+        The extra number of each row is taken off, and kept for `apply`.
+        """
+        self._extra = None
+        if self.extra is not None and self.predicted and not self.closing:
+            self._extra = scores[2][0]
+            scores = scores[0], scores[1], scores[2][1:]
         constraint = self.request.constraint
         if constraint is None or self._replay is not None or self.closing or not self.predicted:
             return scores
@@ -308,7 +321,10 @@ class RunningRequest:
         for branch, _ in items:
             branch.clock += 1
         positions = plan.predicted
-        self._last_pass = (positions, tokens, confidence)
+        entropies = self._extra if self.decoder.extra is None else None
+        self._last_pass = LastPass(positions, tokens, confidence, entropies)
+        if self._extra is not None:
+            self.decoder.note(positions, self._extra)
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.note(positions, logprobs)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
@@ -433,7 +449,7 @@ class RunningRequest:
 
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
-        last = LastPass() if self._last_pass is None else LastPass(*self._last_pass)
+        last = self._last_pass
         return View(
             layers=self.layers,
             step=step,
@@ -484,5 +500,5 @@ _NO_FACTS = StepFacts()
 
 
 def _facts(decoder: Decoder) -> StepFacts:
-    order, touched = decoder.order, decoder.touched
-    return _NO_FACTS if order is None and touched is None else StepFacts(order, touched)
+    order, touched, fresh = decoder.order, decoder.touched, decoder.fresh
+    return _NO_FACTS if order is None and touched is None and fresh is None else StepFacts(order, touched, fresh)

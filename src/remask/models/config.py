@@ -76,6 +76,8 @@ class ModelConfig:
         mixture: the mixture of experts that layers have in place of an MLP; "swiglu" only. None: all layers are dense.
         block_length: the block that a block-causal model was trained with, where its checkpoint says so.
         noise: the noise process of a uniform model.
+        structured_attention: clean rows of a uniform model attend to clean rows alone (GIDD). False: every row attends
+            to everything.
         sampling: what the family chooses where a request leaves it open.
     """
 
@@ -105,6 +107,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     block_length: int | None = None
     noise: Noise | None = None
+    structured_attention: bool = True
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property

@@ -7,6 +7,7 @@ from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.registry import name_of, names_for, parse, policy_names, settings_of
 from remask.policies.reuse import Reuse
@@ -23,6 +24,7 @@ __all__ = [
     "DkvPrefill",
     "DllmCache",
     "ElasticCache",
+    "EntropyCache",
     "Exact",
     "Reuse",
     "UniformCache",

@@ -66,12 +66,15 @@ class Traits:
             watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
+        reads: what the device reads of every predicted row beside token and confidence. "entropy" fills
+            `LastPass.entropies`.
     """
 
     kinds: tuple[ModelKind, ...] = ("masked",)
     schedule: Schedule = Schedule()
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
+    reads: Literal["entropy"] | None = None
 
 
 class CachePolicy(ABC):

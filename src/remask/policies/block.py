@@ -11,6 +11,7 @@ from remask.errors import ConfigError
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
+BORDERS = ("full", "neighbours")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Blockwise(CachePolicy):
 class BlockPrefix(Blockwise):
     """Caches the rows before the block, and computes the block and all rows after it in every pass.
 
-    On uniform models this is exact: clean rows do not attend to noise, so their K/V change only when a block is done.
+    On uniform models this is exact under structured attention: clean rows do not attend to noise, so their K/V change
+    only when a block is done.
     """
 
     def _kinds(self) -> tuple[ModelKind, ...]:
@@ -117,13 +119,25 @@ class UniformCache(Blockwise):
     """`uniform-cache`: computes all rows in the first step of a block, and then the block, whose tokens may all change.
 
     Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
-    A step of a correction computes the blocks that the last step changed, or all rows if it changed none.
+    A step of a correction computes the blocks that the last step changed, or all rows if it changed none. With
+    `border="neighbours"` the first step of a later block computes the block and as many rows before it.
     """
 
     refresh_next: int = 4
+    border: Literal["full", "neighbours"] = "full"
 
     def __post_init__(self) -> None:
         whole("refresh_next", self.refresh_next, low=0)
+        one_of("border", self.border, BORDERS)
+
+    def plan(self, view: View) -> Plan:
+        """As in every block-wise policy, but at borders where not all rows are computed."""
+        begun = view.block if view.decoding.fresh is None else view.decoding.fresh
+        # The first block begins behind the prompt, and so does the scope of a correction: there all rows are computed.
+        if self.border == "full" or view.block_step > 0 or begun.start == view.prompt:
+            return Blockwise.plan(self, view)
+        spans = view.over(max(0, begun.start - len(begun)), begun.stop)
+        return Plan(spans, view.candidates & spans[0].rows, refreshes=True)
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)

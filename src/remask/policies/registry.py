@@ -18,6 +18,7 @@ from remask.policies.dense import Dense
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from remask.policies.reuse import Reuse
 
@@ -164,6 +165,7 @@ POLICIES: Registry[PolicyType] = Registry(
             "dllm-cache": DllmCache,
             "dkv-greedy": DkvGreedy,
             "elastic-cache": ElasticCache,
+            "entropy-cache": EntropyCache,
             "uniform-cache": UniformCache,
             "exact": Exact,
         }.items()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from remask.core.canvas import Canvas
 from remask.core.plan import Mask, Reach
 from remask.policies.base import IdlePasses
-from remask.sampling.score import RowGroup
+from remask.sampling.score import Extra, RowGroup
 
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
@@ -60,8 +60,22 @@ class Decoder(Protocol):
         ...
 
     @property
+    def fresh(self) -> range | None:
+        """The block that begins, in a step that may revise completed blocks as well; None elsewhere."""
+        ...
+
+    @property
     def corrections(self) -> int | None:
         """Correction steps so far; None where the request names no correction."""
+        ...
+
+    @property
+    def extra(self) -> Extra | None:
+        """One more number that this step needs of every row; None where it needs none."""
+        ...
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """Take the extra number [n] of each of the predicted `positions` [n], just before `choose`."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -91,9 +105,17 @@ class Decoder(Protocol):
 
 
 class Unedited:
-    """The answers of decoders whose rules replace no token and leave out no tail."""
+    """The answers of decoders whose rules replace no token, leave out no tail, and read nothing more of a row."""
 
     cut: Reach | None = None
+
+    @property
+    def extra(self) -> Extra | None:
+        """See `Decoder`."""
+        return None
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """See `Decoder`. What a policy reads is none of the decoder's business."""
 
     def edited(self, written: Positions) -> Positions:
         """See `Decoder`."""
@@ -104,6 +126,7 @@ class Uncorrected(Unedited):
     """The answers of decoders that correct nothing."""
 
     touched: None = None
+    fresh: None = None
     corrections: None = None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from remask.core.checks import POSITIONS
 from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
+from remask.core.uniform import PRESET_FIELDS
 from remask.sampling.blocks import even_blocks
 
 
@@ -51,10 +52,18 @@ def _layered(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def _kept(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults whose group of declared fields `own` does not choose for itself."""
+    """Return the defaults whose group of declared fields `own` does not choose for itself.
+
+    A preset and the fields that it sets give way to each other too.
+    """
     groups = {name: field.group for name, field in declared(SamplingParams).items() if field.group is not None}
     replaced = {groups[name] for name in own if name in groups}
-    return {name: value for name, value in defaults.items() if groups.get(name) not in replaced}
+    left = {name: value for name, value in defaults.items() if groups.get(name) not in replaced}
+    if "preset" in own:
+        return {name: value for name, value in left.items() if name not in PRESET_FIELDS}
+    if any(name in own for name in PRESET_FIELDS):
+        left.pop("preset", None)
+    return left
 
 
 def _length(merged: Mapping[str, Any], block: int, room: int) -> int:

@@ -19,6 +19,10 @@ from remask.sending import send
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
+Extra: TypeAlias = Literal["argmax", "entropy"]
+"""One more number of every row: the most probable token that may stand there, or the entropy in nats of the logits as
+they are, the mask counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
@@ -85,6 +89,8 @@ class RowGroup:
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
     A `penalty` lowers logits before all of that.
 
+    `extra` asks for one more number a row.
+
     `top_logprobs` asks for the log-probability of each row's token and of so many of the most probable ones. `given`
     tokens [rows] take the place of those that the sampler chooses, but for `NOT_GIVEN` ones; confidences stay those of
     what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`).
@@ -109,6 +115,7 @@ class RowGroup:
     cfg_scale: float = 0.0
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
+    extra: Extra | None = None
     top_logprobs: int | None = None
     classes: ClassTable | None = None
     given: NDArray[np.int64] | None = None
@@ -123,7 +130,7 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        more = (self.guide, self.residual, self.penalty, self.top_logprobs, self.classes, self.given)
+        more = (self.guide, self.residual, self.penalty, self.extra, self.top_logprobs, self.classes, self.given)
         return self.greedy and all(each is None for each in more)
 
     @property
@@ -153,8 +160,9 @@ def score(
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
 
-    Below them stand the log-probabilities of groups that ask for them (`logprobs.Normalised.of`), and zeros for the
-    others; `more` is the largest number that a group needs.
+    Below them stand what else groups ask for: the extra number of each row, log-probabilities
+    (`logprobs.Normalised.of`), the best tokens of classes. Zeros fill up what a group does not ask for; `more` is the
+    largest number that a group needs.
 
     `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. The mask token is never
     chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
@@ -179,13 +187,17 @@ def score(
         for group in groups
         if group.top_logprobs is not None
     }
+    extra = {id(group): _extra(logits[group.rows], group, mask_id, vocabulary) for group in groups if group.extra}
     formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
     own = [group for group in groups if apart or not group.greedy]
     parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [_completed(parts[id(group)], group, asked.get(id(group)), formed.get(id(group)), more) for group in groups]
+    read = [
+        _completed(parts[id(group)], group, (extra.get(id(group)), asked.get(id(group)), formed.get(id(group))), more)
+        for group in groups
+    ]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
@@ -195,12 +207,18 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
 
 
 def _completed(
-    read: Tensor, group: RowGroup, logprobs: Normalised | None, by_class: Tensor | None, more: int
+    read: Tensor, group: RowGroup, asked: tuple[Tensor | None, Normalised | None, Tensor | None], more: int
 ) -> Tensor:
-    """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
+    """Return token (or the given one), confidence and what else is asked of a group, float32 [2 + more, rows].
+
+    That is the extra number of each row, log-probabilities, and the best tokens of classes, in this order.
+    """
+    extra, logprobs, by_class = asked
     if group.given is not None:
         given = send(group.given, read.device)
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
+    if extra is not None:
+        read = torch.cat([read, extra[None]])
     if logprobs is not None:
         read = torch.cat([read, logprobs.of(read[0].long())])
     if by_class is not None:
@@ -217,6 +235,19 @@ def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabula
     measured, _, choice = _distributions(logits, group, mask_id, vocabulary)
     tokens = vocabulary.draw(choice, group.draws) if group.temperature > 0 else vocabulary.best(choice)[1]
     return torch.stack((tokens.float(), _confidence(measured, tokens, group, vocabulary)))
+
+
+def _extra(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
+    """Return the extra number of every row, float32 [rows]. Does not change `logits`."""
+    if group.extra == "entropy":
+        logs = vocabulary.log_softmax(logits)
+        chances = logs.exp()
+        return -vocabulary.sum(torch.where(chances > 0, chances * logs, 0.0)).float()
+    allowed = logits.clone()
+    vocabulary.bar(allowed, [mask_id])
+    if group.noisy is not None and group.noisy.banned and group.noisy.banned_rows:
+        vocabulary.bar(allowed[: group.noisy.banned_rows], group.noisy.banned)
+    return vocabulary.best(allowed)[1].float()
 
 
 def _by_class(logits: Tensor, group: RowGroup, mask_id: int) -> Tensor:

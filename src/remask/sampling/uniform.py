@@ -15,8 +15,8 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
-from remask.sampling.score import RowGroup
-from remask.sampling.uniform_correction import TEMPERATURE, Correction
+from remask.sampling.score import Extra, RowGroup
+from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 BLOCK = 128  # the published code's default
@@ -36,6 +36,7 @@ class UniformDecoding:
     stop_ids: tuple[int, ...]
     length: int
     seed: int
+    structured: bool = True
 
     @classmethod
     def of(
@@ -46,8 +47,11 @@ class UniformDecoding:
         stop_ids: tuple[int, ...],
         model_length: int,
         seed: int,
+        structured: bool = True,
     ) -> "UniformDecoding":
         """Return the decoding on a model whose canvas has `model_length` positions.
+
+        `structured`: it was trained under structured attention.
 
         Raises `ConfigError` on parameters that contradict each other or cannot be met.
         """
@@ -72,7 +76,8 @@ class UniformDecoding:
                 f"correction_steps={params.correction_steps}: this model's noise is masks alone, so it never learned "
                 "which tokens are wrong; leave it out"
             )
-        decoding = cls(prompt, params, noise, stop_ids, length, seed)
+        decoding = cls(prompt, params, noise, stop_ids, length, seed, structured)
+        decoding._check_revision()
         if params.sampler == "ancestral" and params.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral one draws every position")
         changes = decoding.steps * decoding.per_step
@@ -82,6 +87,20 @@ class UniformDecoding:
                 f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
             )
         return decoding
+
+    def _check_revision(self) -> None:
+        tokens = self.params.revision_tokens
+        if not tokens:
+            return
+        if self.structured:
+            raise ConfigError(
+                f"revision_tokens={tokens}: this model was trained under structured attention, where completed blocks "
+                "do not see what comes after them; leave it out, or use correction_steps"
+            )
+        if self.noise.only_masks:
+            raise ConfigError(f"revision_tokens={tokens}: this model's noise is masks alone; leave it out")
+        if self.params.sampler == "ancestral":
+            raise ConfigError(f"revision_tokens={tokens} is the adaptive sampler's; leave sampler='ancestral' out")
 
     @property
     def block(self) -> int:
@@ -165,11 +184,29 @@ class UniformDecoder(Unedited):
 
     @property
     def block(self) -> range:
-        """Canvas positions of the current block; in a correction, those of the whole response."""
+        """Canvas positions of the current block; in a correction, those of the whole response.
+
+        At a border where completed blocks may be revised, these come first.
+        """
         if self._correction is not None:
             return self._correction.scope
+        fresh = self._fresh
+        return range(self._canvas.prompt, fresh.stop) if self._revises else fresh
+
+    @property
+    def fresh(self) -> range | None:
+        """The block that begins, at a border where completed ones may be revised; None elsewhere."""
+        return self._fresh if self._revises else None
+
+    @property
+    def _fresh(self) -> range:
         start = self._canvas.prompt + self._index * self._decoding.block
         return range(start, min(start + self._decoding.block, len(self._canvas)))
+
+    @property
+    def _revises(self) -> bool:
+        at_border = self.block_step == 0 and 0 < self._index < self._blocks and self._correction is None
+        return at_border and bool(self._decoding.params.revision_tokens)
 
     @property
     def order(self) -> None:
@@ -177,12 +214,14 @@ class UniformDecoder(Unedited):
         return
 
     @property
-    def sees(self) -> Reach:
-        """How many leading positions each row attends to, int64 [T].
+    def sees(self) -> Reach | None:
+        """How many leading positions each row attends to, int64 [T]; None without structured attention: all.
 
         The prompt and completed blocks attend to one another, noise attends to everything. In a correction the whole
         response counts as noise.
         """
+        if not self._decoding.structured:
+            return None
         clean = self.block.start
         return np.where(np.arange(len(self._canvas)) < clean, clean, len(self._canvas))
 
@@ -200,6 +239,17 @@ class UniformDecoder(Unedited):
             return None
         return 0 if self._correction is None else self._correction.steps
 
+    @property
+    def extra(self) -> Extra | None:
+        """A correction that has patience asks for the argmax of every row."""
+        patient = self._correction is not None and self._decoding.params.correction_patience != 0
+        return "argmax" if patient else None
+
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+        """See `Decoder`."""
+        if self._correction is not None:
+            self._correction.note(positions, extra.astype(np.int64))
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
         decoding, params = self._decoding, self._decoding.params
@@ -211,7 +261,7 @@ class UniformDecoder(Unedited):
         ancestral = params.sampler == "ancestral"
         noisy = NoisyRows(
             current=current,
-            weights=None if ancestral else self._weights(current, before),
+            weights=None if ancestral else self._weights(positions, current, before),
             transition=Transition(decoding.noise, before, after) if ancestral else None,
             banned=decoding.stop_ids,
             banned_rows=self._early(positions),
@@ -238,18 +288,32 @@ class UniformDecoder(Unedited):
         if self._decoding.params.sampler == "ancestral":
             everywhere: Positions = positions[changed]
             return everywhere
-        chosen = select.top(confidence, self._decoding.per_step)
         # A score of 0 means no gain: the best token stands there already, or noise cannot have put the current one.
-        written: Positions = positions[chosen[(confidence[chosen] > 0) & changed[chosen]]]
+        gains = confidence * (changed & (confidence > 0))
+        begun = int(np.searchsorted(positions, self._fresh.start))
+        revised = select.top(gains[:begun], self._decoding.params.revision_tokens or 0)
+        chosen = np.concatenate([revised, begun + select.top(confidence[begun:], self._decoding.per_step)])
+        written: Positions = positions[chosen[gains[chosen] > 0]]
         return written
 
+    def edited(self, written: Positions) -> Positions:
+        """Return those of `written` that revise a completed block."""
+        revised: Positions = written[written < self._fresh.start] if self._revises else written[:0]
+        return revised
+
     def final(self, written: Positions) -> Positions:  # noqa: ARG002
-        """Return the whole block in its last step, or in the last correction step where there are any; else nothing."""
+        """Return the positions that no later step can change: the block in its last step, where nothing revises it.
+
+        With revisions or correction steps it is all blocks, in the last step of all.
+        """
+        params = self._decoding.params
         if self._correction is not None:
-            over = self._correction.finished
+            over, start = self._correction.finished, self.block.start
         else:
-            over = self.block_step + 1 == self._decoding.steps and not self._decoding.params.correction_steps
-        return np.arange(self.block.start, self.block.stop) if over else np.empty(0, dtype=np.int64)
+            over, start = self.block_step + 1 == self._decoding.steps and not params.correction_steps, self._fresh.start
+            if params.revision_tokens:
+                over, start = over and self._index + 1 == self._blocks, self._canvas.prompt
+        return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
         """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
@@ -261,7 +325,9 @@ class UniformDecoder(Unedited):
             params, canvas = self._decoding.params, self._canvas
             if self._index == self._blocks and params.correction_steps:
                 scope = range(canvas.prompt, canvas.end)
-                self._correction = Correction(scope, params.correction_steps, params.correction_tokens or 1)
+                patience = PATIENCE if params.correction_patience is None else params.correction_patience
+                changes = params.correction_tokens or 1
+                self._correction = Correction(scope, params.correction_steps, changes, patience)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params
@@ -284,8 +350,15 @@ class UniformDecoder(Unedited):
         """Return how many of `positions` are too early for an end token."""
         return int((positions < self._canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
 
-    def _weights(self, current: Tokens, level: float) -> NDArray[np.float32]:
-        """Return the probability of each current token as noise, normalised over the block, float32."""
-        prior = self._decoding.noise.probability(current, level)
-        total = prior.sum()
-        return (prior / total if total > 0 else prior).astype(np.float32)
+    def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
+        """Return the probability of each current token as noise, normalised over the block, float32.
+
+        Completed blocks have weights of their own, of the cleanest level.
+        """
+        begun = int(np.searchsorted(positions, self._fresh.start))
+        parts = []
+        for tokens, at in ((current[:begun], float(self._levels[0])), (current[begun:], level)):
+            prior = self._decoding.noise.probability(tokens, at)
+            total = prior.sum()
+            parts.append(prior / total if total > 0 else prior)
+        return np.concatenate(parts).astype(np.float32)

@@ -10,7 +10,7 @@ from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.harness.generation import Generation, generate, sampling_of
-from remask_lab.likelihood.likelihood import LikelihoodEstimator
+from remask_lab.likelihood.estimator import LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair, encode_pair
 
 _MAX_TOKENS = 256  # where a task gives no length
@@ -21,7 +21,7 @@ class RemaskLM(LM):
     """Answers lm-eval's requests with one model.
 
     `generate_until` runs all requests batched, under one cache policy. The part of a chat before its last user turn is
-    the shared prefix. `loglikelihood` returns the Monte-Carlo estimate of masked models, which uses no cache.
+    the shared prefix. `loglikelihood` returns a Monte-Carlo estimate, which uses no cache.
 
     Args:
         llm: the model.
@@ -126,7 +126,7 @@ class RemaskLM(LM):
     def _likelihoods(self) -> LikelihoodEstimator:
         if self._estimator is None:
             raise ConfigError(
-                f"the task needs log-likelihoods, which are estimated for masked models; {self._llm.loaded.name!r} "
-                f"is a {self._llm.loaded.config.kind} one"
+                f"the task needs log-likelihoods, which are estimated for masked and uniform models; "
+                f"{self._llm.loaded.name!r} is a {self._llm.loaded.config.kind} one"
             )
         return self._estimator

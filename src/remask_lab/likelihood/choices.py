@@ -6,7 +6,8 @@ from typing import Any
 
 from remask.core.checks import is_whole
 from remask.errors import ConfigError
-from remask_lab.likelihood.likelihood import Likelihood, LikelihoodEstimator
+from remask_lab.likelihood.draws import Likelihood
+from remask_lab.likelihood.estimator import LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair
 from remask_lab.records.interval import wilson
 from remask_lab.records.jsonl import Line
@@ -104,7 +105,7 @@ def score_questions(
     """Returns the most likely choice of every question, and the share of right ones with Wilson's 95 % interval.
 
     `accuracy` compares log-likelihoods, `accuracy_norm` log-likelihoods a character of the choice. All choices of a
-    question are scored with the same masks where they are equally long.
+    question are scored with the same draws where they are equally long.
     """
     pairs = [pair for item in items for pair in item.pairs]
     groups = [number for number, item in enumerate(items) for _ in item.choices]

@@ -10,8 +10,8 @@ from remask.llm import LLM
 from remask.tasks.transit import STOPS, make_workload, messages
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
+from tests.engine import kinds
 from tests.goldens import model_dir
-from tests.goldens import uniform as goldens
 
 
 def likelihood(path: Path, *options: str, model: str = "bundled-transit") -> int:
@@ -117,8 +117,8 @@ def test_files_and_models_that_cannot_be_used(tmp_path: Path, capsys: pytest.Cap
     assert likelihood(tmp_path / "bad.jsonl.gz") == 2
     assert "cannot be read" in capsys.readouterr().err
     path = write_lines(tmp_path / "x.jsonl", [{"prompt": "a", "response": "b"}])
-    assert likelihood(path, model=str(goldens.model_dir("unif"))) == 2
-    assert "use a masked model" in capsys.readouterr().err
+    assert likelihood(path, model=str(kinds.checkpoint("sdar").folder)) == 2
+    assert "bounds of masked and uniform models" in capsys.readouterr().err
     assert likelihood(path, model=str(model_dir("llada"))) == 2
     assert "no tokenizer" in capsys.readouterr().err
     assert likelihood(path, "--chat", model=str(model_dir("llada"))) == 2
@@ -129,3 +129,16 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"prompt": "from", "response": "ivy"}).encode() + b"\n\n"))
     assert likelihood(path) == 0
+
+
+def test_uniform_models_have_the_bound_of_their_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"prompt": "bus every 1 minutes from 0 : 0 1 2 3", "response": text} for text in ("4 5 6 7", "4 9 9 7")]
+    path, output = write_lines(tmp_path / "u.jsonl", lines), tmp_path / "u.json"
+    options = ["--mc-samples", "16", "--mc-levels", "50", "--mc-schedule", "linear", "--canvas-length", "64"]
+    assert likelihood(path, *options, "--output", str(output), model="bundled-uniform") == 0
+    record = read_record(output, "eval likelihood")
+    right, wrong = (row["log_likelihood"] for row in record.data["responses"])
+    assert wrong < right - 5
+    assert record.about["settings"]["draws"]["levels"] == 50
+    assert likelihood(path, "--mc-no-exact", model="bundled-uniform") == 2
+    assert "exact=False has no meaning" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, task_name
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.local import run_local
 from remask_lab.harness.through_lm_eval import EvalOptions, Harness
-from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
+from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods
 from remask_lab.likelihood.pairs import encode_pair
 from remask_lab.records.record import read_record
 from tests.depth.models import write_lines
@@ -61,7 +61,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def model(llm: LLM, policy: str = "none", sampling: Mapping[str, Any] = QUICK, **draws: Any) -> RemaskLM:
-    return RemaskLM(llm, llm.policy(policy), sampling, 0, LikelihoodEstimator(llm, MaskDraws(**draws)))
+    return RemaskLM(llm, llm.policy(policy), sampling, 0, MaskLikelihoods(llm, MaskDraws(**draws)))
 
 
 def local_harness(task: str, path: Path) -> Harness:
@@ -161,9 +161,7 @@ def test_likelihoods_are_the_estimators(llm: LLM) -> None:
     lm = model(llm, samples=32)
     pairs = [("from ivy go 1 ,", " where am i ?"), ("", "ivy > holly"), ("from ivy ", "go 1")]
     found = lm.loglikelihood([instance(*pair, doc=number) for number, pair in enumerate(pairs)])
-    expected = LikelihoodEstimator(llm, MaskDraws(samples=32)).score(
-        [encode_pair(llm, *pair) for pair in pairs], [0, 1, 2]
-    )
+    expected = MaskLikelihoods(llm, MaskDraws(samples=32)).score([encode_pair(llm, *pair) for pair in pairs], [0, 1, 2])
     assert [value for value, _ in found] == [each.log_likelihood for each in expected]
     assert lm.standard_errors == [each.standard_error for each in expected]
 
@@ -179,7 +177,7 @@ def test_greedy_continuations_are_told(llm: LLM) -> None:
 
 def test_whole_texts_are_scored_in_parts_where_they_are_long(llm: LLM) -> None:
     lm = model(llm, samples=16)
-    estimator = LikelihoodEstimator(llm, MaskDraws(samples=16))
+    estimator = MaskLikelihoods(llm, MaskDraws(samples=16))
     short, long = "ivy > holly", "ivy > holly " * 500
     one, two = lm.loglikelihood_rolling([instance(short), instance(long)])
     assert one == estimator.score([encode_pair(llm, "", short)], [0])[0].log_likelihood

@@ -16,7 +16,7 @@ NAMED = {
     *(f"bicache-{n}" for n in (1, 3, 4, 5)),
     *(f"dkv-{n}" for n in (1, 2, 3, 4)),
     *("dllm-main", "dllm-comparison", "dllm-autoregressive"),
-    *(f"thesis-{n}" for n in ("6-1", "6-2", "6-9", "6-10", "6-11", "6-12", "figure-6-4", "b-1")),
+    *(f"thesis-{n}" for n in ("6-1", "6-2", "6-9", "6-10", "6-11", "6-12", "figure-6-4", "figure-6-5", "b-1")),
     "corrections",
 }
 

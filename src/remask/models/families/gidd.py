@@ -41,6 +41,8 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         score_cap=fields.number("attn_soft_cap") if raw.get("attn_soft_cap") else None,
         mlp="relu2",
         mlp_bias=fields.flag("mlp_bias"),
+        # No published configuration has this key: their models were all trained under the structured mask.
+        structured_attention=fields.flag("structured_attention", True),
         noise=Noise(
             shift=fields.real("noise_type"),
             min_log_snr=fields.real("min_log_snr"),

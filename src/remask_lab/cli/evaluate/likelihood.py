@@ -1,4 +1,4 @@
-"""`remask eval likelihood`: log-likelihoods of given responses under a masked model, and multiple choice."""
+"""`remask eval likelihood`: log-likelihoods of given responses under a model, and multiple choice."""
 
 import argparse
 from collections.abc import Mapping
@@ -9,9 +9,11 @@ from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.cli.parser import examples
 from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
-from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws
-from remask_lab.likelihood.masked_pass import MAX_ROWS
+from remask_lab.likelihood.draws import StratifiedDraws
+from remask_lab.likelihood.estimator import open_estimator
+from remask_lab.likelihood.noised import SCHEDULES
 from remask_lab.likelihood.pairs import Pair, encode_pair, encode_reply
+from remask_lab.likelihood.uncached_pass import MAX_ROWS
 from remask_lab.records.jsonl import field_names, read_lines
 from remask_lab.records.record import Record, about, write_record
 
@@ -47,31 +49,56 @@ def add_parser(subjects: Any) -> None:
 
 
 def add_draw_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of how sets of masks are drawn."""
-    usual = MaskDraws()
+    """Add the options of how noise is drawn."""
     parser.add_argument(
         "--mc-samples",
         type=int,
-        default=usual.samples,
+        default=128,
         metavar="N",
-        help="sets of masks for each response (default 128)",
+        help="draws for each response: sets of masks, or noise of a uniform model (default 128)",
     )
     parser.add_argument(
         "--mc-strata",
         type=int,
-        default=usual.strata,
+        default=8,
         metavar="N",
-        help="spread the numbers of masks of N draws evenly (default 8); 1: independent draws",
+        help="spread the levels of noise of N draws evenly (default 8); 1: independent draws",
     )
     parser.add_argument(
-        "--mc-no-exact", action="store_true", help="draw sets of masks even where all of them could be computed"
+        "--mc-no-exact",
+        action="store_true",
+        help="masked models: draw sets of masks even where all of them could be computed",
+    )
+    parser.add_argument(
+        "--mc-levels", type=int, metavar="N", help="uniform models: steps of the chain of noise (default 1000)"
+    )
+    parser.add_argument(
+        "--mc-schedule", choices=SCHEDULES, help="uniform models: how noise falls along the chain (default cosine)"
+    )
+    parser.add_argument(
+        "--canvas-length",
+        type=int,
+        metavar="N",
+        help="uniform models: positions of the canvas, noise behind the response (default: none behind it)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default 0)")
 
 
-def draws_of(args: argparse.Namespace) -> MaskDraws:
-    """The options of `add_draw_options`. Raises `ConfigError` on values that cannot be used."""
-    return MaskDraws(args.mc_samples, args.mc_strata, args.seed, exact=not args.mc_no_exact)
+def draws_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_draw_options` as fields of draws, None where one is left to the kind of model.
+
+    Raises `ConfigError` on values that no kind can use.
+    """
+    StratifiedDraws(args.mc_samples, args.mc_strata, args.seed)  # a wrong value fails before a model is loaded
+    return {
+        "samples": args.mc_samples,
+        "strata": args.mc_strata,
+        "seed": args.seed,
+        "exact": False if args.mc_no_exact else None,
+        "levels": args.mc_levels,
+        "schedule": args.mc_schedule,
+        "canvas_length": args.canvas_length,
+    }
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     draws = draws_of(args)
     lines = list(read_lines(args.prompts, field_names("--fields", args.fields, FIELDS), args.limit))
     llm = open_llm(args)
-    estimator = LikelihoodEstimator(llm, draws, args.max_rows)
+    estimator = open_estimator(llm, draws, args.max_rows)
 
     def encode(prompt: str, response: str) -> Pair:
         pair = (encode_reply if args.chat else encode_pair)(llm, prompt, response)
@@ -95,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         data = score_responses(estimator, items, llm.progress)
     print(text(data))
     if args.output is not None:
-        settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(draws)}
+        settings = {"prompts": args.prompts, "lines": len(lines), "chat": args.chat, "draws": asdict(estimator.draws)}
         write_record(args.output, Record("eval likelihood", about(llm, seed=args.seed, settings=settings), data))
         print(f"\nSaved as {args.output}")
     return 0

@@ -29,7 +29,7 @@ from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.presets import TaskSettings, preset_names, task_settings
 from remask_lab.harness.report import table
-from remask_lab.likelihood.likelihood import LikelihoodEstimator
+from remask_lab.likelihood.estimator import KINDS, open_estimator
 from remask_lab.records.jsonl import field_names
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     settings_of = {task: _settings(args, task, given) for task in tasks}
     policies, role, draws = compared_policies(args), read_role(args.system_prompt), draws_of(args)
     local = args.data is not None
-    begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of)
+    begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of, draws)
     llm = open_llm(args, engine=engine_config(args))
     parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
     settings = {
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         "system_prompt": xxhash.xxh64(role.encode()).hexdigest(),
         "data": xxhash.xxh64(Path(args.data).read_bytes()).hexdigest() if local else None,
         "fields": args.fields,
-        "draws": asdict(draws),
+        "draws": draws,
         "engine": asdict(llm.engine_config),
         "lm_eval": None if local else version("lm_eval"),
     }
@@ -169,7 +169,11 @@ def _local(
 
 
 def _harness(
-    args: argparse.Namespace, tasks: Sequence[str], role: str, settings: Mapping[str, TaskSettings]
+    args: argparse.Namespace,
+    tasks: Sequence[str],
+    role: str,
+    settings: Mapping[str, TaskSettings],
+    draws: Mapping[str, Any],
 ) -> Callable[[LLM], Measure]:
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
@@ -185,8 +189,7 @@ def _harness(
     harness.check(tasks)
 
     def begin(llm: LLM) -> Measure:
-        masked = llm.loaded.config.kind == "masked"
-        estimator = LikelihoodEstimator(llm, draws_of(args)) if masked else None
+        estimator = open_estimator(llm, draws) if llm.loaded.config.kind in KINDS else None
         chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         for task in filter(is_own, tasks):
             chat_tokenizer(llm, task)

@@ -13,64 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.checks import whole
 from remask.core.plan import Mask
-from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.likelihood.masked_pass import MAX_ROWS, MaskedPair, MaskedPasses
+from remask_lab.likelihood.draws import Floats, Likelihood, StratifiedDraws
+from remask_lab.likelihood.masked_pass import MaskedPair, MaskedPasses
 from remask_lab.likelihood.pairs import Pair
+from remask_lab.likelihood.uncached_pass import MAX_ROWS
 
 TOGETHER = 64  # pairs whose masks are in memory at a time
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
-class Likelihood:
-    """The estimate for one response.
-
-    Attributes:
-        log_likelihood: in nats, summed over the response's tokens. Its expectation is a lower bound.
-        standard_error: of the estimate, over its draws. 0 where every set of masks was computed.
-        tokens: of the response.
-        draws: sets of masks drawn. 0 where all sets were computed.
-    """
-
-    log_likelihood: float
-    standard_error: float
-    tokens: int
-    draws: int
-
-
-@dataclass(frozen=True, slots=True)
-class MaskDraws:
+class MaskDraws(StratifiedDraws):
     """How sets of masks are drawn.
 
     Attributes:
-        samples: sets drawn for a response: a multiple of `strata`, and at least twice as many.
-        strata: draws whose numbers of masks are spread evenly over 1 to L. Each number by itself is still uniform.
-            1 makes all draws independent.
-        seed: the draws depend on it, on the response's length and on the pair's group, and on nothing else.
         exact: compute all sets of masks where that takes no more passes than `samples`.
     """
 
-    samples: int = 128
-    strata: int = 8
-    seed: int = 0
     exact: bool = True
 
-    def __post_init__(self) -> None:
-        whole("strata", self.strata, low=1)
-        whole("samples", self.samples, low=1)
-        whole("seed", self.seed, low=0)
-        if self.samples % self.strata or self.samples < 2 * self.strata:
-            raise ConfigError(
-                f"samples={self.samples} must be a multiple of strata={self.strata}, and at least two of them: "
-                "the standard error comes from how they differ"
-            )
 
-
-class LikelihoodEstimator:
+class MaskLikelihoods:
     """Estimates log-likelihoods of responses under a masked model. Raises `ConfigError` on other kinds of models."""
 
     def __init__(self, llm: LLM, draws: MaskDraws | None = None, max_rows: int = MAX_ROWS) -> None:
@@ -153,19 +117,14 @@ class _Drawn:
         length, weighted = len(self.masked[0][0].response), found * self.weights
         if self.which is None:
             return Likelihood(float(weighted.sum()), 0.0, length, 0)
-        estimates = weighted[self.which].reshape(-1, draws.strata).mean(axis=1)
-        error = float(estimates.std(ddof=1) / np.sqrt(len(estimates)))
-        return Likelihood(float(estimates.mean()), error, length, draws.samples)
+        return draws.estimate(weighted[self.which].reshape(-1, draws.strata).mean(axis=1), length)
 
 
 def draw_masks(length: int, draws: MaskDraws, group: int = 0) -> Mask:
     """Draw sets of masks, bool [samples, length], stratum by stratum."""
     rng = np.random.default_rng([draws.seed, group, length])
     masks = np.zeros((draws.samples, length), dtype=np.bool_)
-    # One uniform number shifts the evenly spaced points of a stratum round the circle, so each point is uniform.
-    starts = rng.random(draws.samples // draws.strata).repeat(draws.strata)
-    points = (starts + np.tile(np.arange(draws.strata) / draws.strata, draws.samples // draws.strata)) % 1.0
-    counts = np.minimum((points * length).astype(np.int64), length - 1) + 1
+    counts = np.minimum((draws.points(rng) * length).astype(np.int64), length - 1) + 1
     for mask, count in zip(masks, counts, strict=True):
         mask[rng.permutation(length)[:count]] = True
     return masks

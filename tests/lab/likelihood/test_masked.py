@@ -12,7 +12,7 @@ import torch
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask_lab.likelihood.likelihood import LikelihoodEstimator, MaskDraws, draw_masks, every_mask
+from remask_lab.likelihood.masked import MaskDraws, MaskLikelihoods, draw_masks, every_mask
 from remask_lab.likelihood.masked_pass import MaskedPasses
 from remask_lab.likelihood.pairs import Pair
 from tests.engine import kinds
@@ -49,7 +49,7 @@ def exact(name: str, prompt: tuple[int, ...], response: tuple[int, ...]) -> floa
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize("prompt", [PROMPT, ()])
 def test_all_sets_of_masks_give_the_expectation(name: str, prompt: tuple[int, ...]) -> None:
-    (found,) = LikelihoodEstimator(open_model(name), MaskDraws(samples=128)).score([Pair(prompt, RESPONSE)])
+    (found,) = MaskLikelihoods(open_model(name), MaskDraws(samples=128)).score([Pair(prompt, RESPONSE)])
     assert found.log_likelihood == pytest.approx(exact(name, prompt, RESPONSE), abs=1e-4)
     assert (found.standard_error, found.draws, found.tokens) == (0, 0, 6)
 
@@ -60,7 +60,7 @@ def test_draws_converge_to_the_expectation(name: str, strata: int) -> None:
     right, errors = exact(name, PROMPT, RESPONSE), []
     for samples in (64, 1024, 16384):
         draws = MaskDraws(samples=samples, strata=strata, seed=4, exact=False)
-        (found,) = LikelihoodEstimator(open_model(name), draws).score([PAIR])
+        (found,) = MaskLikelihoods(open_model(name), draws).score([PAIR])
         assert abs(found.log_likelihood - right) < 3.5 * found.standard_error
         assert found.draws == samples
         errors.append(found.standard_error)
@@ -74,7 +74,7 @@ def test_standard_errors_are_honest_and_strata_lower_them() -> None:
     right, spread = exact("llada", PROMPT, RESPONSE), {}
     for strata in (1, 8):
         found = [
-            LikelihoodEstimator(open_model("llada"), MaskDraws(64, strata, seed, exact=False)).score([PAIR])[0]
+            MaskLikelihoods(open_model("llada"), MaskDraws(64, strata, seed, exact=False)).score([PAIR])[0]
             for seed in range(40)
         ]
         values = np.array([each.log_likelihood for each in found])
@@ -105,7 +105,7 @@ def test_draws_depend_on_seed_group_and_length_alone() -> None:
     draws = MaskDraws(samples=32, seed=3)
     assert (draw_masks(9, draws, 1) == draw_masks(9, draws, 1)).all()
     assert (draw_masks(9, draws, 1) != draw_masks(9, draws, 2)).any()
-    estimator = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=32, exact=False))
+    estimator = MaskLikelihoods(open_model("llada"), MaskDraws(samples=32, exact=False))
     other = Pair((1, 2, 3, 4), tuple(range(20, 31)))
     (alone,) = estimator.score([PAIR], [1])
     _, among = estimator.score([other, PAIR], [0, 1])
@@ -129,7 +129,7 @@ def test_greedy_is_what_the_engine_decodes(name: str) -> None:
     llm = open_model(name)
     params = SamplingParams(max_tokens=5, remasking="low_confidence", ignore_eos=True)
     (output,) = llm.generate([list(PROMPT)], params, cache="none")
-    estimator = LikelihoodEstimator(llm)
+    estimator = MaskLikelihoods(llm)
     right = Pair(PROMPT, output.token_ids)
     wrong = [
         Pair(PROMPT, (*right.response[:place], (right.response[place] + 1) % 30, *right.response[place + 1 :]))
@@ -140,9 +140,7 @@ def test_greedy_is_what_the_engine_decodes(name: str) -> None:
 
 
 def test_long_responses_are_drawn_and_not_enumerated() -> None:
-    (found,) = LikelihoodEstimator(open_model("llada"), MaskDraws(samples=16)).score(
-        [Pair((), tuple(range(1, 31)) * 3)]
-    )
+    (found,) = MaskLikelihoods(open_model("llada"), MaskDraws(samples=16)).score([Pair((), tuple(range(1, 31)) * 3)])
     assert found.draws == 16
     assert np.isfinite(found.log_likelihood)
 
@@ -157,7 +155,7 @@ def test_long_responses_are_drawn_and_not_enumerated() -> None:
     ],
 )
 def test_pairs_that_cannot_be_run(pair: Pair, message: str) -> None:
-    estimator = LikelihoodEstimator(open_model("llada"))
+    estimator = MaskLikelihoods(open_model("llada"))
     with pytest.raises(ConfigError, match=message):
         estimator.score([PAIR, pair])
     with pytest.raises(ConfigError, match=message):
@@ -186,4 +184,4 @@ def test_draws_that_cannot_be_made(settings: dict[str, int], message: str) -> No
 def test_other_kinds_are_refused(folder: Path, kind: str) -> None:
     llm = LLM(str(folder), dtype="float32", device="cpu")
     with pytest.raises(ConfigError, match=f"a {kind} model"):
-        LikelihoodEstimator(llm)
+        MaskLikelihoods(llm)

@@ -1,0 +1,64 @@
+"""`entropy-cache`: masks and recent tokens, and a full pass when a decoded token was uncertain."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from remask.core.checks import one_of, real, whole
+from remask.core.plan import Mask, Plan, View
+from remask.policies.base import CachePolicy, Schedule, Traits
+
+MASKS = ("response", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyCache(CachePolicy):
+    """EntropyCache (arXiv 2603.18489): decoding an uncertain token is taken for a sign that the caches are stale.
+
+    The first pass is full. After each step the entropies of the distributions that the decoded tokens were taken from
+    are looked at. Where the largest exceeds `threshold`, the next pass is full; else it computes the masks and the
+    `recent` tokens that were decoded last, in all layers, and reads everything else from the cache.
+
+    Attributes:
+        threshold: nats, before temperature and filters; 0 makes every pass after a decoded token full.
+        recent: k, decoded tokens that are computed again. Of those of one step the leftmost go first.
+        masks: those of the whole response, or of the current block.
+    """
+
+    threshold: float = 1.0
+    recent: int = 64
+    masks: Literal["response", "block"] = "response"
+
+    def __post_init__(self) -> None:
+        real("threshold", self.threshold, low=0)
+        whole("recent", self.recent, low=0)
+        one_of("masks", self.masks, MASKS)
+
+    @property
+    def traits(self) -> Traits:
+        """A complete block runs no further pass."""
+        return Traits(schedule=Schedule("within_block"), reads="entropy")
+
+    def plan(self, view: View) -> Plan:
+        """All rows, or those of masks and recent tokens."""
+        if view.step == 0 or self._uncertain(view):
+            return Plan(view.over(0, view.length), view.candidates, refreshes=True)
+        rows = (view.noisy if self.masks == "response" else view.candidates).copy()
+        rows[np.flatnonzero(rows) - view.shift] = True
+        rows[self._latest(view)] = True
+        return Plan(view.over_rows(rows), view.candidates)
+
+    def _uncertain(self, view: View) -> bool:
+        """Whether a token that the last step decoded was uncertain."""
+        last = view.last_pass
+        if last.entropies is None:
+            return False
+        decoded: Mask = view.settled[last.positions] == view.step - 1
+        return bool((last.entropies[decoded] > self.threshold).any())
+
+    def _latest(self, view: View) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The decoded positions that are computed again."""
+        decoded = np.flatnonzero(~view.noisy[view.prompt :]) + view.prompt
+        newest_first = np.argsort(-view.settled[decoded].astype(np.int64), kind="stable")
+        return decoded[newest_first[: self.recent]]

@@ -1,0 +1,61 @@
+"""The thesis's settings by their names: what they set, what they clash with, and that they change what is run."""
+
+import pytest
+
+from remask.core.sampling import SamplingParams
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.sampling.defaults import fit
+from remask_lab.papers.definition import load_table
+from remask_lab.papers.resolve import resolve
+
+
+@pytest.mark.parametrize("table", ["thesis-6-1", "thesis-6-10", "thesis-figure-6-4"])
+def test_presets_are_what_the_tables_run_at_the_paper_s_scale(table: str) -> None:
+    definition = load_table(table)
+    seen = set()
+    for row in definition.rows:
+        params = resolve(definition, row, "paper", definition.scales["paper"]).params
+        preset = f"s{params.steps_per_block}/b{params.block_length}"
+        given = {"preset": preset, "max_tokens": params.max_tokens, "canvas_length": 2048, "ignore_eos": True}
+        own = SamplingParams.from_mapping(given)
+        assert (own.steps_per_block, own.block_length, own.tokens_per_step) == (
+            params.steps_per_block,
+            params.block_length,
+            params.tokens_per_step,
+        )
+        seen.add(preset)
+    assert seen <= {"s32/b32", "s512/b512"}
+
+
+def test_a_preset_changes_what_is_run() -> None:
+    llm = LLM("bundled-uniform", dtype="float32", device="cpu")
+    (usual,) = llm.generate(["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 32}, cache="none")
+    (named,) = llm.generate(
+        ["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 32, "preset": "s32/b32"}, cache="none"
+    )
+    assert usual.usage.steps == 32  # two blocks of 16 steps
+    assert named.usage.steps == 32
+    (long,) = llm.generate(
+        ["bus every 1 minutes from 0 : 0 1 2 3"], {"max_tokens": 48, "preset": "s32/b32"}, cache="none"
+    )
+    assert long.usage.steps == 64, "two blocks of 32 steps"
+    params = llm.params({"preset": "s32/b32"}, prompt_tokens=12)
+    assert params.block_length == 32, "the checkpoint's block of 16 gives way"
+
+
+def test_the_ancestral_sampler_takes_its_blocks_and_steps() -> None:
+    params = SamplingParams(preset="s512/b512", sampler="ancestral")
+    assert (params.steps_per_block, params.block_length, params.tokens_per_step) == (512, 512, None)
+
+
+def test_own_values_and_presets_give_way_as_defaults_and_clash_as_requests() -> None:
+    usual = {"preset": "s32/b32", "max_tokens": 64}
+    assert fit(usual, {}, 999).block_length == 32
+    assert fit(usual, {"block_length": 16}, 999).preset is None
+    assert fit({"block_length": 8, "tokens_per_step": 1}, usual, 999).tokens_per_step == 3
+    assert SamplingParams(preset="s32/b32", block_length=32).block_length == 32
+    with pytest.raises(ConfigError, match="preset 's32/b32' sets block_length=32, got block_length=16"):
+        SamplingParams(preset="s32/b32", block_length=16)
+    with pytest.raises(ConfigError, match="preset"):
+        SamplingParams(preset="s64/b64")
