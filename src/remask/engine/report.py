@@ -36,7 +36,8 @@ class Holder:
     """A running request, or a part of the store. Pages are counted once a layer.
 
     Attributes:
-        name: the request's id; "prefixes" or "pages" for the store's entries and exact pages.
+        name: the request's id; "audit 0" and so on for audits; "prefixes" or "pages" for the store's entries and exact
+            pages.
         tokens: positions whose K/V it can read, a layer's worth.
         pages: page-layers that it references.
         shared: those of `pages` that another holder references too.
@@ -121,6 +122,10 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         holders.append(_holder(name, tokens, extents, counts, filled, running.usage.cached_tokens, tables))
         if detail:
             held[name] = set().union(*map(_pairs, extents))
+    for number, audit in enumerate(memory.audits):
+        name, extents = f"audit {number}", [audit.extent, audit.lease.extent]
+        tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
+        holders.append(_holder(name, audit.rows, extents, counts, filled, tables=tables))
     prefixes = [entry.extent for entry in memory.store.entries]
     pages = [page.extent for page in memory.chain.pages]
     if prefixes:

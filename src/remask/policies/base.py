@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from remask.core.depth import Audits
 from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 
@@ -66,12 +67,14 @@ class Traits:
             watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
+        audits: how the engine measures what a prefix bears, which bounds `CachePolicy.boundary`; None: nothing does.
     """
 
     kinds: tuple[ModelKind, ...] = ("masked",)
     schedule: Schedule = Schedule()
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
+    audits: Audits | None = None
 
 
 class CachePolicy(ABC):
