@@ -34,9 +34,7 @@ def test_a_depth_is_what_the_least_of_the_last_audits_bore(seed: int) -> None:
         assert depths.depth(asked, tau) == expected
 
 
-@pytest.mark.parametrize(
-    ("percent", "low"), [(0, 0), (4, 0), (5, 5), (94, 90), (96, 95), (97, 97), (99, 99), (100, 100)]
-)
+@pytest.mark.parametrize(("percent", "low"), [(0, 0), (4, 0), (5, 5), (94, 90), (96, 95), (97, 97), (100, 100)])
 def test_classes_are_those_of_a_profile(percent: int, low: int) -> None:
     assert ratio_class(percent) == low
 

@@ -1,7 +1,7 @@
 """Who holds which K/V pages, what is stored in them, and how many of their slots are of use."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from remask.engine.memory import Memory
 from remask.engine.running import RunningRequest
 from remask.store.chain import Page
+from remask.store.depths import DepthInfo
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
 
@@ -63,6 +64,7 @@ class StoredPart:
         tokens: from the first of the canvas to its last, those of its ancestors included.
         readers: ids of the running requests that read it.
         table: its pages.
+        depths: of a prefix what audits found, by class of prefix ratios.
     """
 
     id: str
@@ -70,6 +72,7 @@ class StoredPart:
     tokens: int
     readers: tuple[str, ...]
     table: PageTable
+    depths: tuple[DepthInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,8 @@ def _prefixes(entries: Iterable[PrefixEntry], counts: Counts, held: Mapping[str,
     for entry in sorted(entries, key=len):
         levels = [each for each in shorter if each.holds(entry.tokens[: len(each)], entry.cache_salt)]
         parent = _hex(levels[-1].key) if levels else None
-        told.append(_stored(entry.key, parent, len(entry), entry.extent, counts, held))
+        part = _stored(entry.key, parent, len(entry), entry.extent, counts, held)
+        told.append(replace(part, depths=entry.depths.describe()))
         shorter.append(entry)
     return told
 
