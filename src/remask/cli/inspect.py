@@ -99,10 +99,8 @@ def _tree(stored: Sequence[StoredPart], parent: str | None = None, indent: str =
             readers = ", ".join(part.readers) or "nobody"
             yield f"{indent}{part.id}  {part.tokens} tokens, {_table_text(part.table)}: {readers}"
             for info in part.depths:
-                yield (
-                    f"{indent}  ratio {info.ratio} %: depth {info.depth} at tau {info.tau:g}, by {info.audits} audits of "
-                    f"{info.requests} requests"
-                )
+                known = f"depth {info.depth} at tau {info.tau:g}"
+                yield f"{indent}  ratio {info.ratio} %: {known}, {info.audits} audits, {info.requests} requests"
             yield from _tree(stored, part.id, indent + "  ")
 
 

@@ -171,6 +171,7 @@ class Engine:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
         pending.arrived = time.perf_counter()
+        self.memory.remember(pending)
         self._queue(pending)
         self._ids.add(pending.request.id)
 

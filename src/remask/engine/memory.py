@@ -41,6 +41,7 @@ from remask.store.chain import Page, PageChain
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
+from remask.store.recent import RecentPrompts
 
 DEFAULT_PAGE = 16
 
@@ -79,6 +80,7 @@ class Memory:
         self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
+        self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
         self._begin()
 
@@ -127,6 +129,16 @@ class Memory:
         if request.policy.traits.sharing != "pages" or self.chain.page_size % block:
             return ()
         return tuple(self.chain.identities(_whole_blocks(request, block), _page_salt(request, block)))
+
+    def remember(self, pending: PendingRequest) -> None:
+        """Note the prompt of a request whose shared prefix is to be found, and what it has in common with others."""
+        request, policy = pending.request, pending.request.policy
+        if self._config.prefix_sharing != "auto" or not request.find_prefix or policy.traits.sharing != "prefix":
+            return
+        prompt, most = request.prompt_token_ids, self._longest_shared(pending)
+        guess = request.prefix_length >= self._config.prefix_min
+        if not guess and most > 0 and policy.boundary(most, pending.decoding.length, self.shape.layers):
+            pending.common = min(self.recent.add(prompt, request.cache_salt), most)
 
     def plan(self, pending: PendingRequest) -> Decision:
         """Where a request would go now, or why it has to wait. Changes nothing."""
@@ -231,7 +243,7 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
         usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
         if prefix is not None:
-            usage.prefix_depth = prefix.boundary
+            usage.prefix_depth, usage.prefix_tokens = prefix.boundary, prefix.length
             usage.cached_tokens = prefix.length if lease is None or lease.hit else 0
         sharing = None
         if placement.pages is not None and placement.pages.publishes:
@@ -330,8 +342,9 @@ class Memory:
     def _plan_prefix(self, pending: PendingRequest) -> "_Wish":
         """What a request would lease as things stand."""
         request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
-        # The rows that predict the response must be live, so a prefix may not reach into them.
-        prefix = min(request.prefix_length, len(request.prompt_token_ids) - shape.shift)
+        if self._config.prefix_sharing == "off":
+            return _Wish(note="prefix_sharing is off" if request.prefix_length else None)
+        prefix = self._shared(pending)
         boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
             return _Wish()
@@ -346,6 +359,21 @@ class Memory:
         if (audits := policy.traits.audits) is not None:
             return _Wish(unknown=AuditPlan(None, prefix, percent(prefix, canvas), audits))
         return _Wish(LeasePlan(_leased(policy, prefix, boundary, shape.layers), prefix, None))
+
+    def _longest_shared(self, pending: PendingRequest) -> int:
+        """The rows that predict the response must be live, so a prefix may not reach into them."""
+        return len(pending.request.prompt_token_ids) - self.shape.shift
+
+    def _shared(self, pending: PendingRequest) -> int:
+        """Leading tokens that a request shares: those that it names, or those that were found."""
+        request, config, most = pending.request, self._config, self._longest_shared(pending)
+        if pending.common is not None:
+            level = self.store.level(request.prompt_token_ids[: max(0, most)], request.cache_salt)
+            if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * pending.common):
+                return len(level)
+            if pending.common >= config.prefix_min:
+                return pending.common
+        return min(request.prefix_length, most)
 
     def _read_entry(self, policy: CachePolicy, entry: PrefixEntry, asked: int, canvas: int) -> "_Wish":
         """What a request under `policy` that asked for `asked` tokens would lease of `entry`."""

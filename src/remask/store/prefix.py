@@ -111,7 +111,7 @@ class PrefixStore:
         The pass of the entry may not have run yet (`ready` is False); then every request that leases it waits for that
         pass. Token ids are compared too, because hashes may collide. Entries of another `cache_salt` are never found.
         """
-        entry = next(self._index.levels(tokens, cache_salt), None)
+        entry = self.level(tokens, cache_salt)
         if entry is None or len(entry) == len(tokens):
             return entry
         if self.prefix_match == "exact":
@@ -120,6 +120,10 @@ class PrefixStore:
             return entry
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
+
+    def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
+        """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
+        return next(self._index.levels(tokens, cache_salt), None)
 
     def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
         """Lease what `find` found for a request for `tokens`."""
