@@ -104,7 +104,7 @@ def test_a_tau_that_all_exceed_is_reuse(family: str) -> None:
 def test_the_depth_says_all(family: str, seed: int) -> None:
     """Whatever came before, and whatever is audited beside it: an answer is that of a request of the reported depth."""
     rng = random.Random(f"online {family} {seed}")
-    limits = {
+    limits: dict[str, Any] = {
         "max_num_seqs": rng.randint(1, 4),
         "page_size": rng.choice([1, 4, 7]),
         "eviction": rng.choice(["fifo", "lru"]),
@@ -306,7 +306,7 @@ def test_an_audit_that_brings_the_engine_down_is_tried_once_more(times: int, mon
     engine = make_engine()
     fails(engine, "compare", monkeypatch, torch.OutOfMemoryError("out of memory"), times)
     engine.add(asks("a", online(-1)).asked)
-    results = {}
+    results: dict[str, Result] = {}
     for _ in range(50):
         try:
             results |= {event.id: event.result for event in engine.step() if event.result is not None}

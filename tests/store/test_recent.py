@@ -74,7 +74,7 @@ def test_a_hostile_tenant_fills_no_more_than_its_own() -> None:
     assert recent.add(range(100), "good") == 0
     assert recent.add([*range(50), 7], "good") == 50
     for number in range(300):
-        recent.add(np.random.default_rng(number).integers(0, 1000, 4000), "bad")
+        recent.add(np.random.default_rng(number).integers(0, 1000, 4000).tolist(), "bad")
     assert recent.tokens <= 65_536 + 101
     assert recent.add([*range(40), 8], "good") == 40
 

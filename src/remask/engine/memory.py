@@ -228,6 +228,7 @@ class Memory:
         lease, prefix = None, None
         if placement.lease is not None:
             lease, prefix = self._lease(pending, placement.lease), placement.lease.prefix
+            self.store.stats.found += pending.common is not None and placement.lease.asked > request.prefix_length
             undo.callback(self._unlease, lease)
         pages: tuple[Page, ...] = ()
         if placement.pages is not None:

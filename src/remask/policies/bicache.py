@@ -53,12 +53,10 @@ class BiCache(CachePolicy):
             )
         depth: object = self.depth
         if depth == ONLINE:
-            audits = Audits()
-            own = {"tau": audits.tau if self.tau is None else self.tau}
-            own["audit_interval"] = audits.interval if self.audit_interval is None else self.audit_interval
-            Audits(*own.values())
-            for name, value in own.items():
-                object.__setattr__(self, name, value)
+            given = {"tau": self.tau, "interval": self.audit_interval}
+            audits = replace(Audits(), **{name: value for name, value in given.items() if value is not None})
+            object.__setattr__(self, "tau", audits.tau)
+            object.__setattr__(self, "audit_interval", audits.interval)
         elif not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
             raise ConfigError(f"depth must be a number of layers >= 0, 'table' or 'online', got {depth!r}")
         else:

@@ -136,6 +136,7 @@ class Metrics:
             "prefix_cache_hits": ("Those of them that were read from the prefix store.", self._totals["hit"]),
             "prefix_store_hits": ("Requests that leased a stored prefix.", store.hits),
             "prefix_store_misses": ("Requests that brought a new prefix.", store.misses),
+            "prefix_store_found": ("Requests whose shared prefix was found, not named.", store.found),
             "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
             "prefix_store_refused": ("Requests whose prefix exceeds the store's budget.", store.refused),
             "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-RATIOS = (*range(0, 100, 5), 97, 98, 99, 100)
+RATIOS: tuple[int, ...] = (*range(0, 100, 5), 97, 98, 99, 100)
 """Lower ends of the classes of prefix ratios, in percent: those that `remask profile` measures."""
 
 KEPT = 8

@@ -35,6 +35,7 @@ class StoreStats:
     hits: int = 0
     partial_hits: int = 0  # those of `hits` that read an entry shorter than the prefix asked for
     misses: int = 0
+    found: int = 0  # those of both that nobody had said are shared
     evictions: int = 0
     refused: int = 0  # prefixes larger than the whole budget
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from remask import LLM, EngineConfig
+from remask import LLM, EngineConfig, Output
 from remask.engine.request import Request
 from remask.tasks.tariff import KINDS, TariffSettings, is_correct, make_workload
 from remask_lab.records.interval import wilson
@@ -78,7 +78,8 @@ def measure(llm: LLM, work: Sequence[Asked], cache: str, settings: dict[str, Any
     """
     engine, policy = llm.new_engine(), llm.policy(cache, settings)
     halves = [[asked for asked in work if (asked.number <= MARKS[-1] // 2) is early] for early in (True, False)]
-    found, audits = {}, []
+    found: dict[str, Output] = {}
+    audits: list[float] = []
     for half in halves:
         before = engine.stats.audit_row_layers, engine.stats.row_layers
         asked = [each.request.with_policy(policy) for each in half]

@@ -69,6 +69,8 @@ def _contents(engine: Engine) -> dict[str, Any]:
         "hits": store.stats.hits,
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
+        "found": store.stats.found,
+        "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
         "pages": {**asdict(memory), "utilisation": memory.utilisation},
     }
 
