@@ -175,7 +175,8 @@ class Intake:
         if self._lookup is None:
             raise ConfigError(
                 "cache 'bicache' needs a depth table, and this server has none for its model: send cache_config "
-                '{"depth": "online"} or a number of layers, or start the server with --depth-table, or with --cache bicache, which measures one'
+                '{"depth": "online"} or a number of layers, or start the server with --depth-table, or with --cache '
+                "bicache, which measures one"
             )
         return self._lookup
 
