@@ -53,8 +53,11 @@ class BiCache(CachePolicy):
             )
         depth: object = self.depth
         if depth == ONLINE:
-            given = {"tau": self.tau, "interval": self.audit_interval}
-            audits = replace(Audits(), **{name: value for name, value in given.items() if value is not None})
+            usual = Audits()
+            audits = Audits(
+                usual.tau if self.tau is None else self.tau,
+                usual.interval if self.audit_interval is None else self.audit_interval,
+            )
             object.__setattr__(self, "tau", audits.tau)
             object.__setattr__(self, "audit_interval", audits.interval)
         elif not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
