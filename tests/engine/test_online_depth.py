@@ -38,7 +38,7 @@ from tests.engine.test_against_oracles import model_of
 from tests.oracles import dense, similarity
 
 FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
-INNER: list[CachePolicy] = [Dense(), BlockDual(), DllmCache(3, 2, 0.3)]
+INNER: list[CachePolicy] = [BlockDual(), DllmCache(3, 2, 0.3)]
 MIDDLE = 0.5  # a tau at which these models' requests bear different depths
 
 

@@ -1,7 +1,6 @@
 """Trees of recent prompts beside a list of them."""
 
 import random
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -100,11 +99,3 @@ def test_among_those_that_share_the_longest_silent_one_goes() -> None:
     assert set(recent._trees) == {"c", "d"}
     assert recent._sharing == {"c"}
     assert recent.prompts == 2
-
-
-def test_prompts_of_one_token_runs_do_not_nest_calls() -> None:
-    """The deepest tree that the bounds allow."""
-    tree = PromptTree(max_prompts=2 * sys.getrecursionlimit(), max_tokens=1 << 20)
-    for length in range(1, sys.getrecursionlimit() + 50):
-        assert tree.add([0] * length) == length - 1
-    check(tree)
