@@ -359,7 +359,7 @@ class LLM:
             if not isinstance(own, SamplingParams):
                 own = self.params(own, prompt_tokens=len(tokens))
             length = shared if prefix_length is None else prefix_length
-            requests.append(Request(str(index), tokens, own, length, chosen))
+            requests.append(Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None))
         return requests
 
     def run(

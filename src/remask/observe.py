@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remask.core.plan import Plan, PrefixHit
 from remask.engine.canvas_state import SlotTable
-from remask.engine.chunks import PrefixPass
+from remask.engine.chunks import SidePass
 from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
 from remask.engine.runner import Items, Runner
@@ -263,7 +263,7 @@ class _SectionedRunner(Runner):
         super().__init__(model, pool)
         self.section = section
 
-    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
+    def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
         with self.section("packing"):
             return super().pack(items, passes, first)
 

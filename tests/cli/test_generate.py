@@ -41,6 +41,7 @@ def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
         "forwards",
         "row_layers",
         "prefix_depth",
+        "prefix_tokens",
     }
     assert set(answer["usage"]) == expected
     assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
@@ -152,6 +153,9 @@ def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.Ca
         (["--max-refreshes", "0"], "max_refreshes must be"),
         (["--prefix-match", "longets"], "Did you mean 'longest'"),
         (["--prefix-match", "longest", "--batch-invariant"], "batch_invariant=True needs prefix_match='exact'"),
+        (["--prefix-sharing", "auto", "--batch-invariant"], "batch_invariant=True needs prefix_sharing='exact'"),
+        (["--prefix-sharing", "aut"], "Unknown prefix_sharing 'aut'. Did you mean 'auto'"),
+        (["--prefix-min", "0"], "prefix_min must be a whole number from 1"),
         (["--prefix-cover", "1.5"], "prefix_cover must be a number from 0 to 1, got 1.5"),
     ],
 )

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from remask.depth.similarity import PrefixProbe, flat_cosine, token_cosine
+from remask.depth.similarity import PrefixProbe, token_cosine
 from remask.errors import ConfigError
+from remask.models.similarity import flat_cosine
 from tests import goldens
 from tests.depth.models import loaded, transformer
 

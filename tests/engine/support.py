@@ -205,8 +205,9 @@ def alone(item: Work, family: str = "llada", **limits: Any) -> Result:
 
 def work_of(usage: Usage) -> dict[str, Any]:
     """Usage without what depends on who came first."""
-    names = ("prompt_tokens", "completion_tokens", "steps", "forwards", "row_layers", "prefix_depth", "prefix_note")
-    return {name: getattr(usage, name) for name in names}
+    names = ("prompt_tokens", "completion_tokens", "steps", "forwards", "row_layers")
+    shared = ("prefix_depth", "prefix_tokens", "prefix_note")
+    return {name: getattr(usage, name) for name in (*names, *shared)}
 
 
 def outcome(result: Result) -> tuple[Any, ...]:

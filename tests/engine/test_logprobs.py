@@ -144,7 +144,7 @@ def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) 
         told = run(make_engine(family), [Work(asked, item.policy)])[str(number)]
         assert plain(told.trace) == plain(silent.trace)
         assert support.work_of(told.usage) == support.work_of(silent.usage)
-        trace = Trace.from_mapping(trace_of(asked.with_policy(item.policy), told.trace, "m").content)
+        trace = Trace.from_mapping(trace_of(asked.with_policy(item.policy), told.trace, told.usage, "m").content)
         again = replace(asked, replay=trace.transfers(len(asked.prompt_token_ids)))
         replayed = run(make_engine(family), [Work(again, item.policy)])[str(number)]
         assert support.outcome(replayed) == support.outcome(told), (item.policy, asked.params)
@@ -288,7 +288,7 @@ def ran(asked: Request) -> Result:
 
 def test_draws_differ_and_a_trace_has_one_text() -> None:
     asked = replace(request(temperature=1.5, seed=3), top_logprobs=0)
-    texts = [str(trace_of(asked, ran(asked).trace, "m").content) for _ in range(2)]
+    texts = [str(trace_of(asked, told.trace, told.usage, "m").content) for told in (ran(asked), ran(asked))]
     assert texts[0] == texts[1]
     others = {ran(replace(asked, params=replace(asked.params, seed=seed))).token_ids for seed in range(8)}
     assert len(others) >= 7

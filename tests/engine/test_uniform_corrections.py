@@ -69,7 +69,7 @@ def test_stops_count_when_the_correction_is_over() -> None:
 
 def test_patience_ends_what_never_comes_to_rest() -> None:
     """Hot draws change tokens for ever; without more right tokens the original's rule ends them, and 0 never does."""
-    hot = {"correction_steps": 60, "correction_temperature": 5.0, "correction_tokens": 1}
+    hot: dict[str, Any] = {"correction_steps": 60, "correction_temperature": 5.0, "correction_tokens": 1}
     counts = {patience: answer(**hot, correction_patience=patience)[1].usage.correction_steps for patience in (2, 0)}
     assert counts[0] == 60
     assert counts[2] is not None

@@ -27,6 +27,7 @@ from remask_lab.speed import (
     invariance,
     mixture,
     neighbours,
+    online_depth,
     overhead,
     policies,
     quantised,
@@ -268,6 +269,20 @@ def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert accuracy["stored", 5] == accuracy["stored", 8] == accuracy["recomputed", 8] == 0
     depths = {row["rule"]: row["one request"] for row in rows if "rule" in row}
     assert (depths["leading, least-depth, safe"], depths["leading, least-depth, paper"]) == (4, 5)
+
+
+def test_online_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--requests", "4", "--prompts", "1", "--depths", "8", "--intervals", "8"]
+    monkeypatch.setattr(sys, "argv", ["online_depth", *options])
+    online_depth.main()
+    head, _, rest = capsys.readouterr().out.partition("\n}\n")
+    assert json.loads(head + "}")["requests"] == 8
+    none, table, deep, online = map(json.loads, rest.splitlines())
+    assert none["plan"]["accuracy"] == table["plan"]["accuracy"] == deep["lookup"]["accuracy"] == 1
+    assert deep["plan"]["accuracy"] == 0
+    assert online["plan"]["depth"]["1"] < online["lookup"]["depth"]["1"] == 8
+    assert online["audits"] == 6
+    assert online["lookup"]["row_layers"] == deep["lookup"]["row_layers"] < table["lookup"]["row_layers"]
 
 
 def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

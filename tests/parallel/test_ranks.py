@@ -69,6 +69,16 @@ def test_a_pass_exchanges_two_sums_a_layer_and_three_numbers_a_predicted_row(two
     assert ranks.operations - operations <= passes * (2 * LAYERS + 2 + 2) + 8
 
 
+def test_audits_compare_the_heads_of_all_ranks(two: LLM) -> None:
+    found = []
+    for llm in (two, LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON)):
+        llm.generate([[*range(3, 33)]], SAMPLING, prefix_length=20, cache="bicache", cache_config={"depth": "online"})
+        (entry,) = [entry for entry in llm.engine.store.describe() if entry.depths]
+        found.append(entry.depths[0].limits)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0][-1] < 0.999
+
+
 def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
     names = lead_of(two)._names
     for cache in ("none", "elastic-cache", "dllm-cache", "dkv-decode"):

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from remask.core.depth import DepthLookup
+from remask.core.depth import Audits, DepthLookup
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
 
@@ -147,8 +147,37 @@ def test_unknown_settings(spec: str, settings: dict[Any, Any], message: str) -> 
 
 @pytest.mark.parametrize("depth", [-1, 1.0, "2", "Table", True, None, math.nan, [1]])
 def test_bad_depths(depth: Any) -> None:
-    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0 or 'table'"):
+    with pytest.raises(ConfigError, match="depth must be a number of layers >= 0, 'table' or 'online'"):
         parse("bicache", {"depth": depth}, lambda: TABLE)
+
+
+def test_an_online_depth_shows_how_it_is_audited() -> None:
+    policy = parse("bicache", {"depth": "online", "tau": -1}, no_table)
+    assert policy.traits.audits == Audits(-1, 32)
+    assert settings_of(policy) == {
+        "depth": "online",
+        "refresh_interval": 16,
+        "boundary": "stored",
+        "tau": -1,
+        "audit_interval": 32,
+    }
+    assert parse("bicache", settings_of(policy), no_table) == policy
+    assert policy.boundary(1, 1000, 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tau": 1.01}, "tau must be a number from -1 to 1, got 1.01"),
+        ({"tau": math.nan}, "tau must be a number from -1 to 1, got nan"),
+        ({"audit_interval": 0}, "audit_interval must be a whole number from 1 .*, got 0"),
+        ({"depth": 3, "tau": 0.9}, "tau=0.9 is for depth='online'"),
+        ({"depth": "table", "audit_interval": 4}, "audit_interval=4 is for depth='online'"),
+    ],
+)
+def test_audits_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse("bicache", {"depth": "online", **settings}, lambda: TABLE)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1.5, "16", True, math.nan, math.inf, []])

@@ -170,6 +170,7 @@ def test_nothing_is_final_before_the_last_correction() -> None:
         (0, range(5, 11), 6),
     ], "the response alone is corrected, not what the last block holds beyond it"
     assert (walk.step, walk.corrections) == (3, 1)
+    assert walk.sees is not None
     assert walk.sees.tolist() == [5] * 5 + [32] * 27
 
 

@@ -38,7 +38,7 @@ def test_a_chat_answer(server: Running) -> None:
     assert set(told["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}
     assert set(told["choices"][0]["message"]) == {"role", "content", "refusal"}
     assert set(told["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
-    assert set(told["remask"]) == {"steps", "forwards", "row_layers", "prefix_depth"}
+    assert set(told["remask"]) == {"steps", "forwards", "row_layers", "prefix_depth", "prefix_tokens"}
 
 
 @pytest.mark.parametrize("counted", [False, True])

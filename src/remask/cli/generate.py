@@ -157,7 +157,7 @@ def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Outpu
     if terms.return_step_maps:
         found["step_maps"] = step_map(output.trace, len(request.prompt_token_ids), len(output.token_ids))
     if terms.return_trace:
-        found["trace"] = trace_of(request, output.trace, llm.loaded.fingerprint).content
+        found["trace"] = trace_of(request, output.trace, output.usage, llm.loaded.fingerprint).content
     return found
 
 

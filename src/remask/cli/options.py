@@ -17,7 +17,7 @@ from remask.models.quantised import QUANTIZATIONS
 from remask.models.source import BUNDLED_MODELS
 from remask.policies import parse
 from remask.store.eviction import EVICTIONS
-from remask.store.prefix_index import PREFIX_MATCHES
+from remask.store.prefix_index import PREFIX_MATCHES, PREFIX_SHARINGS
 
 _DEFAULTS = EngineConfig()
 # Options of any command that name files to be read, and cache policies, which these words stand for too.
@@ -107,6 +107,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help=f"share of a CUDA device's memory that may be taken (default {DEFAULT_UTILIZATION})",
     )
     group.add_argument("--eviction", default=_DEFAULTS.eviction, metavar="|".join(EVICTIONS), help="order of eviction")
+    group.add_argument(
+        "--prefix-sharing",
+        default=_DEFAULTS.prefix_sharing,
+        metavar="|".join(PREFIX_SHARINGS),
+        help="auto: where a request does not say what is shared, share what recent prompts begin with (default exact)",
+    )
+    group.add_argument(
+        "--prefix-min",
+        type=int,
+        default=_DEFAULTS.prefix_min,
+        metavar="TOKENS",
+        help=f"shortest part that auto shares (default {_DEFAULTS.prefix_min})",
+    )
     group.add_argument(
         "--prefix-match",
         default=_DEFAULTS.prefix_match,

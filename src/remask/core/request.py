@@ -19,7 +19,8 @@ class Usage:
         steps: denoising steps, those of a correction included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.
         row_layers: rows times layers that these passes computed, on both canvases of a guided pair.
-        prefix_depth: number of leading layers that read `cached_tokens` from the store.
+        prefix_depth: number of leading layers that read the K/V of a shared prefix from the store.
+        prefix_tokens: length of that prefix, whether it was stored before or this request brought it.
         prefix_note: why no shared prefix was read although the request named one.
         correction_steps: steps of a correction. None where the request names none.
     """
@@ -31,6 +32,7 @@ class Usage:
     forwards: int = 0
     row_layers: int = 0
     prefix_depth: int = 0
+    prefix_tokens: int = 0
     prefix_note: str | None = None
     correction_steps: int | None = None
 

@@ -25,7 +25,8 @@ class Terms:
         None,
         Whole(0, POSITIONS),
         "Leading prompt tokens that may be shared with other requests, 0 for none; by default everything before the "
-        "last user turn of a conversation, and nothing of a text or of token ids.",
+        "last user turn of a conversation, and nothing of a text or of token ids, unless `--prefix-sharing auto` "
+        "finds it.",
     )
     cache: str | None = declare(
         None,

@@ -13,19 +13,11 @@ from remask.core.canvas import Canvas
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.models.pool import Pool
+from remask.models.similarity import flat_cosine
 from remask.models.transformer import Transformer
 
 Measure = Literal["flat", "official"]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
-
-
-def flat_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """One cosine over all tokens, heads and channels (BiCache section 4.1, equation 3). [P, H, Dh] twice -> []."""
-    a, b = a.float().flatten(1), b.float().flatten(1)
-    # Token by token first: one float32 sum over millions of products would lose digits.
-    dot, left, right = (torch.linalg.vecdot(x, y).sum() for x, y in ((a, b), (a, a), (b, b)))
-    cosine: Tensor = dot / (left * right).sqrt()
-    return cosine
 
 
 def token_cosine(a: Tensor, b: Tensor) -> Tensor:

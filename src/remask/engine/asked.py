@@ -22,10 +22,13 @@ def request_of(
     kind: ModelKind,
     *,
     shared: int,
+    find_prefix: bool = True,
     constraint: Constraint | None = None,
     drafts: bool = False,
 ) -> Request:
     """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
+
+    Without `find_prefix` that default is what the client said, in words that are no term.
 
     `constraint` is what `structured_outputs` of the terms is compiled to.
 
@@ -46,6 +49,7 @@ def request_of(
         prompt_token_ids=tokens,
         params=params,
         prefix_length=terms.shared(shared),
+        find_prefix=find_prefix and terms.prefix_length is None and terms.replay is None,
         policy=policy,
         cache_salt=terms.cache_salt,
         priority=terms.priority,

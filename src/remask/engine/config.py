@@ -7,7 +7,7 @@ from remask.core.checks import flag, one_of, real, whole
 from remask.core.executors import ATTENTIONS, AttentionName
 from remask.errors import ConfigError
 from remask.store.eviction import EVICTIONS, Eviction
-from remask.store.prefix_index import PREFIX_MATCHES, PrefixMatch
+from remask.store.prefix_index import PREFIX_MATCHES, PREFIX_SHARINGS, PrefixMatch, PrefixSharing
 
 DEFAULT_STORE_TOKENS: Final = 8192
 DEFAULT_UTILIZATION: Final = 0.9
@@ -29,9 +29,14 @@ class EngineConfig:
         gpu_memory_utilization: share of a CUDA device's memory that everything on it may take; None takes 0.9. Where
             K/V do not fit the engine is not made.
         eviction: which entry leaves a full store, "fifo" (the paper) or "lru".
+        prefix_sharing: which leading part of a prompt is shared on bidirectional models: "off" none; "exact" the part
+            that the request says; "auto" also, where it says nothing, the part that recent prompts of its
+            `cache_salt` begin with too, so that what it is answered depends on what came before.
+        prefix_min: tokens of the shortest part that "auto" shares.
         prefix_match: what a request may read whose shared prefix is not stored: "exact" nothing, so it runs a pass of
             its own; "longest" the longest stored level of it, so that what it is answered depends on what came before.
-        prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place.
+        prefix_cover: share of a prefix, from 0 to 1, that a level must cover to be read in its place, also
+            under "auto".
         max_steps: denoising steps that one request may ask for, those of a correction included; None takes four times
             `max_model_len`.
         max_stop: stop texts that one request may name.
@@ -39,7 +44,7 @@ class EngineConfig:
         max_request_row_layers: row-layers that one request may cause, as its sampling parameters say before it runs;
             None does not limit it.
         batch_invariant: compute so that the bits of an answer do not depend on what else runs. It costs time, and
-            needs `prefix_match="exact"`.
+            needs `prefix_match="exact"` and no `prefix_sharing="auto"`.
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
     """
@@ -52,6 +57,8 @@ class EngineConfig:
     store_budget_tokens: int | Literal["auto"] = DEFAULT_STORE_TOKENS
     gpu_memory_utilization: float | None = None
     eviction: Eviction = "fifo"
+    prefix_sharing: PrefixSharing = "exact"
+    prefix_min: int = 64
     prefix_match: PrefixMatch = "exact"
     prefix_cover: float = 0.5
     max_steps: int | None = None
@@ -72,12 +79,15 @@ class EngineConfig:
             whole("store_budget_tokens", self.store_budget_tokens, low=0)
         real("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, above=True, optional=True)
         one_of("eviction", self.eviction, EVICTIONS)
+        one_of("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
+        whole("prefix_min", self.prefix_min, low=1)
         one_of("prefix_match", self.prefix_match, PREFIX_MATCHES)
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
         one_of("attention", self.attention, ATTENTIONS)
-        if self.batch_invariant and self.prefix_match != "exact":
-            raise ConfigError(
-                f"batch_invariant=True needs prefix_match='exact', got {self.prefix_match!r}: with it an answer "
-                "depends on the prefixes that earlier requests left in the store"
-            )
+        for name, wrong in (("prefix_match", "longest"), ("prefix_sharing", "auto")):
+            if self.batch_invariant and getattr(self, name) == wrong:
+                raise ConfigError(
+                    f"batch_invariant=True needs {name}='exact', got {wrong!r}: with it an answer depends on the "
+                    "prefixes that earlier requests left in the store"
+                )

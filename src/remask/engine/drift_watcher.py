@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -122,7 +123,9 @@ class _Asked:
     window: int
 
 
-_Looked = tuple[Tensor, Tensor]  # mass of the window's attention, float32 [T]; `attention_rows` of the rows after it
+_Looked: TypeAlias = tuple[
+    Tensor, Tensor
+]  # mass of the window's attention, float32 [T]; `attention_rows` of the rows after it
 
 
 def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -> list[_Looked]:

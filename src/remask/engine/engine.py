@@ -16,13 +16,13 @@ from remask.core.pass_cost import CostMeter
 from remask.core.request import Draft, FinishReason, Result, Transfer
 from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
-from remask.engine.chunks import PrefixPass
+from remask.engine.chunks import AuditPass, PrefixPass, SidePass
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, Member, Ran, poisons, read_isolated, run_isolated
+from remask.engine.isolation import Batch, Member, Ran, exhausts, poisons, read_isolated, run_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import Awaiting, Decision, NoRoom, Placement
+from remask.engine.placement import AuditPlan, Decision, NoRoom, Placement
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
@@ -36,7 +36,7 @@ from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.store.pages import PageAllocator
-from remask.store.prefix import PrefixStore
+from remask.store.prefix import Lease, PrefixStore
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,8 @@ class EngineStats:
     prefix_row_layers: int = 0
     refreshes: int = 0  # passes of requests that filled or renewed what their policies cache
     prefix_refreshes: int = 0  # passes in which rows of a leased prefix were computed anew
+    audits: int = 0  # of shared prefixes
+    audit_row_layers: int = 0
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
     recoveries: int = 0  # times that the engine began again with empty memory
 
@@ -115,7 +117,7 @@ class Engine:
             None  # an observer may put one here; it is called after every pass, before tokens change
         )
         self._waiting: list[PendingRequest] = []  # in the order in which they begin
-        self._running: Scheduler[RunningRequest | PrefixPass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self._running: Scheduler[RunningRequest | SidePass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
@@ -157,6 +159,11 @@ class Engine:
         Raises `ConfigError` on a request that cannot run.
         """
         self._check_id(request.id)
+        if self.config.batch_invariant and request.policy.traits.audits is not None:
+            raise ConfigError(
+                "depth='online' cannot stand beside batch_invariant: an answer depends on the depth that audits of "
+                "earlier requests found; use a depth table or a number of layers"
+            )
         shape, longest = self.model.config, self.max_model_len
         return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)
 
@@ -164,6 +171,7 @@ class Engine:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
         pending.arrived = time.perf_counter()
+        self.memory.remember(pending)
         self._queue(pending)
         self._ids.add(pending.request.id)
 
@@ -220,10 +228,15 @@ class Engine:
         begun = self._unfinished()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1
+        awaiting = self._waiting_of([audit.awaited_by for audit in self.memory.audits])
         self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
         self._refreshes = RefreshWatch()
         for running in begun:
             self._begin_again(running, error)
+        for pending in awaiting:
+            pending.starts += 1
+            if pending.starts >= MAX_STARTS:
+                self._end_waiting(pending, "error", _failure(pending.request, error, "the engine failed in its audit"))
         self.memory.reset()
 
     def memory_report(self, *, detail: bool = False) -> MemoryReport:
@@ -265,15 +278,16 @@ class Engine:
         A request that awaits a page of a running one lets others pass.
         """
         for pending in list(self._waiting):
-            canvases = self.running
+            canvases = self.running + len(self.memory.audits)
             if canvases and (canvases + pending.canvases > self.config.max_num_seqs or self._apart(pending)):
                 return
             decision = self._find_place(pending)
             if isinstance(decision, NoRoom):
                 return
-            if decision is None or isinstance(decision, Awaiting):
-                continue
-            self._begin(pending, decision)
+            if isinstance(decision, AuditPlan):
+                self._audit(pending, decision)
+            elif isinstance(decision, Placement):
+                self._begin(pending, decision)
 
     def _begin(self, pending: PendingRequest, placement: Placement) -> None:
         """Give a waiting request its place. It ends with the error where it cannot begin."""
@@ -286,9 +300,27 @@ class Engine:
         if not pending.begun:
             pending.begun = True
             self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
-        if running.lease is not None and not running.lease.hit:
-            entry = running.lease.entry
-            self._running.add(PrefixPass(entry, *prefix_canvas(entry, self.model.config.layers)))
+        self._bring(running.lease)
+        audit = placement.audit
+        if audit is not None and audit.own is not None:
+            self._running.add(self.memory.place_audit(pending, audit, awaited=False))
+
+    def _audit(self, pending: PendingRequest, plan: AuditPlan) -> None:
+        """Begin an audit that a waiting request awaits. The request ends with the error where it cannot begin."""
+
+        def place() -> AuditPass:
+            return self.memory.place_audit(pending, plan, awaited=True)
+
+        audit = self._tried(pending, place, "the audit of its prefix could not begin")
+        if audit is not None:
+            self._bring(audit.lease)
+            self._running.add(audit)
+
+    def _bring(self, lease: Lease | None) -> None:
+        """Queue the prefix-only pass of the entry that was made for this lease, if one was."""
+        if lease is not None and not lease.hit and not lease.entry.ready:
+            branch, whole = prefix_canvas(lease.entry, self.model.config.layers)
+            self._running.add(PrefixPass(entry=lease.entry, branch=branch, whole=whole))
 
     def _apart(self, pending: PendingRequest) -> bool:
         """Whether `pending` may not run beside what runs: one of them was running when the engine failed."""
@@ -330,7 +362,7 @@ class Engine:
             if running.ready:
                 self._guarded(running, running.prepare, POLICY)
         for item in self._running.next(_ready, _cost, self._refreshing):
-            if isinstance(item, PrefixPass):
+            if isinstance(item, SidePass):
                 batch.passes.append(item)
             elif self._guarded(item, item.admit, POLICY):
                 batch.requests.append(item)
@@ -362,11 +394,28 @@ class Engine:
         if isinstance(member, RunningRequest):
             self._end(member, "error", _failure(member.request, error, "its pass failed"))
             return
+        if isinstance(member, AuditPass):
+            self._fail_audit(member, error)
+            return
         self._running.remove(member)
         for running in self._running_requests():
             if running.lease is not None and running.lease.entry is member.entry:
                 self._end(running, "error", _failure(running.request, error, "the pass of its shared prefix failed"))
+        for audit in [audit for audit in self.memory.audits if audit.entry is member.entry]:
+            self._fail_audit(audit, error)
         self.store.withdraw(member.entry)
+
+    def _fail_audit(self, audit: AuditPass, error: Exception) -> None:
+        """Give up an audit, and end the request that awaits it."""
+        self._running.remove(audit)
+        self.memory.end_audit(audit)
+        log.error("an audit of a prefix of %d tokens failed: %s", len(audit.entry), error, exc_info=error)
+        for pending in self._waiting_of([audit.awaited_by]):
+            self._end_waiting(pending, "error", _failure(pending.request, error, "the audit of its prefix failed"))
+
+    def _waiting_of(self, requests: Sequence[PendingRequest | None]) -> list[PendingRequest]:
+        """Those of `requests` that still wait."""
+        return [pending for pending in self._waiting if any(pending is each for each in requests)]
 
     def _begin_again(self, running: RunningRequest, error: Exception) -> None:
         """Queue a request that lost its place, or end it where it has reported something or began too often."""
@@ -384,18 +433,36 @@ class Engine:
         self.stats.row_layers += sum(plan.cost for _, plan in ran.items)
         self.stats.peak_memory_bytes = max(self.stats.peak_memory_bytes, self.memory.bytes_used)
         for work in batch.passes:
-            self.stats.prefix_row_layers += work.plan.cost
+            if isinstance(work, AuditPass):
+                self.stats.audit_row_layers += work.plan.cost
+            else:
+                self.stats.prefix_row_layers += work.plan.cost
             work.advance()
             if work.finished:
-                self.store.publish(work.entry)
-                self._running.remove(work)
-                self.stats.prefix_passes += 1
+                self._finish(work)
         for running, predicted in scores:
             if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
                 if running.closing:
                     self._release(running)
                 elif running.reason is not None:
                     self._end(running, running.reason)
+
+    def _finish(self, work: SidePass) -> None:
+        """Make a prefix readable whose pass is done, or enter what an audit found."""
+        if isinstance(work, AuditPass):
+            try:
+                similarity = self.runner.similarity(work)
+            except Exception as error:
+                if poisons(error) or exhausts(error):
+                    raise
+                self._fail_audit(work, error)
+                return
+            self.memory.end_audit(work, similarity)
+            self.stats.audits += 1
+        else:
+            self.store.publish(work.entry)
+            self.stats.prefix_passes += 1
+        self._running.remove(work)
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
@@ -445,7 +512,7 @@ class Engine:
         self._running.remove(running)
         self.memory.free(running)
 
-    def _refreshing(self, item: RunningRequest | PrefixPass) -> bool:
+    def _refreshing(self, item: RunningRequest | SidePass) -> bool:
         return isinstance(item, RunningRequest) and self._refreshes.heavy(item)
 
 
@@ -459,9 +526,9 @@ def _failure(request: Request, error: Exception, what: str) -> str:
     return f"{what}: {error}"
 
 
-def _ready(item: RunningRequest | PrefixPass) -> bool:
-    return isinstance(item, PrefixPass) or item.ready
+def _ready(item: RunningRequest | SidePass) -> bool:
+    return item.ready
 
 
-def _cost(item: RunningRequest | PrefixPass, left: int | None) -> int:
-    return item.offer(left) if isinstance(item, PrefixPass) else item.cost
+def _cost(item: RunningRequest | SidePass, left: int | None) -> int:
+    return item.offer(left) if isinstance(item, SidePass) else item.cost

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.engine.chunks import PrefixPass
+from remask.engine.chunks import SidePass
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest, Scores
 from remask.errors import IntegrityError, RankLostError
 
 log = logging.getLogger(__name__)
 
-Member: TypeAlias = RunningRequest | PrefixPass
+Member: TypeAlias = RunningRequest | SidePass
 Fail: TypeAlias = Callable[[Member, Exception], None]
 
 # How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
@@ -41,17 +41,17 @@ class Batch:
     """What takes part in one pass."""
 
     requests: list[RunningRequest] = field(default_factory=list)
-    passes: list[PrefixPass] = field(default_factory=list)
+    passes: list[SidePass] = field(default_factory=list)
 
     @classmethod
     def of(cls, members: list[Member]) -> "Batch":
         """A batch of `members`, in their order."""
-        passes = [member for member in members if isinstance(member, PrefixPass)]
+        passes = [member for member in members if isinstance(member, SidePass)]
         return cls([member for member in members if isinstance(member, RunningRequest)], passes)
 
     @property
     def members(self) -> list[Member]:
-        """Prefix-only passes, then requests."""
+        """Side passes, then requests."""
         return [*self.passes, *self.requests]
 
     @property

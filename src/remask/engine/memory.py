@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from remask.core.canvas import Canvas
+from remask.core.depth import percent
 from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit
 from remask.core.request import Usage
@@ -19,11 +21,13 @@ from remask.engine.canvas_state import (
     new_states,
     plain_table,
     shared_table,
+    whole_canvas,
 )
 from remask.engine.capacity import DeviceMemory, gigabytes, store_tokens, token_bytes, workspace_bytes
+from remask.engine.chunks import AuditPass
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import Awaiting, Decision, LeasePlan, NoRoom, PagePlan, Placement
+from remask.engine.placement import AuditPlan, Awaiting, Decision, LeasePlan, NoRoom, PagePlan, Placement
 from remask.engine.request import Request
 from remask.engine.running import RunningRequest
 from remask.engine.sharing import PageSharing
@@ -34,12 +38,33 @@ from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import CachePolicy, Traits
 from remask.store.chain import Page, PageChain
+from remask.store.entry import PrefixEntry
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
+from remask.store.recent import RecentPrompts
 
 DEFAULT_PAGE = 16
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What a request would read of its shared prefix.
+
+    Attributes:
+        lease: what it would lease.
+        audit: what audits have to do with its depth, where they bound it.
+        unknown: the audit without which nobody knows how deep it may read.
+        note: why it leases nothing although it asked to.
+        refused: its prefix is larger than the whole store may be.
+    """
+
+    lease: LeasePlan | None = None
+    audit: AuditPlan | None = None
+    unknown: AuditPlan | None = None
+    note: str | None = None
+    refused: bool = False
 
 
 class Memory:
@@ -55,13 +80,15 @@ class Memory:
         self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
         self._config, self._size = config, size
         self._salt = f"{fingerprint}:{model.dtype}".encode()
+        self.recent = RecentPrompts(useful=config.prefix_min)
         self.pool = model.ranks.everywhere(_new_pool, model, self._pages, size)
         self._begin()
 
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
-        self.extra_bytes = 0  # of running requests, beside their pages
+        self.extra_bytes = 0  # of running requests and audits, beside their pages
+        self.audits: list[AuditPass] = []
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
@@ -103,6 +130,16 @@ class Memory:
             return ()
         return tuple(self.chain.identities(_whole_blocks(request, block), _page_salt(request, block)))
 
+    def remember(self, pending: PendingRequest) -> None:
+        """Note the prompt of a request whose shared prefix is to be found, and what it has in common with others."""
+        request, policy = pending.request, pending.request.policy
+        if self._config.prefix_sharing != "auto" or not request.find_prefix or policy.traits.sharing != "prefix":
+            return
+        prompt, most = request.prompt_token_ids, self._longest_shared(pending)
+        guess = request.prefix_length >= self._config.prefix_min
+        if not guess and most > 0 and policy.boundary(most, pending.decoding.length, self.shape.layers):
+            pending.common = min(self.recent.add(prompt, request.cache_salt), most)
+
     def plan(self, pending: PendingRequest) -> Decision:
         """Where a request would go now, or why it has to wait. Changes nothing."""
         if pending.request.policy.traits.sharing == "pages":
@@ -128,7 +165,55 @@ class Memory:
             self.store.stats.refused += 1
             log.warning("request %s runs uncached: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
+        if placement.audit is not None and placement.audit.entry is not None:
+            placement.audit.entry.depths.count(placement.audit.ratio, placement.audit.audits.tau)
         return running
+
+    def place_audit(self, pending: PendingRequest, plan: AuditPlan, *, awaited: bool) -> AuditPass:
+        """Give an audit its canvas, pages and lease, as `plan` decided since the memory last changed.
+
+        Where `awaited`, the request begins when it has ended. Where anything raises, nothing is left claimed.
+        """
+        assert plan.own is not None
+        layers, request = self.shape.layers, pending.request
+        canvas = pending.decoding.canvas()
+        # Only a pass in pieces restarts rows; a whole one needs no room for their states.
+        states = None if self._config.max_row_layers is None else self.new_states(len(canvas))
+        self.allocator.claim(plan.own)
+        try:
+            if plan.entry is not None:
+                lease = self.store.hold(plan.entry, layers)
+            else:
+                lease = self._reserved(request.prompt_token_ids[: plan.asked], layers, request.cache_salt)
+                pending.brought = lease.entry.key
+        except BaseException:
+            self.allocator.release(plan.own)
+            raise
+        branch, whole = whole_canvas(canvas, plan.own, layers, states, keep=False)
+        audit = AuditPass(
+            entry=lease.entry,
+            branch=branch,
+            whole=whole,
+            lease=lease,
+            extent=plan.own,
+            ratio=plan.ratio,
+            awaited_by=pending if awaited else None,
+        )
+        lease.entry.depths.begin(plan.ratio, plan.audits.interval)
+        self.audits.append(audit)
+        self.extra_bytes += branch.extra_bytes
+        return audit
+
+    def end_audit(self, audit: AuditPass, similarity: Sequence[float] | None = None) -> None:
+        """Take back all that an audit owns. `similarity` is what it found for each layer; None: nothing."""
+        self.audits.remove(audit)
+        self.extra_bytes -= audit.branch.extra_bytes
+        self.allocator.release(audit.extent)
+        self.store.release(audit.lease)
+        if similarity is None:
+            audit.entry.depths.give_up(audit.ratio)
+        else:
+            audit.entry.depths.note(audit.ratio, similarity)
 
     def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
@@ -142,7 +227,8 @@ class Memory:
             undo.callback(self.allocator.release, extent)
         lease, prefix = None, None
         if placement.lease is not None:
-            lease, prefix = self._lease(request, placement.lease), placement.lease.prefix
+            lease, prefix = self._lease(pending, placement.lease), placement.lease.prefix
+            self.store.stats.found += pending.common is not None and placement.lease.asked > request.prefix_length
             undo.callback(self._unlease, lease)
         pages: tuple[Page, ...] = ()
         if placement.pages is not None:
@@ -158,7 +244,7 @@ class Memory:
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
         usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
         if prefix is not None:
-            usage.prefix_depth = prefix.boundary
+            usage.prefix_depth, usage.prefix_tokens = prefix.boundary, prefix.length
             usage.cached_tokens = prefix.length if lease is None or lease.hit else 0
         sharing = None
         if placement.pages is not None and placement.pages.publishes:
@@ -172,7 +258,7 @@ class Memory:
     def _unlease(self, lease: Lease) -> None:
         """Give a new lease back, and the entry too that was made for it."""
         self.store.release(lease)
-        if not lease.hit:
+        if not lease.hit and not lease.entry.leases:
             self.store.withdraw(lease.entry)
 
     def free(self, running: RunningRequest) -> None:
@@ -200,6 +286,9 @@ class Memory:
             if running.lease is not None:
                 owned.append(running.lease.extent)
                 leases[id(running.lease.entry)] = leases.get(id(running.lease.entry), 0) + 1
+        for audit in self.audits:
+            owned += [audit.extent, audit.lease.extent]
+            leases[id(audit.entry)] = leases.get(id(audit.entry), 0) + 1
         for extent in owned:
             expected[extent.layers.start : extent.layers.stop, extent.pages] += 1
         if not np.array_equal(expected, self.allocator.references):
@@ -212,7 +301,10 @@ class Memory:
     def _plan_lease(self, pending: PendingRequest) -> Decision:
         """A place with a lease of the shared prefix, where one is asked for and the store can hold it."""
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
-        lease, note = self._plan_prefix(pending)
+        wish = self._plan_prefix(pending)
+        if wish.unknown is not None:
+            return self._plan_audit(pending, wish.unknown)
+        lease = wish.lease
         entry = None if lease is None else lease.entry
         shared, leased = (0, 0) if lease is None else (lease.prefix.length, lease.prefix.layers)
         parts = [(length - shared, range(leased)), (length, range(leased, layers))]
@@ -227,25 +319,77 @@ class Memory:
             if not self.store.has_room(tokens, pending.request.cache_salt, found):
                 return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        return Placement(policy if lease else policy.without_prefix, own, lease, note=note, refused=note is not None)
+        audit = wish.audit
+        if audit is not None and audit.entry is not None and audit.entry.ready and audit.entry.depths.due(audit.ratio):
+            # Where there is no room for it beside the request, a later request is audited.
+            room = self.allocator.find([*wanted, *others, (length, range(layers))])
+            audit = audit if room is None else replace(audit, own=room[-1])
+        chosen = policy if lease else policy.without_prefix
+        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused, audit=audit)
 
-    def _plan_prefix(self, pending: PendingRequest) -> tuple[LeasePlan | None, str | None]:
-        """What a request would lease as things stand, and why it leases nothing although it asked to."""
+    def _plan_audit(self, pending: PendingRequest, audit: AuditPlan) -> Decision:
+        """A place for the audit that tells how deep a request may read its prefix."""
+        request, entry = pending.request, audit.entry
+        if entry is not None and entry.depths.auditing(audit.ratio):
+            return Awaiting.AUDIT
+        found = self.allocator.find([(pending.decoding.length, range(self.shape.layers))])
+        if found is None:
+            return NoRoom(entry)
+        tokens = request.prompt_token_ids[: audit.asked]
+        if entry is None and not self.store.has_room(tokens, request.cache_salt, found):
+            return NoRoom(evictable=False)
+        return replace(audit, own=found[0])
+
+    def _plan_prefix(self, pending: PendingRequest) -> "_Wish":
+        """What a request would lease as things stand."""
         request, policy, shape, canvas = pending.request, pending.request.policy, self.shape, pending.decoding.length
-        # The rows that predict the response must be live, so a prefix may not reach into them.
-        prefix = min(request.prefix_length, len(request.prompt_token_ids) - shape.shift)
+        if self._config.prefix_sharing == "off":
+            return _Wish(note="prefix_sharing is off" if request.prefix_length else None)
+        prefix = self._shared(pending)
         boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
-            return None, None
+            return _Wish()
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
-            # The boundary depends on the length that is read, not on the length that was asked for.
-            depth = boundary if len(entry) == prefix else policy.boundary(len(entry), canvas, shape.layers)
-            if depth:
-                return LeasePlan(_leased(policy, len(entry), depth, shape.layers), prefix, entry), None
-        if self.store.fits(prefix):
-            return LeasePlan(_leased(policy, prefix, boundary, shape.layers), prefix, None), None
-        return None, f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
+            wish = self._read_entry(policy, entry, prefix, canvas)
+            if wish.lease is not None or wish.unknown is not None or len(entry) == prefix:
+                return wish
+        if not self.store.fits(prefix):
+            note = f"prefix of {prefix} tokens exceeds the store's budget of {self.store.budget_tokens}"
+            return _Wish(note=note, refused=True)
+        if (audits := policy.traits.audits) is not None:
+            return _Wish(unknown=AuditPlan(None, prefix, percent(prefix, canvas), audits))
+        return _Wish(LeasePlan(_leased(policy, prefix, boundary, shape.layers), prefix, None))
+
+    def _longest_shared(self, pending: PendingRequest) -> int:
+        """The rows that predict the response must be live, so a prefix may not reach into them."""
+        return len(pending.request.prompt_token_ids) - self.shape.shift
+
+    def _shared(self, pending: PendingRequest) -> int:
+        """Leading tokens that a request shares: those that it names, or those that were found."""
+        request, config, most = pending.request, self._config, self._longest_shared(pending)
+        if pending.common is not None:
+            level = self.store.level(request.prompt_token_ids[: max(0, most)], request.cache_salt)
+            if level is not None and len(level) >= max(config.prefix_min, config.prefix_cover * pending.common):
+                return len(level)
+            if pending.common >= config.prefix_min:
+                return pending.common
+        return min(request.prefix_length, most)
+
+    def _read_entry(self, policy: CachePolicy, entry: PrefixEntry, asked: int, canvas: int) -> "_Wish":
+        """What a request under `policy` that asked for `asked` tokens would lease of `entry`."""
+        # The boundary depends on the length that is read, not on the length that was asked for.
+        length, audits, audit, note = len(entry), policy.traits.audits, None, None
+        boundary = policy.boundary(length, canvas, self.shape.layers)
+        if audits is not None:
+            audit = AuditPlan(entry, asked, percent(length, canvas), audits)
+            depth = entry.depths.depth(audit.ratio, audits.tau)
+            if depth is None:
+                return _Wish(unknown=audit)
+            boundary = min(boundary, depth)
+            note = None if boundary else f"audits of this prefix allow no layer a similarity above tau={audits.tau:g}"
+        lease = LeasePlan(_leased(policy, length, boundary, self.shape.layers), asked, entry) if boundary else None
+        return _Wish(lease, audit, note=note)
 
     def _plan_pages(self, pending: PendingRequest) -> Decision:
         """A place that begins with stored pages. A request awaits the next page that it needs, if one computes it."""
@@ -263,12 +407,18 @@ class Memory:
         publishes = note is None and self.chain.budget_tokens >= size
         return Placement(request.policy.without_prefix, (own,), pages=PagePlan(pages, salt, publishes), note=note)
 
-    def _lease(self, request: Request, plan: LeasePlan) -> Lease:
+    def _lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
         """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
-        tokens = request.prompt_token_ids[: plan.asked]
-        if plan.entry is not None:
-            return self.store.lend(plan.entry, plan.prefix.layers, tokens)
-        lease = self.store.reserve(tokens, plan.prefix.layers, request.cache_salt)
+        tokens, layers = pending.request.prompt_token_ids[: plan.asked], plan.prefix.layers
+        if plan.entry is None:
+            return self._reserved(tokens, layers, pending.request.cache_salt)
+        if plan.entry.key == pending.brought:
+            return self.store.hold(plan.entry, layers)
+        return self.store.lend(plan.entry, layers, tokens)
+
+    def _reserved(self, tokens: Sequence[int], layers: int, cache_salt: str) -> Lease:
+        """The lease of a new entry. Raises `IntegrityError` where the store has changed since it was planned."""
+        lease = self.store.reserve(tokens, layers, cache_salt)
         if lease is None:
             raise IntegrityError("the room that was planned for a new entry is gone")
         return lease

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from remask.core.depth import Audits
 from remask.core.plan import PrefixHit
 from remask.policies.base import CachePolicy
 from remask.store.chain import Page
@@ -42,6 +43,25 @@ class PagePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """A request whose depth audits bound.
+
+    Attributes:
+        entry: the entry of its prefix. None where a prefix-only pass of its own publishes it.
+        asked: number of leading tokens that the request may share.
+        ratio: its prefix ratio in percent, by the tokens that it reads.
+        audits: how it is measured.
+        own: free pages for an audit of its canvas; None where it is not audited.
+    """
+
+    entry: PrefixEntry | None
+    asked: int
+    ratio: int
+    audits: Audits
+    own: PageRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The place of one request: valid until the memory next changes.
 
@@ -52,6 +72,7 @@ class Placement:
         pages: its part in exact sharing of pages, if its policy shares them.
         note: why it reads no shared prefix although it asked for one.
         refused: its prefix is larger than the whole store may be.
+        audit: what audits have to do with its depth, if anything.
     """
 
     policy: CachePolicy
@@ -60,6 +81,7 @@ class Placement:
     pages: PagePlan | None = None
     note: str | None = None
     refused: bool = False
+    audit: AuditPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +100,10 @@ class NoRoom:
 
 
 class Awaiting(Enum):
-    """A request waits for a page that a running request is about to publish."""
+    """What a request waits for: a page that a running request is about to publish, or an audit of its prefix."""
 
     PAGE = "page"
+    AUDIT = "audit"
 
 
-Decision: TypeAlias = Placement | NoRoom | Awaiting
+Decision: TypeAlias = Placement | AuditPlan | NoRoom | Awaiting

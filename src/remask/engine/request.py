@@ -19,6 +19,8 @@ class Request:
         prompt_token_ids: the prompt, int [prompt].
         params: the sampling parameters.
         prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
+        find_prefix: `prefix_length` is a guess: nobody said what is shared. An engine with `prefix_sharing="auto"` may
+            find it, where the guess is too short to be worth sharing.
         policy: the cache policy. The default caches nothing.
         cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
         priority: requests with lower numbers begin first, and equal ones in order of arrival; each number weighs as
@@ -38,6 +40,7 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     prefix_length: int = 0
+    find_prefix: bool = field(default=False, kw_only=True)
     policy: CachePolicy = Dense()  # noqa: RUF009 - policies are frozen
     cache_salt: str = ""
     priority: int = 0

@@ -5,15 +5,17 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from remask.core.fields import declared
-from remask.core.request import Transfer
+from remask.core.request import Transfer, Usage
 from remask.core.rollout import Trace, events_of
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.policies.registry import name_of, settings_of
 
 
-def trace_of(request: Request, transfers: Sequence[Transfer], fingerprint: str) -> Trace:
+def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fingerprint: str) -> Trace:
     """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
+
+    It names the prefix that was read, as `usage` tells, so that a replay reads the same.
 
     The request's parameters have a seed (`engine.asked`).
     """
@@ -22,7 +24,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], fingerprint: str) 
         cache=name_of(request.policy),
         cache_config=settings_of(request.policy),
         prompt_tokens=len(request.prompt_token_ids),
-        prefix_length=request.prefix_length,
+        prefix_length=usage.prefix_tokens or request.prefix_length,
         sampling=_chosen(request.params),
         events=events_of(transfers, len(request.prompt_token_ids)),
     )

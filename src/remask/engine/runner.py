@@ -9,13 +9,15 @@ from torch import Tensor
 
 from remask.core.plan import Plan
 from remask.engine.canvas_state import CanvasState
-from remask.engine.chunks import PrefixPass, keep_leaving_states
+from remask.engine.chunks import AuditPass, SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
+from remask.engine.stage_rows import send_run
 from remask.models.pool import Pool
-from remask.models.stage import Stage, StepBatch
+from remask.models.similarity import flat_products
+from remask.models.stage import Run, Stage, StepBatch
 from remask.models.transformer import Transformer
 
 Items = list[tuple[CanvasState, Plan]]
@@ -29,7 +31,7 @@ class Runner:
         self._packer = Packer(model.device, model.arithmetic.invariant)
 
     @torch.inference_mode()
-    def run(self, items: Items, passes: Sequence[PrefixPass]) -> tuple[Tensor, Items]:
+    def run(self, items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
@@ -64,7 +66,7 @@ class Runner:
         self,
         batch: StepBatch,
         items: Items,
-        passes: Sequence[PrefixPass],
+        passes: Sequence[SidePass],
         watchers: list[DriftWatcher],
         begun: list[Stage],
     ) -> tuple[Tensor, Items]:
@@ -93,7 +95,7 @@ class Runner:
         finish(watchers)
         return hidden, items
 
-    def pack(self, items: Items, passes: Sequence[PrefixPass], first: int = 0) -> StepBatch:
+    def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         batch = self._packer.pack(items, first)
         return keep_leaving_states(batch, passes) if passes else batch
@@ -109,6 +111,17 @@ class Runner:
     def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
         """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""
         return find_drift(self.model, self.pool, watchers, layer)
+
+    def similarity(self, audit: AuditPass) -> list[float]:
+        """How alike a prefix's K and V in the canvas of `audit` and in the store are, for each layer, from -1 to 1.
+
+        The mean of one cosine over flattened K and one over flattened V, as `remask profile` measures it. Waits for the
+        device.
+        """
+        slots = audit.branch.slots(0)[: len(audit.entry)], audit.entry.extent.slots()
+        these, those = (send_run(each, self.model.device) for each in slots)
+        found: list[float] = self.model.ranks.everywhere(_similarity, self.model, self.pool, these, those).tolist()
+        return found
 
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
@@ -136,6 +149,14 @@ def _run(model: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
 @torch.inference_mode()
 def _leave(model: Transformer, h: Tensor, predict: Tensor) -> Tensor:
     return model.leave(h[predict])
+
+
+@torch.inference_mode()
+def _similarity(model: Transformer, pool: Pool, these: Run | Tensor, those: Run | Tensor) -> Tensor:
+    """Float32 [layers]: mean cosine of K and V at the slots `these` and `those`, over the heads of all ranks."""
+    sides = [torch.stack([flat_products(kv[these], kv[those]) for kv in kvs]) for kvs in (pool.k, pool.v)]
+    dot, left, right = model.ranks.sum(torch.stack(sides)).unbind(-1)
+    return (dot / (left * right).sqrt()).clamp(-1, 1).mean(0).cpu()
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from remask.core.depth import Audits
 from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 
@@ -68,6 +69,7 @@ class Traits:
             shares committed pages exactly.
         reads: what the device reads of every predicted row beside token and confidence. "entropy" fills
             `LastPass.entropies`.
+        audits: how the engine measures what a prefix bears, which bounds `CachePolicy.boundary`; None: nothing does.
     """
 
     kinds: tuple[ModelKind, ...] = ("masked",)
@@ -75,6 +77,7 @@ class Traits:
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
     reads: Literal["entropy"] | None = None
+    audits: Audits | None = None
 
 
 class CachePolicy(ABC):

@@ -5,13 +5,15 @@ from functools import partial
 from typing import Literal
 
 from remask.core.checks import is_whole, one_of, whole
-from remask.core.depth import DepthLookup
+from remask.core.depth import Audits, DepthLookup
 from remask.core.plan import Plan, PrefixHit, Span, Spans, View
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense
 
 BOUNDARIES = ("stored", "recomputed")
+ONLINE = "online"
+_UNSET = {"unset": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +27,21 @@ class BiCache(CachePolicy):
 
     Attributes:
         inner: the policy for everything but the prefix.
-        depth: number of shallow layers, or a table that gives it from the prefix ratio.
+        depth: number of shallow layers, a table that gives it from the prefix ratio, or "online": the most that audits
+            of this prefix allow.
         refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
         boundary_state: "stored" restarts the deep layers from the prefix-only pass (the paper). "recomputed" also runs
             the prefix rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers
             start from states which have seen the suffix; it costs the whole canvas on those steps.
+        tau, audit_interval: of the audits of an "online" depth, see `Audits`; None elsewhere.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
-    depth: int | DepthLookup = 0
+    depth: int | DepthLookup | Literal["online"] = 0
     refresh_interval: int | None = 16
     boundary_state: Literal["stored", "recomputed"] = field(default="stored", metadata={"setting": "boundary"})
+    tau: float | None = field(default=None, metadata=_UNSET)
+    audit_interval: int | None = field(default=None, metadata=_UNSET)
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
@@ -46,8 +52,23 @@ class BiCache(CachePolicy):
                 "other from the request's own; name one of them"
             )
         depth: object = self.depth
-        if not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
-            raise ConfigError(f"depth must be a number of layers >= 0 or 'table', got {depth!r}")
+        if depth == ONLINE:
+            usual = Audits()
+            audits = Audits(
+                usual.tau if self.tau is None else self.tau,
+                usual.interval if self.audit_interval is None else self.audit_interval,
+            )
+            object.__setattr__(self, "tau", audits.tau)
+            object.__setattr__(self, "audit_interval", audits.interval)
+        elif not isinstance(depth, DepthLookup) and not is_whole(depth, 0):
+            raise ConfigError(f"depth must be a number of layers >= 0, 'table' or 'online', got {depth!r}")
+        else:
+            for name in ("tau", "audit_interval"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} is for depth='online'; a table has a tau of its own "
+                        "(remask profile --tau): set depth to 'online', or leave it out"
+                    )
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         one_of("boundary", self.boundary_state, BOUNDARIES)
 
@@ -55,7 +76,8 @@ class BiCache(CachePolicy):
     def traits(self) -> Traits:
         """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
         inner = self.inner.traits
-        return replace(inner, kinds=("masked",), schedule=replace(inner.schedule, idle_passes="all"))
+        audits = None if self.tau is None or self.audit_interval is None else Audits(self.tau, self.audit_interval)
+        return replace(inner, kinds=("masked",), schedule=replace(inner.schedule, idle_passes="all"), audits=audits)
 
     @property
     def without_prefix(self) -> CachePolicy:
@@ -74,9 +96,10 @@ class BiCache(CachePolicy):
         return self.inner.guides(step)
 
     def boundary(self, prefix: int, canvas: int, layers: int) -> int:
-        """Depth b, from the table or as given, at most `layers`."""
-        depth = self.depth.depth(prefix, canvas) if isinstance(self.depth, DepthLookup) else self.depth
-        return min(depth, layers)
+        """Depth b, from the table or as given, at most `layers`; all of them where audits bound it."""
+        if isinstance(self.depth, DepthLookup):
+            return min(self.depth.depth(prefix, canvas), layers)
+        return layers if isinstance(self.depth, str) else min(self.depth, layers)
 
     def leased_layers(self, boundary: int, layers: int) -> int:
         """With a stored boundary one more than `boundary`: the K/V there are a function of the stored state alone.

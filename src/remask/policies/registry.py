@@ -40,7 +40,8 @@ class PolicyType:
     Attributes:
         make: the class.
         settings: names in `cache_config`, and the fields that they set. A field's name is its setting's name, unless
-            the field has `metadata={"setting": NAME}`.
+            the field has `metadata={"setting": NAME}`. A field with `metadata={"unset": VALUE}` is not shown where it
+            has that value.
         inner: the field of type `CachePolicy`, where there is one. The policy may stand before another one then.
         tables: fields whose type includes `DepthLookup`. Where no setting gives one, it is the model's depth table.
         kinds: kinds of models that the policy with its default settings is defined for.
@@ -285,7 +286,7 @@ def _own_settings(policy: CachePolicy) -> tuple[dict[str, Any], CachePolicy | No
         value = getattr(policy, each.name)
         if isinstance(value, CachePolicy):
             inner = value
-        elif each.init:
+        elif each.init and not ("unset" in each.metadata and value == each.metadata["unset"]):
             own[_setting(each)] = _shown(value)
     return own, inner
 

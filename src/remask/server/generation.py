@@ -135,7 +135,7 @@ class Generation:
         if self.terms.return_step_maps:
             told["step_maps"] = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
         if self.terms.return_trace:
-            told["trace"] = trace_of(request, result.trace, self.fingerprint).content
+            told["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
         return {"remask": told} if told else {}
 
     def _with_prompts(self, answer: Json) -> Json:

@@ -109,7 +109,8 @@ class Intake:
         """One request for each of `n` choices."""
         self.check_model(body.model)
         tokens = self.conversation(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        return self._requests(body, [(tokens, self._shared(body, tokens))], request_id)
+        marked = any(message.cache_control is not None for message in body.messages)
+        return self._requests(body, [(tokens, self._shared(body, tokens))], request_id, find_prefix=not marked)
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
@@ -130,7 +131,12 @@ class Intake:
         return self.tokenizer.shared_prefix(messages, tokens, variables)
 
     def _requests(
-        self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str
+        self,
+        body: GenerationBody,
+        prompts: Sequence[tuple[list[int], int]],
+        request_id: str,
+        *,
+        find_prefix: bool = True,
     ) -> list[Request]:
         choices = 1 if body.n is None else body.n
         for name in ("stream_options", "stream_drafts"):
@@ -141,7 +147,7 @@ class Intake:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
         policy, kind, drafts = self._policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
         constraint = self.llm.constraint(terms.structured_outputs)
-        more: dict[str, Any] = {"constraint": constraint, "drafts": drafts}
+        more: dict[str, Any] = {"constraint": constraint, "drafts": drafts, "find_prefix": find_prefix}
         requests: list[Request] = []
         for tokens, shared in prompts:
             params = terms.params(own, partial(self._params, own, len(tokens)))
@@ -169,7 +175,8 @@ class Intake:
         if self._lookup is None:
             raise ConfigError(
                 "cache 'bicache' needs a depth table, and this server has none for its model: send cache_config "
-                '{"depth": ...}, or start the server with --depth-table, or with --cache bicache, which measures one'
+                '{"depth": "online"} or a number of layers, or start the server with --depth-table, or with --cache '
+                "bicache, which measures one"
             )
         return self._lookup
 

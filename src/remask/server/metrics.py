@@ -16,6 +16,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_LAYERS = (0, 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 _PER_FORWARD = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 16)
 
 # Our names of what vLLM's dashboards ask for, and vLLM's.
@@ -72,6 +73,9 @@ class Metrics:
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
         self._steps = self._histogram("request_denoising_steps", "Denoising steps of a request.", _STEPS)
+        self._depth = self._histogram(
+            "request_prefix_depth", "Leading layers of a request that read its prefix from the store.", _LAYERS
+        )
         self._per_forward = self._histogram(
             "tokens_per_forward", "Response tokens per forward pass of a request.", _PER_FORWARD
         )
@@ -113,6 +117,7 @@ class Metrics:
         if result.first_settled_s is not None and usage.completion_tokens > 1:
             self._per_token.observe((result.elapsed_s - result.first_settled_s) / (usage.completion_tokens - 1))
         self._steps.observe(usage.steps)
+        self._depth.observe(usage.prefix_depth)
         self._per_forward.observe(usage.completion_tokens / max(usage.forwards, 1))
 
     def families(self, engine: AsyncEngine) -> Iterator[Metric]:
@@ -131,6 +136,7 @@ class Metrics:
             "prefix_cache_hits": ("Those of them that were read from the prefix store.", self._totals["hit"]),
             "prefix_store_hits": ("Requests that leased a stored prefix.", store.hits),
             "prefix_store_misses": ("Requests that brought a new prefix.", store.misses),
+            "prefix_store_found": ("Requests whose shared prefix was found, not named.", store.found),
             "prefix_store_evictions": ("Prefixes that left the store.", store.evictions),
             "prefix_store_refused": ("Requests whose prefix exceeds the store's budget.", store.refused),
             "engine_steps": ("Forward passes of the engine, each over many requests.", stats.steps),
@@ -141,10 +147,12 @@ class Metrics:
             ),
             "engine_slow_steps": ("Steps that took longer than the limit of a step.", engine.slow_steps),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
-            "row_layers_computed": ("Rows times layers computed, prefix passes included.", stats.row_layers),
+            "row_layers_computed": ("Rows times layers computed, prefix passes and audits included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
             "prefix_passes": ("Prefix-only passes.", stats.prefix_passes),
             "prefix_row_layers": ("Rows times layers computed in prefix-only passes.", stats.prefix_row_layers),
+            "depth_audits": ("Audits of the depth that shared prefixes bear.", stats.audits),
+            "audit_row_layers": ("Rows times layers computed in audits.", stats.audit_row_layers),
             "refreshes": ("Passes of requests that filled or renewed what their policies cache.", stats.refreshes),
             "prefix_refreshes": ("Passes that computed rows of a leased prefix anew.", stats.prefix_refreshes),
         }

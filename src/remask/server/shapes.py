@@ -172,7 +172,8 @@ def work(results: Sequence[Result]) -> Json:
     corrections = [r.usage.correction_steps for r in results if r.usage.correction_steps is not None]
     if corrections:
         fields["correction_steps"] = sum(corrections)
-    fields["prefix_depth"] = max(result.usage.prefix_depth for result in results)
+    for name in ("prefix_depth", "prefix_tokens"):
+        fields[name] = max(getattr(result.usage, name) for result in results)
     notes = dict.fromkeys(r.usage.prefix_note for r in results if r.usage.prefix_note is not None)
     if notes:
         fields["prefix_note"] = "; ".join(notes)

@@ -1,11 +1,12 @@
 """A stored prefix, and its description for an operator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
+from remask.store.depths import DepthInfo, PrefixDepths
 from remask.store.pages import PageRange
 
 
@@ -21,6 +22,7 @@ class PrefixEntry:
     leases: int = 0
     hits: int = 0
     cache_salt: str = ""
+    depths: PrefixDepths = field(default_factory=PrefixDepths)  # what audits found; they go with the entry
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,6 +44,7 @@ class EntryInfo:
         hits: requests that read it without having run its pass.
         leases: running requests that read it.
         ready: whether its prefix-only pass has run.
+        depths: what audits found, by class of prefix ratios.
     """
 
     id: str
@@ -51,3 +54,4 @@ class EntryInfo:
     hits: int
     leases: int
     ready: bool
+    depths: tuple[DepthInfo, ...] = ()

@@ -35,6 +35,7 @@ class StoreStats:
     hits: int = 0
     partial_hits: int = 0  # those of `hits` that read an entry shorter than the prefix asked for
     misses: int = 0
+    found: int = 0  # those of both that nobody had said are shared
     evictions: int = 0
     refused: int = 0  # prefixes larger than the whole budget
 
@@ -100,6 +101,7 @@ class PrefixStore:
                 hits=entry.hits,
                 leases=entry.leases,
                 ready=entry.ready,
+                depths=entry.depths.describe(),
             )
             for entry in self.entries
         )
@@ -110,7 +112,7 @@ class PrefixStore:
         The pass of the entry may not have run yet (`ready` is False); then every request that leases it waits for that
         pass. Token ids are compared too, because hashes may collide. Entries of another `cache_salt` are never found.
         """
-        entry = next(self._index.levels(tokens, cache_salt), None)
+        entry = self.level(tokens, cache_salt)
         if entry is None or len(entry) == len(tokens):
             return entry
         if self.prefix_match == "exact":
@@ -119,6 +121,10 @@ class PrefixStore:
             return entry
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
+
+    def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
+        """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
+        return next(self._index.levels(tokens, cache_salt), None)
 
     def lend(self, entry: PrefixEntry, layers: int, tokens: Sequence[int]) -> Lease:
         """Lease what `find` found for a request for `tokens`."""
@@ -129,6 +135,10 @@ class PrefixStore:
         entry.hits += 1
         self._order.used(entry.key)
         return self._lease(entry, layers, hit=True)
+
+    def hold(self, entry: PrefixEntry, layers: int) -> Lease:
+        """Lease an entry to whom it is no hit: to the request that brought it, or to an audit."""
+        return self._lease(entry, layers, hit=False)
 
     def match(self, tokens: Sequence[int], layers: int, cache_salt: str = "") -> Lease | None:
         """`find` and `lend` in one call, for a number of layers that does not depend on the entry."""

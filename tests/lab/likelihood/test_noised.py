@@ -46,7 +46,7 @@ def open_model(noise: str, structured: bool = True) -> LLM:
 
 
 @cache
-def predict(noise: str, noisy: Sequence[int], structured: bool = True, tail: tuple[int, ...] = ()) -> np.ndarray:  # type: ignore[type-arg]
+def predict(noise: str, noisy: Sequence[int], structured: bool = True, tail: tuple[int, ...] = ()) -> np.ndarray:
     """The oracle's distribution of the clean tokens."""
     model = gidd.load(folder(noise, structured))
     canvas = torch.tensor([*PROMPT, *noisy, *tail])
@@ -80,7 +80,7 @@ def test_terms_of_all_noise_make_the_bound(noise: str, structured: bool) -> None
 def test_the_bound_is_below_the_likelihood_of_the_sampler(noise: str) -> None:
     """And the chain of one step is exact: there it is the product of the predictions from noise."""
 
-    def own(noisy: Sequence[int]) -> np.ndarray:  # type: ignore[type-arg]
+    def own(noisy: Sequence[int]) -> np.ndarray:
         return predict(noise, tuple(noisy))
 
     for steps in (1, 2, STEPS):
@@ -127,7 +127,7 @@ def test_long_chains_keep_their_digits_and_gradients(noise: str, kind: str) -> N
         for row, place in enumerate(places)
     ]
     assert found.tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-12)
-    found.sum().backward()
+    found.sum().backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
 

@@ -57,6 +57,7 @@ def _contents(engine: Engine) -> dict[str, Any]:
             "hits": entry.hits,
             "leases": entry.leases,
             "ready": entry.ready,
+            "depths": [asdict(info) for info in entry.depths.describe()],
         }
         for entry in store.entries
     ]
@@ -68,6 +69,8 @@ def _contents(engine: Engine) -> dict[str, Any]:
         "hits": store.stats.hits,
         "misses": store.stats.misses,
         "evictions": store.stats.evictions,
+        "found": store.stats.found,
+        "recent": {"prompts": engine.memory.recent.prompts, "tokens": engine.memory.recent.tokens},
         "pages": {**asdict(memory), "utilisation": memory.utilisation},
     }
 

@@ -1,0 +1,75 @@
+"""Shared prefixes that no client names, on a real server."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.serving import CHATS, Running, make_llm, serving
+
+COMPLETIONS = "/v1/completions"
+FIELDS: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "cache": "bicache", "cache_config": {"depth": 4}}
+HEAD = list(range(20, 120))
+
+
+@pytest.fixture(scope="module")
+def auto() -> Iterator[Running]:
+    with serving(make_llm(prefix_sharing="auto", prefix_min=32)) as running:
+        yield running
+
+
+def told(server: Running, prompt: Any, **fields: Any) -> tuple[int, int]:
+    """Length of the prefix that was read, and of what was stored before."""
+    response = server.client.post(COMPLETIONS, json={**FIELDS, "prompt": prompt, **fields})
+    assert response.status_code == 200, response.text
+    body = response.json()
+    return body["remask"]["prefix_tokens"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_completions_share_what_they_have_in_common(auto: Running) -> None:
+    before = auto.cache()["found"]
+    assert [told(auto, [*HEAD, tail, 5]) for tail in (1, 2, 3)] == [(0, 0), (100, 0), (100, 100)]
+    assert told(auto, [*HEAD, 4, 5], prefix_length=0) == (0, 0)
+    assert told(auto, [*HEAD, 5, 5], prefix_length=40) == (40, 0)
+    assert told(auto, [*HEAD, 6, 5], cache_salt="another") == (0, 0)
+    auto.settle()
+    now = auto.cache()
+    assert now["found"] - before == 2
+    assert now["recent"]["prompts"] >= 4
+    assert "remask:prefix_store_found_total" in auto.client.get("/metrics").text
+
+
+def test_texts_share_too_and_in_one_body(auto: Running) -> None:
+    text = CHATS[0][0]["content"]
+    prompts = [f"{text} from {name}" for name in ("ivy", "oak", "elm")]
+    body = {**FIELDS, "prompt": prompts, "cache_salt": "texts", "seed": 1}
+    first = auto.client.post(COMPLETIONS, json=body).json()
+    assert first["remask"]["prefix_tokens"] > 100
+    auto.settle()
+    again = auto.client.post(COMPLETIONS, json={**body, "prompt": prompts[2]}).json()
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["remask"]["prefix_tokens"] > 100
+
+
+def test_a_trace_names_what_was_read_and_its_replay_reads_it(auto: Running) -> None:
+    body = {**FIELDS, "cache_salt": "traces", "return_trace": True}
+    asked = [{**body, "prompt": [*HEAD, tail, 5]} for tail in (1, 2)]
+    answers = [auto.client.post(COMPLETIONS, json=each).json() for each in asked]
+    trace = answers[1]["choices"][0]["remask"]["trace"]
+    assert trace["prefix_length"] == answers[1]["remask"]["prefix_tokens"] == 100
+    replayed = auto.client.post(COMPLETIONS, json={"prompt": asked[1]["prompt"], "replay": trace}).json()
+    assert replayed["remask"]["prefix_tokens"] == 100
+    assert replayed["choices"][0]["text"] == answers[1]["choices"][0]["text"]
+
+
+def test_a_tenant_that_floods_pushes_out_nobody(auto: Running) -> None:
+    def ask(tail: int) -> tuple[int, int]:
+        return told(auto, [*HEAD, tail, 5], cache_salt="quiet")
+
+    assert [ask(1), ask(2)] == [(0, 0), (100, 0)]
+    rng = random.Random(1)
+    for number in range(70):
+        flood = [rng.randrange(20, 120) for _ in range(40)]
+        assert told(auto, flood, max_tokens=1, cache_salt=f"flood {number}" if number % 2 else "flood") == (0, 0)
+    auto.client.delete("/v1/cache")
+    assert ask(3) == (100, 0)
