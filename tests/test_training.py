@@ -149,8 +149,7 @@ def test_the_bound_is_what_the_likelihood_estimates(tmp_path: Path) -> None:
         (places,) = one.window[0].nonzero(as_tuple=True)
         start, stop = int(places[0]), int(places[-1]) + 1
         pair = Pair(one.clean[0, :start].tolist(), one.clean[0, start:stop].tolist())
-        noised = Noised(int(one.steps[0]), one.tokens[0, start:stop].numpy(), one.tokens[0, stop:].numpy())
-        assert one.steps is not None
+        noised = Noised(int(batch.steps[row]), one.tokens[0, start:stop].numpy(), one.tokens[0, stop:].numpy())
         (term,) = NoiseLikelihoods(llm, NoiseDraws(levels=train_uniform.LEVELS, canvas_length=64)).terms(pair, [noised])
         assert float(loss) == pytest.approx(train_uniform.LEVELS * term / (stop - start), rel=1e-3, abs=1e-4)
         losses.append(float(loss))

@@ -123,12 +123,12 @@ class _Asked:
     window: int
 
 
-_Looked: TypeAlias = tuple[
+Looked: TypeAlias = tuple[
     Tensor, Tensor
 ]  # mass of the window's attention, float32 [T]; `attention_rows` of the rows after it
 
 
-def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -> list[_Looked]:
+def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -> list[Looked]:
     """The attention that is `asked` for, over each canvas. Queries are projected once for all of them."""
     if not asked:
         return []
@@ -137,7 +137,7 @@ def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -
 
 
 @torch.inference_mode()
-def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked], positions: Tensor) -> list[_Looked]:
+def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked], positions: Tensor) -> list[Looked]:
     """As `_look`, on every rank: its heads are read, and those of all ranks are returned."""
     h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
     parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
