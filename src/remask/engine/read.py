@@ -63,8 +63,9 @@ def _vocabulary(model: Transformer) -> Vocabulary:
 
 def _more(request: Request, vocab: int) -> int:
     """Numbers a row beside token and confidence that a request needs."""
-    constraint = request.constraint
-    return width(request.top_logprobs, vocab) + (0 if constraint is None else constraint.width)
+    constraint, reading = request.constraint, request.reading
+    read = 0 if reading is None else reading.width
+    return width(request.top_logprobs, vocab) + read + (0 if constraint is None else constraint.width)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

@@ -87,7 +87,8 @@ class RowGroup:
 
     `top_logprobs` asks for the log-probability of each row's token and of so many of the most probable ones. `given`
     tokens [rows] take the place of those that the sampler chooses, but for `NOT_GIVEN` ones; confidences stay those of
-    what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`).
+    what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`). With
+    `labels` [rows, n], the log-probabilities of these tokens are read too; the mask token must not be among them.
 
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
     canvas is not computed in this pass, `residual` is the difference between the conditional and the unconditional
@@ -112,6 +113,7 @@ class RowGroup:
     top_logprobs: int | None = None
     classes: ClassTable | None = None
     given: NDArray[np.int64] | None = None
+    labels: NDArray[np.int64] | None = None
 
     NOT_GIVEN: ClassVar[int] = -1
 
@@ -179,13 +181,21 @@ def score(
         for group in groups
         if group.top_logprobs is not None
     }
+    totals = {
+        id(group): Normalised(logits[group.rows], 0, mask_id, vocabulary) for group in groups if group.labels is not None
+    }
     formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
     own = [group for group in groups if apart or not group.greedy]
     parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [_completed(parts[id(group)], group, asked.get(id(group)), formed.get(id(group)), more) for group in groups]
+    read = [
+        _completed(
+            parts[id(group)], group, asked.get(id(group)), totals.get(id(group)), formed.get(id(group)), more
+        )
+        for group in groups
+    ]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
@@ -195,7 +205,12 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
 
 
 def _completed(
-    read: Tensor, group: RowGroup, logprobs: Normalised | None, by_class: Tensor | None, more: int
+    read: Tensor,
+    group: RowGroup,
+    logprobs: Normalised | None,
+    labelled: Normalised | None,
+    by_class: Tensor | None,
+    more: int,
 ) -> Tensor:
     """Return token (or the given one), confidence and log-probabilities of a group, float32 [2 + more, rows]."""
     if group.given is not None:
@@ -203,6 +218,8 @@ def _completed(
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
     if logprobs is not None:
         read = torch.cat([read, logprobs.of(read[0].long())])
+    if labelled is not None and group.labels is not None:
+        read = torch.cat([read, labelled.each(send(group.labels, read.device))])
     if by_class is not None:
         read = torch.cat([read, by_class])
     return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
