@@ -35,6 +35,7 @@ ORDER = (
     "remask.prompts",
     "remask.detokenize",
     "remask.structure",
+    "remask.decisions",
     "remask.llm",
     "remask",  # the package itself: the public names
     "remask.observe",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from remask.core.kinds import ModelKind, in_words
 from remask.errors import ConfigError
 
 
@@ -24,6 +25,15 @@ class Reading:
     def width(self) -> int:
         """Numbers a row that are read: those of the slot of most tokens."""
         return max(map(len, self.slots.values()))
+
+    @staticmethod
+    def check_kind(kind: ModelKind, family: str) -> None:
+        """Raise `ConfigError` on a kind of model that has no masks to be read so."""
+        if kind != "masked":
+            raise ConfigError(
+                "decisions read masks in one pass, with what stands before and behind them, and "
+                f"{in_words((kind,))} models ({family}) have no such masks; use a masked model"
+            )
 
     def check(self, vocab: int, mask_id: int) -> None:
         """Raise `ConfigError` where it cannot be read on a model of `vocab` tokens."""

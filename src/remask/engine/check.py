@@ -150,11 +150,7 @@ def _check_reading(request: Request, shape: ModelConfig) -> None:
     reading, params = request.reading, request.params
     if reading is None:
         return
-    if shape.kind != "masked":
-        raise ConfigError(
-            f"decisions read masks in one pass, with what stands before and behind them, and {in_words((shape.kind,))} "
-            f"models ({shape.family}) have no such masks; use a masked model"
-        )
+    reading.check_kind(shape.kind, shape.family)
     if shape.shift and request.policy.traits.schedule.blockwise:
         raise ConfigError(
             f"this cache policy's first pass reads one position alone on {shape.family} models, and a reading is one "
