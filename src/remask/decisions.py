@@ -72,19 +72,17 @@ class DecisionPlan:
     @classmethod
     def of(cls, asked: Decisions, tokenizer: Tokenizer, mask_id: int, most: int | None = None) -> "DecisionPlan":
         """Raises `ConfigError` where labels cannot be told apart, and where more than `most` canvases are needed."""
-        layout = _Layout.of(asked, asked.text, tokenizer)
-        builder = _Builder(layout, mask_id, most, 1 + asked.calibrate)
-        for name, question in asked.questions.items():
-            builder.add(name, question, together=asked.together)
-        if asked.together:
-            builder.join()
-        asks, free = builder.asks, layout
+        layout = free = _Layout.of(asked, asked.text, tokenizer)
+        built = _Builder(layout, mask_id, most, 1 + asked.calibrate).all(asked)
+        asks, base = built.asks, []
         if asked.calibrate:
             free = _Layout.of(asked, CONTENT_FREE, tokenizer)
-            asks = asks + [Ask(ask.before, ask.reading, free=True) for ask in asks]
-            if free.between != layout.between:
-                raise ConfigError("calibrate: the chat template writes another conversation for another state")
-        return cls(tuple(layout.shared), tuple(free.shared), tuple(asks), builder.planned, asked.calibrate)
+            apart = layout.between == free.between and not (layout.head or free.head)
+            other = built if apart else _Builder(free, mask_id, most, 2).all(asked)
+            if other.planned != built.planned:
+                raise ConfigError("calibrate: without the state the labels are other tokens; leave calibrate out")
+            base = [Ask(ask.before, ask.reading, free=True) for ask in other.asks]
+        return cls(tuple(layout.shared), tuple(free.shared), (*asks, *base), built.planned, asked.calibrate)
 
     def requests(
         self, named: Callable[[int], str], among: range | None = None, *, policy: CachePolicy, **terms: Any
@@ -139,12 +137,16 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A conversation of a state and a question, with the answer: `shared` tokens, then texts around both."""
+    """A conversation of a state and a question, with the answer: `shared` tokens, then texts around both.
+
+    Texts are tokenized apart where a special token stands between them and a probe comes to the tokens of the whole.
+    """
 
     shared: list[int]
     between: tuple[str, str, str]  # before the question, before the answer, behind it
     tokenizer: Tokenizer
-    head: str  # text of the state, where it is tokenized with what follows
+    head: str = ""  # text of the state, where it is tokenized with what follows
+    opening: int = 0  # length of what stands before the answer and is tokenized with the question
 
     @classmethod
     def of(cls, asked: Decisions, state: str, tokenizer: Tokenizer) -> "_Layout":
@@ -163,26 +165,32 @@ class _Layout:
         middle, last = rest.split(marks[1])
         if not first.startswith(head):
             head = ""
-        own = tokenizer.encode(head, add_special_tokens=False) if head else []
-        made = cls(own, (first[len(head) :], middle, last if asked.end_turn else ""), tokenizer, "")
-        # Where what follows the state is not always the same, or joins its last token, all is tokenized together.
-        probe = made.filled("question", "answer")
-        whole = tokenizer.encode(head + probe, add_special_tokens=False)
-        if not head or (made.between[0] and own + tokenizer.encode(probe, add_special_tokens=False) == whole):
-            return made
-        return cls([], made.between, tokenizer, head)
-
-    def filled(self, question: str, answer: str) -> str:
-        """The text behind the shared tokens."""
-        before, middle, last = self.between
-        return f"{before}{question}{middle}{answer}{last}"
+        between = first[len(head) :], middle, last if asked.end_turn else ""
+        plain = cls([], between, tokenizer, head)
+        (whole,) = plain.tokens("question", ["answer"])
+        # What follows the state begins with a fixed text, and does not join its last token.
+        shared = tokenizer.encode(head, add_special_tokens=False) if head and between[0] else []
+        special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
+        ends = [middle.rindex(text) + len(text) for text in special if text and text in middle]
+        for made in (
+            cls(shared, between, tokenizer, "" if shared else head, max(ends, default=0)),
+            cls(shared, between, tokenizer, "" if shared else head),
+        ):
+            if shared + made.tokens("question", ["answer"])[0] == whole:
+                return made
+        return plain
 
     def tokens(self, question: str, answers: Sequence[str]) -> list[list[int]]:
         """The tokens behind the shared ones, for each answer."""
-        return [
-            self.tokenizer.encode(self.head + self.filled(question, answer), add_special_tokens=False)
-            for answer in answers
-        ]
+        before, middle, last = self.between
+        asked, rest = f"{self.head}{before}{question}{middle[: self.opening]}", middle[self.opening :]
+        if not self.opening:
+            return [self._encode(f"{asked}{rest}{answer}{last}") for answer in answers]
+        tokens = self._encode(asked)
+        return [tokens + self._encode(f"{rest}{answer}{last}") for answer in answers]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def pieces(self, mask_id: int) -> tuple[str, str]:
         """The texts of the mask token and of another special one. Raises `ConfigError` where they have none."""
@@ -200,6 +208,14 @@ class _Builder:
         self.layout, self.mask_id, self._most, self._each = layout, mask_id, most, each
         self.asks: list[Ask] = []
         self.planned: dict[str, Planned] = {}
+
+    def all(self, asked: Decisions) -> "_Builder":
+        """This builder with the asks of all questions."""
+        for name, question in asked.questions.items():
+            self.add(name, question, together=asked.together)
+        if asked.together:
+            self.join()
+        return self
 
     def add(self, name: str, question: Question, *, together: bool) -> None:
         """Plan one question, on canvases of its own; `together` takes labels of one token alone, and plans no canvas.

@@ -29,6 +29,7 @@ MASK = "{mask}"
 """Where a mask stands in it that is not read."""
 
 _TEXT = 2**20
+_BESIDE = 32  # characters that a chat template writes around an answer
 _NUMBERS = Whole(-(10**9), 10**9)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _YES_NO = (("yes", "no"), ("Yes", "No"), ("true", "false"), ("Y", "N"), ("1", "0"))
@@ -208,7 +209,7 @@ class Question:
             told = [each for each in (None if name == label else name, note) if each is not None]
             if told and self.kind != "number":
                 lines.append(f"{label}: {', '.join(told)}")
-        said = f"from {labels[0]} to {labels[-1]}" if self.kind == "number" else f"one of {', '.join(labels)}"
+        said = f"a number from {labels[0]} to {labels[-1]}" if self.kind == "number" else f"one of {', '.join(labels)}"
         return "\n".join([*lines, f"Answer with {said}."])
 
     def decided(self, logprobs: Sequence[float], labels: Sequence[str], base: Sequence[float] | None) -> "Decision":
@@ -287,11 +288,13 @@ class Decisions:
 
     @property
     def chars(self) -> int:
-        """Characters of the state, and of every question as often as it is tokenized: once for each label."""
-        lengths = [len(question.template) + len(question.prompt(question.names)) for question in self.questions.values()]
+        """About how many characters are tokenized: every question, and its template once for each label."""
+        asked = [len(question.prompt(question.names)) * len(question.labellings) for question in self.questions.values()]
         tried = [sum(map(len, question.labellings)) for question in self.questions.values()]
-        alone = sum(length * count for length, count in zip(lengths, tried, strict=True))
-        return len(self.text) + alone + (sum(lengths) * sum(tried) if self.together else 0)
+        templates = [_BESIDE + len(question.template) for question in self.questions.values()]
+        alone = sum(map(int.__mul__, tried, templates))
+        joint = sum(asked) * len(asked) + sum(tried) * sum(templates) if self.together else 0
+        return len(self.text) + sum(asked) + alone + joint
 
 
 @dataclass(frozen=True, slots=True)
