@@ -262,14 +262,17 @@ class LLM:
         """
         if form is None:
             return None
+        parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
         if self.model.ranks.several:
             raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
             if self._structures is None:
                 self._structures = self._new_structures()
-        return self._structures.compiled(
-            form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        )
+        return self._structures.compiled(parsed)
+
+    def compiles(self, form: StructuredOutputs | None) -> bool:
+        """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
+        return form is not None and (self._structures is None or not self._structures.keeps(form))
 
     def _new_structures(self) -> Structures:
         if self.tokenizer is None:

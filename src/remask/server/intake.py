@@ -23,7 +23,7 @@ from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from remask.server.texts import ITEM
+from remask.server.texts import ITEM, LONG
 
 
 class Intake:
@@ -68,6 +68,8 @@ class Intake:
     def check_size(self, body: GenerationBody | TokenizeBody) -> int:
         """Return about how many characters are to be tokenized for a body; each of its texts counts for some more.
 
+        A form that is still to be compiled counts as a long text, as that may take seconds.
+
         Raises `ConfigError` on more messages, prompts or characters than the server takes. It looks at lengths alone,
         so it is done before any text is read.
         """
@@ -95,7 +97,9 @@ class Intake:
             raise ConfigError(
                 f"{field} has {sum(lengths)} characters altogether; at most {together} are taken (max_request_chars)"
             )
-        return sum(lengths) + ITEM * len(lengths)
+        size = sum(lengths) + ITEM * len(lengths)
+        compiles = isinstance(body, GenerationBody) and self.llm.compiles(body.terms.structured_outputs)
+        return max(size, LONG) if compiles else size
 
     def check_decisions(self, asked: Sequence[Decisions]) -> int:
         """Return about how many characters are to be tokenized for decisions.
