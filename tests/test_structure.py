@@ -83,7 +83,7 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     return {"type": kind}
 
 
-PATTERNS = ("^[a-c]{1,4}$", "b|^c$", "^(\"|x){2}$", r"^\d{2}[^a-z]$", r"^.\\\\\w?$", r"^[\s\S]{2}\u0041$")
+PATTERNS = ("^[a-c]{1,4}$", "b|^c$", '^("|x){2}$', r"^\d{2}[^a-z]$", r"^.\\\\\w?$", r"^[\s\S]{2}\u0041$")
 REGEXES = ("[a-z]{2,9}", "(ja|nein)( [0-9]+)?", "€[0-9]{1,3}(,[0-9]{2})?", "(?:[ab]c?)*", "[^a-z]{3}")
 SAMPLERS: tuple[dict[str, Any], ...] = (
     {},
@@ -162,9 +162,7 @@ def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> N
     assert served.client.post(URL, json={"messages": [USER], "max_tokens": 4}).status_code == 200
 
 
-def test_forms_that_take_long_to_compile_leave_a_thread_to_others(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilations hold every text thread but one, also those of short bodies; a form that is kept is a short one."""
     passing, begun = threading.Event(), []
     compile_form = structure.Structures._run
@@ -199,7 +197,10 @@ BAD_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"choice": []}, "holds no text"),
     ({"choice": ["x" * 9000, "y" * 9000]}, "is too long"),
     ({"grammar": "x"}, "structured_outputs.grammar: a context-free grammar has no finite automaton"),
-    ({"json": {"type": "integer", "multipleOf": 3}}, "holds 'multipleOf', which cannot be guaranteed, as multiples are"),
+    (
+        {"json": {"type": "integer", "multipleOf": 3}},
+        "holds 'multipleOf', which cannot be guaranteed, as multiples are",
+    ),
     ({"json": {"type": "array", "items": {"type": "null"}, "uniqueItems": True}}, "holds 'uniqueItems'"),
     ({"json": {"type": "object", "properties": {"a": {"oneOf": []}}}}, "json.properties.a holds 'oneOf'"),
     ({"json": {"type": "string", "minimum": 3}}, "minimum needs the type 'integer' or 'number', got 'string'"),
@@ -210,8 +211,14 @@ BAD_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "integer", "minimum": True}}, "minimum must be a number"),
     ({"json": {"type": "integer", "minimum": 10**30}}, "minimum has more than 18 digits"),
     ({"json": {"type": "string", "format": "iri"}}, "format 'iri' cannot be guaranteed; understood: date"),
-    ({"json": {"type": "string", "format": "date", "maxLength": 3}}, "format and maxLength are not guaranteed together"),
-    ({"json": {"items": {"type": "string", "pattern": "(?=a)b"}}}, "json.items: pattern '(?=a)b' has a group that looks"),
+    (
+        {"json": {"type": "string", "format": "date", "maxLength": 3}},
+        "format and maxLength are not guaranteed together",
+    ),
+    (
+        {"json": {"items": {"type": "string", "pattern": "(?=a)b"}}},
+        "json.items: pattern '(?=a)b' has a group that looks",
+    ),
     ({"json": {"type": "string", "pattern": "a^b"}}, "has ^ within it"),
     ({"json": {"type": "string", "pattern": "(a$)"}}, "has $ within it"),
     ({"json": {"type": "string", "pattern": "a$b"}}, "has $ within it"),
@@ -268,7 +275,14 @@ def test_a_form_is_compiled_once(llm: LLM) -> None:
 
 def job(kind: str, text: str, most: int = 1000) -> dict[str, Any]:
     return structure_worker.compiled(
-        {"kind": kind, "text": text, "parts": {}, "tokens": [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")], "vocab": 5, "most": most}
+        {
+            "kind": kind,
+            "text": text,
+            "parts": {},
+            "tokens": [(0, b"a"), (1, b"b"), (2, b"ab"), (3, b"1")],
+            "vocab": 5,
+            "most": most,
+        }
     )
 
 

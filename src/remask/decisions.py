@@ -259,9 +259,7 @@ class _Builder:
         masks = tuple(sorted({*found[0].masks, *slots}))
         start = masks[0]
         tokens = tuple(self.mask_id if at in slots else token for at, token in enumerate(found[0].tokens))
-        reading = Reading(
-            tokens[start:], tuple(at - start for at in masks), {at - start: slots[at] for at in slots}
-        )
+        reading = Reading(tokens[start:], tuple(at - start for at in masks), {at - start: slots[at] for at in slots})
         self._append(Ask(tokens[:start], reading))
         for varying, (name, each) in zip(found, named, strict=True):
             place = varying.start - start

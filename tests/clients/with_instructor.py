@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import instructor
 import openai
@@ -18,7 +19,7 @@ class Robot(BaseModel):
     legs: int = Field(ge=2, le=8)
 
 
-def main(base: str, model: str) -> dict:
+def main(base: str, model: str) -> dict[str, Any]:
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="any", max_retries=0)
     found = {}
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.JSON):

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from typing import Any
 
 from langchain_openai import ChatOpenAI
 
 
-def main(base: str, model: str, asked: dict) -> dict:
-    def chat(**fields):
+def main(base: str, model: str, asked: dict[str, Any]) -> dict[str, Any]:
+    def chat(**fields: Any) -> ChatOpenAI:
         return ChatOpenAI(base_url=f"{base}/v1", api_key="any", model=model, max_retries=0, **fields)
 
     turns = [("system", "Orders: rope Anna; soap Ben."), ("human", "Who ordered rope?")]

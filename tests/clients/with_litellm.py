@@ -2,13 +2,17 @@
 
 import json
 import sys
+from typing import Any
 
 import litellm
 
 
-def main(base: str, model: str, asked: dict) -> dict:
+def main(base: str, model: str, asked: dict[str, Any]) -> dict[str, Any]:
     where = {"model": f"openai/{model}", "api_base": f"{base}/v1", "api_key": "any", "num_retries": 0}
-    turns = [{"role": "system", "content": "Orders: rope Anna; soap Ben."}, {"role": "user", "content": "Who ordered rope?"}]
+    turns = [
+        {"role": "system", "content": "Orders: rope Anna; soap Ben."},
+        {"role": "user", "content": "Who ordered rope?"},
+    ]
     whole = litellm.completion(messages=turns, **where)
     streamed = litellm.completion(messages=turns, stream=True, stream_options={"include_usage": True}, **where)
     form = {"type": "json_schema", "json_schema": {"name": "robot", "schema": asked, "strict": True}}

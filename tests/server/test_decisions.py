@@ -19,7 +19,11 @@ STOPS = [row.split(" > ")[0] for row in STATE.partition("table : ")[2].split(" ;
 
 def question(number: int = 0, **fields: Any) -> dict[str, Any]:
     start = STOPS[number % len(STOPS)]
-    asked = {"instructions": f"from {start} go 1 , where am i ?", "template": f"{start} > {{answer}}", "labels": "names"}
+    asked = {
+        "instructions": f"from {start} go 1 , where am i ?",
+        "template": f"{start} > {{answer}}",
+        "labels": "names",
+    }
     return {**asked, "criteria": STOPS, "show_options": False, **fields}
 
 
@@ -142,7 +146,9 @@ def test_a_deadline_holds_for_all_waves() -> None:
 def test_metrics_count_every_canvas(server: Running) -> None:
     def count() -> float:
         text = server.client.get("/metrics").text
-        (line,) = [each for each in text.splitlines() if each.startswith("remask:request_success_total") and '"stop"' in each]
+        (line,) = [
+            each for each in text.splitlines() if each.startswith("remask:request_success_total") and '"stop"' in each
+        ]
         return float(line.split()[-1])
 
     before = count()

@@ -105,7 +105,7 @@ class Question:
     labels: Any = declare(
         "auto",
         ListOf(Text(256), "texts", MAX_ALTERNATIVES, single=True),
-        'What the model would write for each alternative: "auto", "letters", "names", or a list of texts in their order.',
+        'What the model would write for each alternative: "auto", "letters", "names", or a list of texts in order.',
     )
     template: str = declare(
         ANSWER,
@@ -113,7 +113,9 @@ class Question:
         f"The answer's text. `{ANSWER}` stands once, where the label stands; each `{MASK}` is a mask that is not read.",
     )
     show_options: bool = declare(
-        True, Flag(), "Whether the alternatives and their labels stand below the question; without them it stands alone."
+        True,
+        Flag(),
+        "Whether the alternatives and their labels stand below the question; without them it stands alone.",
     )
 
     def __post_init__(self) -> None:
@@ -162,7 +164,8 @@ class Question:
     def names(self) -> tuple[str, ...]:
         """The alternatives, as the answer names them."""
         if self.kind == "number":
-            assert self.min is not None and self.max is not None
+            assert self.min is not None
+            assert self.max is not None
             return tuple(map(str, range(self.min, self.max + 1, self.step)))
         return (_YES, _NO) if self.kind == "yes_no" else tuple(self.criteria)
 
@@ -197,7 +200,9 @@ class Question:
         if self.kind == "choice":
             return [*letters, self.names]
         width = max(map(len, self.names))
-        padded = () if any(name.startswith("-") for name in self.names) else (tuple(n.zfill(width) for n in self.names),)
+        padded = (
+            () if any(name.startswith("-") for name in self.names) else (tuple(n.zfill(width) for n in self.names),)
+        )
         return [self.names, *padded]
 
     def prompt(self, labels: Sequence[str]) -> str:
@@ -259,7 +264,9 @@ class Decisions:
         "Divide by what the model says of each label without the state, for which every question is read once more.",
     )
     end_turn: bool = declare(
-        True, Flag(), "Whether the end of the assistant's turn stands behind the answer, as the chat template writes it."
+        True,
+        Flag(),
+        "Whether the end of the assistant's turn stands behind the answer, as the chat template writes it.",
     )
 
     def __post_init__(self) -> None:
@@ -289,7 +296,9 @@ class Decisions:
     @property
     def chars(self) -> int:
         """About how many characters are tokenized: every question, and its template once for each label."""
-        asked = [len(question.prompt(question.names)) * len(question.labellings) for question in self.questions.values()]
+        asked = [
+            len(question.prompt(question.names)) * len(question.labellings) for question in self.questions.values()
+        ]
         tried = [sum(map(len, question.labellings)) for question in self.questions.values()]
         templates = [_BESIDE + len(question.template) for question in self.questions.values()]
         alone = sum(map(int.__mul__, tried, templates))

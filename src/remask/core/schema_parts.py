@@ -16,7 +16,9 @@ _DIGITS = 18  # of a bound
 
 _HEX = "[0-9a-f]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_DATE = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_DATE = (
+    r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
@@ -104,7 +106,9 @@ def integers(low: int | None, high: int | None) -> str | None:
         return None
     parts = []
     if low is None or low < 0:  # those below 0, by their size
-        parts += [f"-{each}" for each in _sizes(1 if high is None or high >= 0 else -high, None if low is None else -low)]
+        parts += [
+            f"-{each}" for each in _sizes(1 if high is None or high >= 0 else -high, None if low is None else -low)
+        ]
     if high is None or high >= 0:
         parts += _sizes(max(low or 0, 0) if low is not None else 0, high)
     return f"({'|'.join(parts)})"
@@ -118,7 +122,9 @@ def numbers(low: int | None, high: int | None, open_low: bool, open_high: bool) 
     if low is None or low < 0:
         above = 0 if high is None or high > 0 else -high
         # 0 itself, which has no sign here, is among those that follow.
-        parts += [f"-{each}" for each in _decimals(above, None if low is None else -low, open_high or above == 0, open_low)]
+        parts += [
+            f"-{each}" for each in _decimals(above, None if low is None else -low, open_high or above == 0, open_low)
+        ]
     if high is None or high >= 0:
         below = low is not None and low >= 0
         parts += _decimals(max(low or 0, 0), high, below and open_low, open_high)
@@ -283,7 +289,7 @@ def _set(pattern: str, text: str) -> str:
 def _character(pattern: str, char: str) -> str:
     """A character as a JSON string spells it."""
     if char in '"\\':
-        return rf"(\\\\)" if char == "\\" else r'(\\")'
+        return r"(\\\\)" if char == "\\" else r'(\\")'
     if not char.isprintable():
         raise _beyond(pattern, f"the character {char!r}")
     return char if char.isalnum() or not char.isascii() or char == " " else f"\\{char}"

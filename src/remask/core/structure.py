@@ -100,8 +100,8 @@ class StructuredOutputs:
         """The form that JSON-like values say. Raises `ConfigError` on unknown names and on values not allowed."""
         if isinstance(values, Mapping) and values.get("grammar") is not None:
             raise ConfigError(
-                "structured_outputs.grammar: a context-free grammar has no finite automaton, so that no path through it "
-                "could be found in any order; write its texts up to some depth as regex, json or choice"
+                "structured_outputs.grammar: a context-free grammar has no finite automaton, so that no path through "
+                "it could be found in any order; write its texts up to some depth as regex, json or choice"
             )
         return parse(cls, values, "structured_outputs", "structured_outputs field")
 
@@ -115,7 +115,6 @@ class StructuredOutputs:
         if self.json is not None:
             return "json", json.dumps(self._parted[0])
         return "regex", _object_of(f"({_SCALAR}|{_list_of(_SCALAR)}|{_object_of(_SCALAR)})")
-
 
     @property
     def parts(self) -> Mapping[str, str]:

@@ -182,7 +182,9 @@ def score(
         if group.top_logprobs is not None
     }
     totals = {
-        id(group): Normalised(logits[group.rows], 0, mask_id, vocabulary) for group in groups if group.labels is not None
+        id(group): Normalised(logits[group.rows], 0, mask_id, vocabulary)
+        for group in groups
+        if group.labels is not None
     }
     formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
     own = [group for group in groups if apart or not group.greedy]
@@ -191,9 +193,7 @@ def score(
         greedy = vocabulary.greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
     read = [
-        _completed(
-            parts[id(group)], group, asked.get(id(group)), totals.get(id(group)), formed.get(id(group)), more
-        )
+        _completed(parts[id(group)], group, asked.get(id(group)), totals.get(id(group)), formed.get(id(group)), more)
         for group in groups
     ]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)

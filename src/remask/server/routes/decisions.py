@@ -13,7 +13,6 @@ from remask.server.routes.common import documented, service_of
 from remask.server.shapes import Json
 
 
-
 async def decisions(request: Request, body: DecisionsBody) -> Response:
     """Answer questions over one state by the model's distribution over labels."""
     service = service_of(request)

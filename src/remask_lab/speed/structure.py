@@ -1,0 +1,90 @@
+"""What structured outputs add to a step, beside the step of an 8B model.
+
+    python -m remask_lab.speed.structure [--states 50] [--block 32] [--vocab 126464] [--turns 9]
+
+The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
+token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
+beside the step of an 8B model in bfloat16 at the same bandwidth: its weights and its logits are read once, which is the
+least that a step can take. The automaton has as many states as asked for, over tokens of random classes.
+"""
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from remask.core.canvas import Canvas
+from remask.models.presets import preset
+from remask.sampling.automaton import TokenAutomaton
+from remask.sampling.constraint import Constraint
+from remask.structure import automaton_of
+from remask_lab.records.machine import commit
+from remask_lab.speed.command import command_parser, run_command
+
+H200_BYTES_S = 4.8e12
+"""Memory bandwidth of an H200, as NVIDIA states it."""
+LOGIT_BYTES = 4
+PASSES = 12
+"""Times that the scores of a constraint go over the logits: filters, two scatters, a gather, a log-softmax."""
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--model", default="llada-8b")
+    parser.add_argument("--states", type=int, default=50)
+    parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--vocab", type=int, default=126_464)
+    parser.add_argument("--turns", type=int, default=9)
+    args = parser.parse_args()
+    automaton = schema_like(args.states, args.vocab)
+    host = cpu_seconds(Constraint(automaton), args.block, args.turns)
+    parameters = preset(args.model).parameters
+    logits = args.block * args.vocab * LOGIT_BYTES
+    step = (2 * parameters + logits) / H200_BYTES_S
+    device = PASSES * logits / H200_BYTES_S
+    figures = {
+        "commit": commit(),
+        "states": automaton.states,
+        "classes": automaton.labels,
+        "transitions": automaton.transitions,
+        "block": args.block,
+        "vocab": args.vocab,
+        "host_cpu_ms": 1e3 * host,
+        "device_ms_by_bytes": 1e3 * device,
+        "step_ms_by_bytes": 1e3 * step,
+        "share_of_step": (host + device) / step,
+    }
+    print(json.dumps(figures, indent=2))
+
+
+def schema_like(states: int, vocab: int) -> TokenAutomaton:
+    """An automaton of the shape that schemas have: keys in fixed order, and values whose tokens are many."""
+    rng = np.random.default_rng(0)
+    edges = []
+    for state in range(states - 1):
+        few = rng.integers(0, vocab, 8)  # the tokens that begin the next key
+        edges += [(state, int(token), state + 1) for token in few]
+        if state % 3 == 0:  # within a value, most of the vocabulary goes on with it
+            edges += [(state, int(token), state) for token in rng.choice(vocab, vocab // 2, replace=False)]
+    return automaton_of(np.array(edges, dtype=np.int64), 0, np.array([states - 1]), vocab, (vocab - 1,))
+
+
+def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
+    """Median processor time of `Constraint.choose` over a block of masks, in seconds."""
+    count, rng = constraint.table.count, np.random.default_rng(1)
+    left = next(length for length in range(block, 4 * block) if constraint.automaton.alive(length)[0])
+    canvas = Canvas.masked([1, 2, 3], left, 0)
+    positions = np.arange(3, 3 + block)
+    read = rng.standard_normal((2 + 4 * count, block)).astype(np.float32)
+    times = []
+    for _ in range(turns + 1):
+        began = time.thread_time()
+        constraint.choose(canvas, range(3, 3 + block), positions, read, None)
+        times.append(time.thread_time() - began)
+    return float(np.median(times[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
