@@ -1,30 +1,37 @@
 """What structured outputs add to a step, beside the step of an 8B model.
 
-    python -m remask_lab.speed.structure [--states 50] [--block 32] [--vocab 126464] [--turns 9]
+    python -m remask_lab.speed.structure [--block 32] [--vocab 126464] [--turns 9]
 
 The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
 token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
 beside the step of an 8B model in bfloat16 at the same bandwidth: its weights and its logits are read once, which is the
-least that a step can take. The automaton has as many states as asked for, over tokens of random classes.
+least that a step can take. The schema has some 50 states over a vocabulary of the size of LLaDA's, whose pieces are drawn.
 """
 
 import json
+import random
+import string
 import sys
 import time
 
 import numpy as np
 
 from remask.core.canvas import Canvas
+from remask.core.structure import StructuredOutputs
 from remask.models.presets import preset
-from remask.sampling.automaton import TokenAutomaton
 from remask.sampling.constraint import Constraint
-from remask.structure import automaton_of
+from remask.structure import Structures
 from remask_lab.records.machine import commit
 from remask_lab.speed.command import command_parser, run_command
 
 H200_BYTES_S = 4.8e12
 """Memory bandwidth of an H200, as NVIDIA states it."""
 LOGIT_BYTES = 4
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "on": {"type": "boolean"}, "legs": {"type": "integer"}},
+    "required": ["name", "on", "legs"],
+}
 PASSES = 12
 """Times that the scores of a constraint go over the logits: filters, two scatters, a gather, a log-softmax."""
 
@@ -33,13 +40,13 @@ def main() -> None:
     """Measure and print one JSON object."""
     parser = command_parser(__doc__)
     parser.add_argument("--model", default="llada-8b")
-    parser.add_argument("--states", type=int, default=50)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--vocab", type=int, default=126_464)
     parser.add_argument("--turns", type=int, default=9)
     args = parser.parse_args()
-    automaton = schema_like(args.states, args.vocab)
-    host = cpu_seconds(Constraint(automaton), args.block, args.turns)
+    constraint = Structures(tokens_of(args.vocab), [args.vocab - 1]).compiled(StructuredOutputs(json=SCHEMA))
+    automaton = constraint.automaton
+    host = cpu_seconds(constraint, args.block, args.turns)
     parameters = preset(args.model).parameters
     logits = args.block * args.vocab * LOGIT_BYTES
     step = (2 * parameters + logits) / H200_BYTES_S
@@ -59,16 +66,17 @@ def main() -> None:
     print(json.dumps(figures, indent=2))
 
 
-def schema_like(states: int, vocab: int) -> TokenAutomaton:
-    """An automaton of the shape that schemas have: keys in fixed order, and values whose tokens are many."""
-    rng = np.random.default_rng(0)
-    edges = []
-    for state in range(states - 1):
-        few = rng.integers(0, vocab, 8)  # the tokens that begin the next key
-        edges += [(state, int(token), state + 1) for token in few]
-        if state % 3 == 0:  # within a value, most of the vocabulary goes on with it
-            edges += [(state, int(token), state) for token in rng.choice(vocab, vocab // 2, replace=False)]
-    return automaton_of(np.array(edges, dtype=np.int64), 0, np.array([states - 1]), vocab, (vocab - 1,))
+def tokens_of(size: int) -> list[bytes | None]:
+    """A vocabulary as a tokenizer learns it: bytes, numbers, JSON's punctuation, and pieces of words."""
+    rng = random.Random(0)
+    found = dict.fromkeys(bytes([byte]) for byte in range(256))
+    found |= dict.fromkeys(str(number).encode() for number in range(1000))
+    marks = ('{"', '":', '": ', '": "', '",', '", "', '"}', "},", ", ", "true", "false", "null", '"]', "[", "]}")
+    found |= dict.fromkeys(mark.encode() for mark in marks)
+    while len(found) < size - 1:
+        word = "".join(rng.choices(string.ascii_letters, weights=[5] * 26 + [1] * 26, k=rng.randint(2, 9)))
+        found[rng.choice(["", " ", " ", "_"]).encode() + word.encode() + rng.choice([b"", b"", b"", b'"', b","])] = None
+    return [*found, None]
 
 
 def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
