@@ -5,7 +5,7 @@ tokens that a pass reads. The state and the question are those of a conversation
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,25 +84,19 @@ class DecisionPlan:
             base = [Ask(ask.before, ask.reading, free=True) for ask in other.asks]
         return cls(tuple(layout.shared), tuple(free.shared), (*asks, *base), built.planned, asked.calibrate)
 
-    def requests(
-        self, named: Callable[[int], str], among: range | None = None, *, policy: CachePolicy, **terms: Any
-    ) -> Iterator[Request]:
-        """The requests of `among` the asks, all by default; `named` names them by their numbers.
-
-        `terms` are further fields of `Request`.
-        """
-        for number in range(len(self.asks)) if among is None else among:
-            ask = self.asks[number]
-            state = self.free if ask.free else self.shared
-            yield Request(
-                id=named(number),
-                prompt_token_ids=[*state, *ask.before],
-                params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
-                prefix_length=len(state),
-                policy=policy,
-                reading=ask.reading,
-                **terms,
-            )
+    def request(self, number: int, name: str, *, policy: CachePolicy, **terms: Any) -> Request:
+        """The request of one of the asks. `terms` are further fields of `Request`."""
+        ask = self.asks[number]
+        state = self.free if ask.free else self.shared
+        return Request(
+            id=name,
+            prompt_token_ids=[*state, *ask.before],
+            params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
+            prefix_length=len(state),
+            policy=policy,
+            reading=ask.reading,
+            **terms,
+        )
 
     def answers(self, reads: Sequence[Reads]) -> dict[str, Decision]:
         """The decisions that follow from what was read of each ask."""

@@ -378,7 +378,8 @@ class LLM:
             policy = self.policy(self.cache, cache_config or self.cache_config)
         else:
             policy = self.policy(cache, cache_config)
-        outputs = {output.id: output for output in self.run(list(plan.requests(str, policy=policy)))}
+        requests = [plan.request(number, str(number), policy=policy) for number in range(len(plan.asks))]
+        outputs = {output.id: output for output in self.run(requests)}
         ordered = [outputs[str(number)] for number in range(len(plan.asks))]
         failed = next((output.error for output in ordered if output.error is not None), None)
         if failed is not None:

@@ -28,7 +28,7 @@ def bundled() -> Iterator[Running]:
 
 def told(running: Running, name: str, *more: str) -> dict[str, Any]:
     """What the script of that client prints."""
-    command = [PYTHON, ROOT / "tests" / "clients" / f"with_{name}.py", running.base, "bundled", *more]
+    command: list[str | Path] = [PYTHON, ROOT / "tests" / "clients" / f"with_{name}.py", running.base, "bundled", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -177,7 +177,7 @@ class Question:
         if self.kind != "yes_no":
             return tuple(self.criteria.values())
         other = {"true": _YES, "false": _NO}
-        given = {other.get(name, name): note for name, note in self.criteria.items()}
+        given = {str(other.get(name, name)): note for name, note in self.criteria.items()}
         if not given.keys() <= {_YES, _NO}:
             raise ConfigError(f"criteria of a yes_no are those of yes and no (or true and false), got {sorted(given)}")
         return given.get(_YES), given.get(_NO)

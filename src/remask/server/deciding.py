@@ -120,9 +120,7 @@ class _Waves:
         made = []
         for offset, (plan, number) in enumerate(parts):
             name = f"{self.request.state.request_id}-d{first + offset}-{self.service.intake.number()}"
-            (asked,) = self.plans[plan].requests(
-                lambda _, name=name: name, range(number, number + 1), policy=policy, **given
-            )  # type: ignore[misc]
+            asked = self.plans[plan].request(number, name, policy=policy, **given)
             made.append(self.service.llm.engine.check(asked))
         return made
 

@@ -45,8 +45,8 @@ def main() -> None:
     llm = _open("bundled", args)
     for kind in tariff.KINDS:
         settings = tariff.TariffSettings(kinds=(kind,))
-        work = tariff.make_workload(args.requests, args.prefixes, args.seed, settings)
-        rows[f"tariff, {kind}"] = measured(llm, [_orders(each) for each in work], TARIFF_SAMPLING)
+        orders = tariff.make_workload(args.requests, args.prefixes, args.seed, settings)
+        rows[f"tariff, {kind}"] = measured(llm, [_orders(each) for each in orders], TARIFF_SAMPLING)
     lines = _open("bundled-transit", args)
     rides = transit.make_workload(args.requests, args.prefixes, args.seed)
     for hops in range(1, transit.MAX_HOPS + 1):

@@ -5,7 +5,7 @@
 The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
 token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
 beside the step of an 8B model in bfloat16 at the same bandwidth: its weights and its logits are read once, which is the
-least that a step can take. The schema has some 50 states over a vocabulary as
+least that a step can take; and beside one that computes a whole canvas, by its operations. The schema has some 50 states over a vocabulary as
 large as LLaDA's, whose pieces are drawn.
 """
 
@@ -25,8 +25,8 @@ from remask.structure import Structures
 from remask_lab.records.machine import commit
 from remask_lab.speed.command import command_parser, run_command
 
-H200_BYTES_S = 4.8e12
-"""Memory bandwidth of an H200, as NVIDIA states it."""
+H200_BYTES_S, H200_FLOPS = 4.8e12, 989e12
+"""Memory bandwidth of an H200, and its dense bfloat16 operations, as NVIDIA states them."""
 LOGIT_BYTES = 4
 SCHEMA = {
     "type": "object",
@@ -42,6 +42,7 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--model", default="llada-8b")
     parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--canvas", type=int, default=1024, help="rows of a step that computes the whole canvas")
     parser.add_argument("--vocab", type=int, default=126_464)
     parser.add_argument("--turns", type=int, default=9)
     args = parser.parse_args()
@@ -51,6 +52,7 @@ def main() -> None:
     parameters = preset(args.model).parameters
     logits = args.block * args.vocab * LOGIT_BYTES
     step = (2 * parameters + logits) / H200_BYTES_S
+    whole = max(step, 2 * parameters * args.canvas / H200_FLOPS)
     device = PASSES * logits / H200_BYTES_S
     figures = {
         "commit": commit(),
@@ -63,6 +65,9 @@ def main() -> None:
         "device_ms_by_bytes": 1e3 * device,
         "step_ms_by_bytes": 1e3 * step,
         "share_of_step": (host + device) / step,
+        "whole_canvas": args.canvas,
+        "whole_step_ms": 1e3 * whole,
+        "share_of_whole_step": (host + device) / whole,
     }
     print(json.dumps(figures, indent=2))
 

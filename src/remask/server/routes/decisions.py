@@ -16,22 +16,27 @@ from remask.server.shapes import Json
 async def decisions(request: Request, body: DecisionsBody) -> Response:
     """Answer questions over one state by the model's distribution over labels."""
     service = service_of(request)
+    made: list[Decisions] = []
+
+    def ask() -> list[Decisions]:
+        made.append(body.asked)
+        return made
 
     def shape(answered: list[Answered]) -> Json:
-        (each,) = answered
+        (each,), (asked,) = answered, made
         return {
             "id": f"decisions-{request.state.request_id}",
             "object": "decisions",
             "created": int(time.time()),
             "model": body.model or service.config.model_names[0],
             "answers": {name: decision.content for name, decision in each.decisions.items()},
-            "together": bool(body.together),
-            "calibrated": bool(body.calibrate),
+            "together": asked.together,
+            "calibrated": asked.calibrate,
             "usage": each.usage,
             "remask": each.work,
         }
 
-    return await respond(service, request, body, lambda: [body.asked], shape)
+    return await respond(service, request, body, ask, shape)
 
 
 async def score(request: Request, body: ScoreBody) -> Response:
@@ -93,9 +98,8 @@ def _pairs(body: ScoreBody) -> list[Decisions]:
 
 def _relevant(body: RelevanceBody, query: str, documents: Sequence[str]) -> Decisions:
     """One question for each document, over the query as their shared state."""
-    labels = {} if body.labels is None else {"labels": body.labels}
     questions = {
-        str(number): Question("yes_no", f"Document: {document}\n\n{body.instructions}", **labels)
+        str(number): Question("yes_no", f"Document: {document}\n\n{body.instructions}", labels=body.labels or "auto")
         for number, document in enumerate(documents)
     }
     return Decisions(f"Query: {query}", questions)
