@@ -4,9 +4,9 @@
 
 The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
 token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
-beside the step of an 8B model in bfloat16 at the same bandwidth: its weights and its logits are read once, which is the
-least that a step can take; and beside one that computes a whole canvas, by its operations. The schema has some 50 states over a vocabulary as
-large as LLaDA's, whose pieces are drawn.
+beside the step of an 8B model in bfloat16 at the same bandwidth, which reads its weights and writes its logits once,
+the least that a step can take; and beside one that computes a whole canvas, by its operations. The schema has some 50
+states over a vocabulary as large as LLaDA's, whose pieces are drawn.
 """
 
 import json
