@@ -125,7 +125,7 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        more = (self.guide, self.residual, self.penalty, self.top_logprobs, self.classes, self.given)
+        more = (self.guide, self.residual, self.penalty, self.top_logprobs, self.classes, self.given, self.labels)
         return self.greedy and all(each is None for each in more)
 
     @property
