@@ -87,6 +87,7 @@ ENGINE_DOORS = {
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
     "functools",
+    "hashlib",
     "itertools",
     "inspect",
     "re",

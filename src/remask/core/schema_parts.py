@@ -195,8 +195,8 @@ _PIECE = re.compile(
 )
 _SPACES = r"\t\n\x0B\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 # As ECMA 262, which JSON Schema refers to, has them; regular expressions of other languages have more in them.
-_CLASSES = {"d": "[0-9]", "w": "[A-Za-z0-9_]", "s": f"[{_SPACES}]"}
-_CLASSES |= {name.upper(): f"[^{held[1:]}" for name, held in _CLASSES.items()}
+_NAMED = {"d": "[0-9]", "w": "[A-Za-z0-9_]", "s": f"[{_SPACES}]"}
+_CLASSES = {**_NAMED, **{name.upper(): f"[^{held[1:]}" for name, held in _NAMED.items()}}
 _IN_SET = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[A-Za-z_=]+\}|.)|.", re.DOTALL)
 _SPELLED = {"n": r"\\n", "t": r"\\t", "r": r"\\r", "f": r"\\f"}  # as JSON writes them
 
