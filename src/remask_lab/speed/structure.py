@@ -88,7 +88,8 @@ def tokens_of(size: int) -> list[bytes | None]:
 def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
     """Median processor time of `Constraint.choose` over a block of masks, in seconds."""
     count, rng = constraint.table.count, np.random.default_rng(1)
-    left = next(length for length in range(block, 4 * block) if constraint.automaton.alive(length)[0])
+    automaton = constraint.automaton
+    left = next(length for length in range(block, block + 256) if automaton.alive(length)[automaton.start])
     canvas = Canvas.masked([1, 2, 3], left, 0)
     positions = np.arange(3, 3 + block)
     read = rng.standard_normal((2 + 4 * count, block)).astype(np.float32)
