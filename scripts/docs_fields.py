@@ -2,16 +2,18 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remask.core.decisions import Decisions, Question
 from remask.core.fields import declared
 from remask.core.kinds import in_words
 from remask.core.remasking import REMASKING, Remasking
 from remask.core.sampling import SamplingParams
 from remask.core.slowfast import SlowFastKnobs
 from remask.core.terms import Terms
-from remask.server.fields import FOREIGN, HONOURED
+from remask.server.fields import FOREIGN, FOREIGN_TO_READS, HONOURED, Foreign
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "sampling.md", DOCS / "serving.md")
@@ -41,10 +43,10 @@ def rules() -> str:
     return table([head, *rows])
 
 
-def others() -> str:
-    """The table of the fields of OpenAI's and vLLM's bodies."""
-    rows = [(f"`{name}`", "honoured", how) for name, how in HONOURED.items()]
-    for name, field in FOREIGN.items():
+def others(honoured: Mapping[str, str], foreign: Mapping[str, Foreign]) -> str:
+    """The table of the fields of others' bodies."""
+    rows = [(f"`{name}`", "honoured", how) for name, how in honoured.items()]
+    for name, field in foreign.items():
         allowed = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral or ())
         refused = f"refused, but for {allowed}" if allowed else "refused"
         rows.append((f"`{name}`", "ignored" if field.ignored else refused, field.reason))
@@ -71,7 +73,10 @@ def written(text: str) -> str:
         "terms": fields(Terms),
         "slowfast": fields(SlowFastKnobs),
         "remasking": rules(),
-        "others": others(),
+        "others": others(HONOURED, FOREIGN),
+        "decisions": fields(Decisions),
+        "questions": fields(Question),
+        "reads": others({}, FOREIGN_TO_READS),
     }
     return BLOCK.sub(lambda found: f"{found[1]}{found[2]}{blocks[found[1]]}", text)
 

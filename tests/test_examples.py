@@ -32,6 +32,13 @@ def test_tree_search_reads_its_ancestors_from_shared_pages(capsys: pytest.Captur
     assert found[2] == [6 * 40, 6 * 40]
 
 
+def test_decisions_take_a_pass_each(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "decisions.py"), run_name="__main__")
+    *answers, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in answers] == ["payer", "found", "count"]
+    assert last == "3 passes, no token generated"
+
+
 def test_retrieval_finds_the_document_below_the_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "retrieval.py"), run_name="__main__")
     found = [int(number) for number in re.findall(r"(\d+) of 200", capsys.readouterr().out)]

@@ -35,6 +35,7 @@ ORDER = (
     "remask.prompts",
     "remask.detokenize",
     "remask.structure",
+    "remask.decisions",
     "remask.llm",
     "remask",  # the package itself: the public names
     "remask.observe",
@@ -86,6 +87,7 @@ ENGINE_DOORS = {
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}
 PURE = {
     "functools",
+    "hashlib",
     "itertools",
     "inspect",
     "re",

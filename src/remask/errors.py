@@ -50,6 +50,10 @@ class ConstraintError(RemaskError):
     """Settled tokens are no beginning of any answer of the form that was asked for: a defect, never of a user."""
 
 
+class DecisionError(RemaskError):
+    """A question of a decision could not be read, as the pass that was to do so failed."""
+
+
 class IntegrityError(RemaskError):
     """Pages, leases or slots are not conserved: a defect of the engine, never of a user."""
 

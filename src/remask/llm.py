@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,20 +12,23 @@ from tqdm import tqdm
 
 from remask.config import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
 from remask.core.checks import one_of, whole
+from remask.core.decisions import Decision, Decisions
 from remask.core.depth import DepthLookup
 from remask.core.kinds import ModelKind
+from remask.core.reading import Reading
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
 from remask.core.structure import StructuredOutputs
 from remask.cpu import CpuReading, memory, physical_cores, read_cpu
+from remask.decisions import DecisionPlan, total_usage
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import cut_at_stop
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
-from remask.errors import ConfigError
+from remask.errors import ConfigError, DecisionError
 from remask.models.invariant import check_ranks
 from remask.models.loaded import FoundModel, LoadedModel, find_model
 from remask.models.quantised import Quantization, check_quantization
@@ -60,6 +63,15 @@ class Output:
     elapsed_s: float
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # of a request with a `Reading`
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Decisions by the ids of their questions, and the work of all of them."""
+
+    answers: Mapping[str, Decision]
+    usage: Usage
 
 
 class LLM:
@@ -250,14 +262,17 @@ class LLM:
         """
         if form is None:
             return None
+        parsed = form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
         if self.model.ranks.several:
             raise ConfigError("structured_outputs read the whole vocabulary in one process; leave tensor_parallel out")
         with self._structures_lock:
             if self._structures is None:
                 self._structures = self._new_structures()
-        return self._structures.compiled(
-            form if isinstance(form, StructuredOutputs) else StructuredOutputs.from_mapping(form)
-        )
+        return self._structures.compiled(parsed)
+
+    def compiles(self, form: StructuredOutputs | None) -> bool:
+        """Whether `constraint` would compile a form, which may take seconds, as none like it is kept."""
+        return form is not None and (self._structures is None or not self._structures.keeps(form))
 
     def _new_structures(self) -> Structures:
         if self.tokenizer is None:
@@ -339,6 +354,49 @@ class LLM:
         outputs = {output.id: output for output in self.run(requests, trace=trace)}
         return [outputs[request.id] for request in requests]
 
+    def decide(
+        self,
+        state: str | Mapping[str, Any] | Sequence[Any],
+        questions: Mapping[str, Any],
+        *,
+        together: bool = False,
+        calibrate: bool = False,
+        end_turn: bool = True,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+    ) -> Decided:
+        """Answer questions over one state by the model's distribution over a few labels each; nothing is generated.
+
+        The fields are those of `docs/serving.md`, section "Decisions". Each question is a canvas of its own, all of
+        them in one batch over the state as their shared prefix, and takes one pass; with labels of several tokens, one
+        for each beginning of a label, in the same batch. `cache` and `cache_config` are as in `generate`. Raises
+        `ConfigError`, before anything runs, where a question cannot be asked.
+        """
+        fields = {"together": together, "calibrate": calibrate, "end_turn": end_turn}
+        plan = self.decisions(Decisions(state=state, questions=questions, **fields))
+        if cache is None:
+            policy = self.policy(self.cache, cache_config or self.cache_config)
+        else:
+            policy = self.policy(cache, cache_config)
+        requests = [plan.request(number, str(number), policy=policy) for number in range(len(plan.asks))]
+        outputs = {output.id: output for output in self.run(requests)}
+        ordered = [outputs[str(number)] for number in range(len(plan.asks))]
+        failed = next((output.error for output in ordered if output.error is not None), None)
+        if failed is not None:
+            raise DecisionError(f"a question could not be read: {failed}")
+        return Decided(plan.answers([output.reads for output in ordered]), total_usage([o.usage for o in ordered]))
+
+    def decisions(self, asked: Decisions, most: int | None = None) -> DecisionPlan:
+        """The passes that answer decisions, and what follows from them. Safe on any thread.
+
+        Raises `ConfigError` where a question cannot be asked, and where they take more than `most` canvases.
+        """
+        config = self.loaded.config
+        Reading.check_kind(config.kind, config.family)
+        if self.tokenizer is None:
+            raise ConfigError("decisions need a tokenizer, and this model folder has none")
+        return DecisionPlan.of(asked, self.tokenizer, config.mask_id, most)
+
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -415,6 +473,7 @@ class LLM:
             first_settled_s=result.first_settled_s,
             elapsed_s=result.elapsed_s,
             error=error,
+            reads=result.reads,
             logprobs=None
             if request.top_logprobs is None
             else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,18 +50,23 @@ class Structures:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = Constraint(self._automaton(self._run(kind, text)))
+        made = Constraint(self._automaton(self._run(kind, text, form.parts)))
         with self._lock:
             self._kept[key] = made
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return made
 
-    def _run(self, kind: str, text: str) -> dict[str, Any]:
+    def keeps(self, form: StructuredOutputs) -> bool:
+        """Whether `compiled` returns the constraint of a form at once."""
+        with self._lock:
+            return form.source in self._kept
+
+    def _run(self, kind: str, text: str, parts: Mapping[str, str]) -> dict[str, Any]:
         if importlib.util.find_spec("outlines_core") is None:
             raise ConfigError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
         seconds = MAX_SECONDS + self._vocab // 50_000
-        job = {"kind": kind, "text": text, "tokens": self._tokens, "vocab": self._vocab}
+        job = {"kind": kind, "text": text, "parts": dict(parts), "tokens": self._tokens, "vocab": self._vocab}
         job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
         program = [sys.executable, "-P", structure_worker.__file__]
         try:

@@ -20,6 +20,7 @@ from remask_lab.speed import (
     bicache_paper,
     boundary,
     concurrency,
+    decisions,
     depth_rule,
     first_layer,
     host,
@@ -37,6 +38,7 @@ from remask_lab.speed import (
     serving,
     sharing,
     startup,
+    structure,
     uniform,
 )
 from remask_lab.speed.command import run_command
@@ -341,6 +343,33 @@ def test_every_policy_beside_none(
     policies.main()
     rows = {row["cache"]: row for row in json.loads(target.read_text(encoding="utf-8"))["results"]}
     assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
+
+
+def test_decisions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["decisions", "--requests", "3", "--prefixes", "1"])
+    decisions.main()
+    rows = json.loads(capsys.readouterr().out)["tasks"]
+    assert {name: row["questions"] for name, row in rows.items()} == {
+        "tariff, plan": 12,
+        "tariff, lookup": 12,
+        **{f"transit, {hops} hops": 1 for hops in (1, 2, 3)},
+    }
+    for row in rows.values():
+        assert all(0 <= row[way]["accuracy"] <= 1 for way in ("text", "decisions"))
+        assert row["decisions"]["engine_steps"] < row["text"]["engine_steps"]
+        gain = row["text"]["row_layers"] / row["decisions"]["row_layers"]
+        assert row["text_over_decisions_row_layers"] == gain
+
+
+def test_structure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
+    monkeypatch.setattr(sys, "argv", ["structure", "--vocab", "3000", "--block", "4", "--turns", "1"])
+    structure.main()
+    report = json.loads(capsys.readouterr().out)
+    assert 20 < report["states"] < 80
+    assert report["host_cpu_ms"] > 0
+    whole = report["host_cpu_ms"] + report["device_ms_by_bytes"]
+    assert report["share_of_step"] == pytest.approx(whole / report["step_ms_by_bytes"])
 
 
 def test_selection(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,9 @@ EXAMPLES = 15
 PATHS = {
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/decisions",
+    "/v1/score",
+    "/v1/rerank",
     "/v1/models",
     "/v1/models/{name}",
     "/v1/cache",
@@ -42,7 +45,11 @@ def test_the_document_holds_every_endpoint(server: Running) -> None:
     assert {"messages", "stream_drafts", "cache_salt", "threshold"} <= set(body["properties"])
 
 
-POSTED = {path for path in PATHS if path.endswith(("completions", "tokenize", "caching", "requests"))}
+POSTED = {
+    path
+    for path in PATHS
+    if path.endswith(("completions", "decisions", "score", "rerank", "tokenize", "caching", "requests"))
+}
 CASES = [(path, GenerationMode.POSITIVE) for path in sorted(PATHS)]
 # Where there is no body, nothing can be wrong but the path.
 CASES += [(path, GenerationMode.NEGATIVE) for path in sorted(POSTED)]

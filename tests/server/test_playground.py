@@ -493,6 +493,32 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> N
         assert tab.said == []
 
 
+@pytest.mark.parametrize("size", [(1200, 900), (360, 740)], ids=["desktop", "phone"])
+def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, int]) -> None:
+    with opened(browser, server.base, viewport={"width": size[0], "height": size[1]}) as tab:
+        state = tab.page.input_value("#system")
+        tab.page.fill("#decide-question", "where am i ?")
+        tab.page.fill("#decide-names", "oak\n elm\n\nivy")
+        tab.page.fill("#decide-template", "oak > {answer}")
+        tab.page.press("#decide-template", "Enter")
+        tab.says("#decide-status", "Passes: 1.")
+        question = {"instructions": "where am i ?", "criteria": ["oak", "elm", "ivy"], "template": "oak > {answer}"}
+        body = {"state": state, "questions": {"it": {**question, "show_options": True}}}
+        answer = server.client.post("/v1/decisions", json=body).json()["answers"]["it"]
+        assert tab.text("#decide-status").startswith(f"{answer['choice']}. Entropy {answer['entropy']:.2f}")
+        shown = tab.totals("decide-answer")
+        assert list(shown) == sorted(shown, key=lambda name: -answer["probabilities"][name])
+        assert all(f"{100 * answer['probabilities'][name]:.1f} %" in text for name, text in shown.items())
+        assert "the most probable" in shown[answer["choice"]]
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        tab.page.fill("#decide-names", "oak")
+        tab.page.click("#decide-run")
+        tab.says("#decide-problem", "two alternatives at least")
+        assert tab.count("#decide-answer div") == 0
+        tab.forgive(400)
+        assert tab.said == []
+
+
 def refused(tab: Tab, words: str) -> None:
     """Run, and wait for an error that says so."""
     tab.page.click("#run-a-only")

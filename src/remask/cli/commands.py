@@ -55,6 +55,14 @@ OWN: Mapping[str, Command] = {
             "remask generate --model bundled --input requests.jsonl --output answers.jsonl --cache bicache",
         ),
     ),
+    "decide": Command(
+        "remask.cli.decide",
+        "answer questions by the model's distribution over labels",
+        examples=(
+            "remask decide --model bundled --input examples/decisions.json",
+            "remask decide --model GSAI-ML/LLaDA-8B-Instruct --input questions.json --cache bicache",
+        ),
+    ),
     "serve": Command(
         "remask.cli.serve",
         "serve a model over HTTP, as OpenAI's API does",

@@ -1,6 +1,7 @@
 """What the engine reports about a request: usage, transfers, drafts and the result."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from remask.core.work import LayerWork
@@ -79,7 +80,11 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request. `token_ids` end with the first honoured stop token, or are `max_tokens` long."""
+    """A finished request. `token_ids` end with the first honoured stop token, or are `max_tokens` long.
+
+    Of a request with a `Reading` they are empty, and `reads` holds, for each of its slots, the log-probabilities of the
+    tokens that it asked for.
+    """
 
     id: str
     token_ids: tuple[int, ...]
@@ -89,3 +94,4 @@ class Result:
     first_settled_s: float | None  # seconds from arrival until the first response token was final
     elapsed_s: float  # seconds from arrival until the end
     error: str | None = None
+    reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from remask.core.checks import Flag, ListOf, Settings, Text
 from remask.core.fields import check, declare, parse
+from remask.core.schema_parts import BOUNDS, STRINGS, part
 from remask.errors import ConfigError
 
 MAX_PATTERN = 2**14
@@ -30,12 +32,32 @@ _UNDERSTOOD = frozenset(
         "properties",
         "required",
         "type",
+        *BOUNDS,
+        *STRINGS,
     ]
 )
 _ANNOTATIONS = frozenset(
     ["$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"]
 )
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {"additionalProperties": (False, True), "strict": (False, True)}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "additionalProperties": (False, True),
+    "minProperties": (0,),
+    "strict": (False, True),
+    "uniqueItems": (False,),
+}
+_REASONS: Mapping[str, str] = {
+    "allOf": "an answer of two schemas at once is none of either's expression; write one schema",
+    "contains": "which item is meant is open; use prefixItems",
+    "dependentRequired": "which properties stand is settled one by one; use anyOf over whole objects",
+    "if": "what holds in one case only is an anyOf of whole schemas",
+    "multipleOf": "multiples are no small automaton; list them in enum",
+    "not": "what an answer is not says little of what it is; use enum or anyOf",
+    "oneOf": "that only one of some schemas fits cannot be seen from one of them; use anyOf",
+    "patternProperties": "properties stand by their names; list them in properties",
+    "uniqueItems": "an automaton cannot remember all items; use prefixItems",
+}
+_SCHEMAS = frozenset(["items", "anyOf", "prefixItems"])  # keywords whose values are schemas
+_HOLDERS = _SCHEMAS | {"properties", "$defs", "definitions"}  # and those that hold schemas by name
 _STRING = r'"([^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])*"'
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _SCALAR = rf"({_STRING}|{_NUMBER}|true|false|null)"
@@ -76,6 +98,11 @@ class StructuredOutputs:
     @classmethod
     def from_mapping(cls, values: object) -> "StructuredOutputs":
         """The form that JSON-like values say. Raises `ConfigError` on unknown names and on values not allowed."""
+        if isinstance(values, Mapping) and values.get("grammar") is not None:
+            raise ConfigError(
+                "structured_outputs.grammar: a context-free grammar has no finite automaton, so that no path through "
+                "it could be found in any order; write its texts up to some depth as regex, json or choice"
+            )
         return parse(cls, values, "structured_outputs", "structured_outputs field")
 
     @property
@@ -86,8 +113,40 @@ class StructuredOutputs:
         if self.choice is not None:
             return "regex", "|".join(map(_escaped, self.choice))
         if self.json is not None:
-            return "json", json.dumps(self.json)
+            return "json", json.dumps(self._parted[0])
         return "regex", _object_of(f"({_SCALAR}|{_list_of(_SCALAR)}|{_object_of(_SCALAR)})")
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Names that stand in the text of a schema for values of these regular expressions."""
+        return {} if self.json is None else self._parted[1]
+
+    @property
+    def _parted(self) -> tuple[Any, dict[str, str]]:
+        """The schema with names in place of what `schema_parts` makes expressions of, and these."""
+        # No value of the schema holds its own hash, so a name stands for nothing else.
+        own = sha256(json.dumps(self.json).encode()).hexdigest()
+        found: dict[str, str] = {}
+
+        def parted(node: Any, nodes: bool) -> Any:
+            """`nodes`: it is a schema, and not a mapping or list of some, or a value."""
+            if isinstance(node, list | tuple):
+                return [parted(each, nodes) for each in node]
+            if not isinstance(node, Mapping):
+                return node
+            if nodes and (expression := part(node)) is not None:
+                return {"const": found_name(expression)}
+            return {
+                name: parted(each, not nodes or name in _SCHEMAS) if not nodes or name in _HOLDERS else each
+                for name, each in node.items()
+            }
+
+        def found_name(expression: str) -> str:
+            name = f"part{len(found)}x{own}"
+            found[name] = expression
+            return name
+
+        return parted(self.json, nodes=True), found
 
 
 def _list_of(value: str) -> str:
@@ -111,9 +170,14 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
                 continue
             if name not in _UNDERSTOOD | _ANNOTATIONS:
                 raise ConfigError(
-                    f"structured_outputs.json: {place} holds {name!r}, which cannot be guaranteed; leave it out and "
-                    f"check it yourself. Understood: {', '.join(sorted(_UNDERSTOOD))}"
+                    f"structured_outputs.json: {place} holds {name!r}, which cannot be guaranteed"
+                    + (f", as {_REASONS[name]}" if name in _REASONS else "; leave it out and check it yourself")
+                    + f". Understood: {', '.join(sorted(_UNDERSTOOD))}"
                 )
+        try:
+            part(node)
+        except ConfigError as error:
+            raise ConfigError(f"structured_outputs.json: {place}: {error}") from error
         _check_node(place, {name for name in node if name in _UNDERSTOOD}, node)
 
 

@@ -7,6 +7,7 @@ from remask.core.checks import is_whole, whole
 from remask.core.fields import declared
 from remask.core.kinds import in_words
 from remask.core.rollout import TOP_LOGPROBS
+from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
@@ -21,6 +22,7 @@ from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
 from remask.sampling.fields import check_fields
 from remask.sampling.masked import MaskedDecoding
+from remask.sampling.reading import ReadingDecoding
 from remask.sampling.uniform import UniformDecoding
 
 MAX_PATH_STEPS = 2**22
@@ -43,6 +45,7 @@ def check_request(
     _check_terms(request)
     _check_prompt(request, shape)
     limits.check_stop(params)
+    _check_reading(request, shape)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -96,6 +99,8 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
     prompt, params = request.prompt_token_ids, request.params
     seed = secrets.randbits(62) if params.seed is None else params.seed
     check_fields(params, shape.kind)
+    if request.reading is not None:
+        return ReadingDecoding(prompt, request.reading, shape.mask_id, seed)
     if shape.kind == "block_causal":
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, shape.block_length, shape.mask_id, seed)
         if decoding.rule.edits and shape.shift:
@@ -140,6 +145,25 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
         short = automaton.shortest(length) is None
         why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
         raise ConfigError(f"max_tokens={length} does not suit structured_outputs: {why}; raise max_tokens")
+
+
+def _check_reading(request: Request, shape: ModelConfig) -> None:
+    """Raise `ConfigError` on a reading that the model cannot do, and on fields that have no meaning beside one."""
+    reading, params = request.reading, request.params
+    if reading is None:
+        return
+    reading.check_kind(shape.kind, shape.family)
+    if shape.shift and request.policy.traits.schedule.blockwise:
+        raise ConfigError(
+            f"this cache policy's first pass reads one position alone on {shape.family} models, and a reading is one "
+            "pass; use none, or bicache without a block cache"
+        )
+    reading.check(shape.vocab, shape.mask_id)
+    for name, value in (("replay", request.replay), ("structured_outputs", request.constraint)):
+        if value is not None:
+            raise ConfigError(f"{name} is about an answer that is written, and a reading writes none; leave it out")
+    if params != SamplingParams(max_tokens=len(reading.token_ids)):
+        raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
 
 
 def _check_logprobs(request: Request, shape: ModelConfig) -> None:

@@ -63,8 +63,9 @@ def _vocabulary(model: Transformer) -> Vocabulary:
 def _more(running: RunningRequest, vocab: int) -> int:
     """Numbers a row beside token and confidence that a request needs."""
     request = running.request
-    constraint, extra = request.constraint, running.extra is not None
-    return extra + width(request.top_logprobs, vocab) + (0 if constraint is None else constraint.width)
+    constraint, reading, extra = request.constraint, request.reading, running.extra is not None
+    more = extra + width(request.top_logprobs, vocab) + (0 if reading is None else reading.width)
+    return more + (0 if constraint is None else constraint.width)
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from remask.core.reading import Reading
 from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
 from remask.policies.base import CachePolicy
@@ -34,6 +35,7 @@ class Request:
         replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
             whatever the model proposes.
         constraint: the response has this form.
+        reading: nothing is generated. One pass reads masks of this answer, whose length `max_tokens` is.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Request:
     top_logprobs: int | None = None
     replay: tuple[Transfer, ...] | None = None
     constraint: Constraint | None = None
+    reading: Reading | None = None
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""

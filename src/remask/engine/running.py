@@ -1,7 +1,7 @@
 """A request that runs: its canvases, its decoding state, and what it has cost so far."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.plan import LastPass, Plan, StepFacts, View
+from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
@@ -124,6 +125,7 @@ class RunningRequest:
     _reported: int = 0  # leading response tokens that `newly_settled` has returned
     _logprobs: PredictedLogprobs | None = field(init=False)
     _replay: Replay | None = field(init=False)
+    _reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # of the slots of its `Reading`
     _fill_passes: list[tuple[LayerWork, ...]] = field(default_factory=list)  # of this step, where drafts are wanted
 
     def __post_init__(self) -> None:
@@ -327,6 +329,8 @@ class RunningRequest:
             self.decoder.note(positions, self._extra)
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.note(positions, logprobs)
+        if self.request.reading is not None and logprobs is not None:
+            self._reads = self._read(self.request.reading, positions, logprobs)
         transfer = self._write(*self._choose(plan, positions, tokens, confidence))
         stops = self.pending.stops.token_ids
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
@@ -350,8 +354,9 @@ class RunningRequest:
         if may_stop and self._stop_at() is not None:
             self.reason = "stop"
         elif finished or (inside and may_stop and self._stop_behind()):
-            # An answer of a given form is whole wherever it ends.
-            self.reason = "length" if self.request.constraint is None else "stop"
+            # An answer of a given form is whole wherever it ends, and one that is read is whole from the start.
+            whole = self.request.constraint is not None or self.request.reading is not None
+            self.reason = "stop" if whole else "length"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -371,7 +376,7 @@ class RunningRequest:
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result. A cancelled or failed request has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
-        if reason in ("stop", "length"):
+        if reason in ("stop", "length") and self.request.reading is None:
             tokens = tuple(self.branches[0].canvas.response[: self._stop_at()].tolist())
         self.usage.completion_tokens = len(tokens)
         return Result(
@@ -383,7 +388,18 @@ class RunningRequest:
             first_settled_s=None if self._first_settled is None else self._first_settled - self.pending.arrived,
             elapsed_s=time.perf_counter() - self.pending.arrived,
             error=error,
+            reads=self._reads,
         )
+
+    def _read(
+        self, reading: Reading, positions: NDArray[np.int64], logprobs: NDArray[np.float32]
+    ) -> Mapping[int, tuple[float, ...]]:
+        """The log-probabilities [n, predicted] of the tokens of each slot."""
+        first = self.branches[0].canvas.prompt
+        columns = {place: int(np.searchsorted(positions, first + place)) for place in reading.slots}
+        return {
+            place: tuple(logprobs[: len(tokens), columns[place]].tolist()) for place, tokens in reading.slots.items()
+        }
 
     def _count_pass(self, plan: Plan) -> None:
         if self.request.drafts and plan.fills:

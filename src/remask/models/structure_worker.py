@@ -23,6 +23,8 @@ def compiled(job: dict[str, Any]) -> dict[str, Any]:
     try:
         if job["kind"] == "json":
             pattern = build_regex_from_schema(pattern)
+            for name, expression in job["parts"].items():
+                pattern = pattern.replace(f'"{name}"', f"({expression})")
         index = Index(pattern, Vocabulary(job["vocab"], tokens))
     except (ValueError, TypeError) as error:
         return {"error": str(error).split("\n")[0][:300]}

@@ -43,8 +43,14 @@ class TokenAutomaton:
     def __post_init__(self) -> None:
         order = np.argsort(self.target, kind="stable")
         self.source, self.label, self.target = self.source[order], self.label[order], self.target[order]
-        self._targets, self._first = np.unique(self.target, return_index=True)
-        self._stops = np.append(self._first[1:], len(self.target))
+        targets, self._first = np.unique(self.target, return_index=True)
+        # A path goes over states in an order of their own: those that transitions lead to, and then the others.
+        self._order = np.append(targets, np.setdiff1d(np.arange(self.states), targets))
+        self._place = np.empty(self.states, dtype=np.int64)
+        self._place[self._order] = np.arange(self.states)
+        self._from = self._place[self.source]
+        self._groups = list(zip(self._first.tolist(), [*self._first[1:].tolist(), len(self.target)], strict=True))
+        self._from_list: list[int] = self._from.tolist()
         pairs = self.source * self.labels + self.label
         self._by_pair = np.argsort(pairs)
         self._pairs = pairs[self._by_pair]
@@ -101,24 +107,28 @@ class TokenAutomaton:
         class.
         Raises `ConstraintError` where there is no such path: there is one at every step if there was one at the first.
         """
-        reached = np.full((len(fixed) + 1, self.states), -np.inf)
-        reached[0, state] = 0.0
         offered = scores.astype(np.float64)
         held = np.flatnonzero(fixed != FREE)
         offered[held] = -np.inf
         offered[held, self.classes[fixed[held]]] = 0.0
-        for place in range(len(fixed)):
-            values = reached[place, self.source] + offered[place, self.label]
-            reached[place + 1, self._targets] = np.maximum.reduceat(values, self._first)
-        last = np.where(self.alive(left), reached[-1], -np.inf)
+        values = offered[:, self.label]  # of each transition at each position; then of the best path that ends with it
+        before = np.full(self.states, -np.inf)
+        before[self._place[state]] = 0.0
+        reached = np.full(self.states, -np.inf)
+        entered = reached[: len(self._groups)]
+        for row in values:
+            row += before.take(self._from)
+            np.maximum.reduceat(row, self._first, out=entered)
+            before = reached
+        last = np.where(self.alive(left)[self._order], before, -np.inf)
         at = int(last.argmax())
         if last[at] == -np.inf:
             raise ConstraintError("no answer of the form that was asked for fits what is settled")
-        path = np.empty(len(fixed), dtype=np.int64)
-        for place in range(len(fixed) - 1, -1, -1):
-            group = np.searchsorted(self._targets, at)
-            edges = slice(self._first[group], self._stops[group])
-            values = reached[place, self.source[edges]] + offered[place, self.label[edges]]
-            best = int(values.argmax())
-            path[place], at = self.label[edges][best], int(self.source[edges][best])
+        taken = []
+        for row in values[::-1]:
+            begin, stop = self._groups[at]
+            best = begin + int(row[begin:stop].argmax())
+            taken.append(best)
+            at = self._from_list[best]
+        path: NDArray[np.int64] = self.label[taken[::-1]] if taken else np.empty(0, dtype=np.int64)
         return path

@@ -93,7 +93,8 @@ class RowGroup:
 
     `top_logprobs` asks for the log-probability of each row's token and of so many of the most probable ones. `given`
     tokens [rows] take the place of those that the sampler chooses, but for `NOT_GIVEN` ones; confidences stay those of
-    what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`).
+    what it chose. With `classes` of tokens, the best token of each class is read too (`constraint.Constraint`). With
+    `labels` [rows, n], the log-probabilities of these tokens are read too; the mask token must not be among them.
 
     With classifier-free guidance, `guide` are the rows of the unconditional canvas for the same positions. Where that
     canvas is not computed in this pass, `residual` is the difference between the conditional and the unconditional
@@ -119,6 +120,7 @@ class RowGroup:
     top_logprobs: int | None = None
     classes: ClassTable | None = None
     given: NDArray[np.int64] | None = None
+    labels: NDArray[np.int64] | None = None
 
     NOT_GIVEN: ClassVar[int] = -1
 
@@ -130,8 +132,9 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        more = (self.guide, self.residual, self.penalty, self.extra, self.top_logprobs, self.classes, self.given)
-        return self.greedy and all(each is None for each in more)
+        changed = (self.guide, self.residual, self.penalty, self.given)
+        asked = (self.extra, self.top_logprobs, self.labels, self.classes)
+        return self.greedy and all(each is None for each in (*changed, *asked))
 
     @property
     def greedy(self) -> bool:
@@ -160,9 +163,9 @@ def score(
 ) -> Tensor:
     """Return token and confidence of every row of `groups`, float32 [2 + more, rows], in order, without guide rows.
 
-    Below them stand what else groups ask for: the extra number of each row, log-probabilities
-    (`logprobs.Normalised.of`), the best tokens of classes. Zeros fill up what a group does not ask for; `more` is the
-    largest number that a group needs.
+    Below them stand what else groups ask for, in this order: the extra number of each row, log-probabilities
+    (`logprobs.Normalised.of`), those of labels, the best tokens of classes. Zeros fill up what a group does not ask
+    for; `more` is the largest number that a group needs.
 
     `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. The mask token is never
     chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
@@ -182,22 +185,13 @@ def score(
         if group.guide is not None:
             conditional, unconditional = logits[group.rows], logits[group.guide]
             torch.lerp(unconditional, conditional, group.cfg_scale + 1, out=conditional)
-    asked = {
-        id(group): Normalised(logits[group.rows], group.top_logprobs, mask_id, vocabulary)
-        for group in groups
-        if group.top_logprobs is not None
-    }
-    extra = {id(group): _extra(logits[group.rows], group, mask_id, vocabulary) for group in groups if group.extra}
-    formed = {id(group): _by_class(logits[group.rows], group, mask_id) for group in groups if group.classes is not None}
+    asked = {id(group): _Asked(logits[group.rows], group, mask_id, vocabulary) for group in groups}
     own = [group for group in groups if apart or not group.greedy]
     parts = {id(group): _read(logits[group.rows], group, mask_id, vocabulary) for group in own}
     if len(own) < len(groups):
         greedy = vocabulary.greedy(logits, mask_id)
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
-    read = [
-        _completed(parts[id(group)], group, (extra.get(id(group)), asked.get(id(group)), formed.get(id(group))), more)
-        for group in groups
-    ]
+    read = [_completed(parts[id(group)], group, asked[id(group)], more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
 
 
@@ -206,23 +200,32 @@ def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary)
     return vocabulary.greedy(logits, mask_id) if group.greedy else _sampled(logits, group, mask_id, vocabulary)
 
 
-def _completed(
-    read: Tensor, group: RowGroup, asked: tuple[Tensor | None, Normalised | None, Tensor | None], more: int
-) -> Tensor:
-    """Return token (or the given one), confidence and what else is asked of a group, float32 [2 + more, rows].
+class _Asked:
+    """What a group asks for beside token and confidence: found before a sampler changes `logits` [rows, V]."""
 
-    That is the extra number of each row, log-probabilities, and the best tokens of classes, in this order.
-    """
-    extra, logprobs, by_class = asked
+    def __init__(self, logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> None:
+        top, labels = group.top_logprobs, group.labels
+        self._extra = None if group.extra is None else _extra(logits, group, mask_id, vocabulary)[None]
+        self._logprobs = None if top is None else Normalised(logits, top, mask_id, vocabulary)
+        self._labels = None
+        if labels is not None:
+            self._labels = Normalised(logits, 0, mask_id, vocabulary).each(send(labels, logits.device))
+        self._by_class = None if group.classes is None else _by_class(logits, group, mask_id)
+
+    def of(self, tokens: Tensor) -> list[Tensor]:
+        """Return the rows that stand below those of `tokens` and confidences, float32 [any, rows] each."""
+        logprobs = None if self._logprobs is None else self._logprobs.of(tokens.long())
+        return [each for each in (self._extra, logprobs, self._labels, self._by_class) if each is not None]
+
+
+def _completed(read: Tensor, group: RowGroup, asked: _Asked, more: int) -> Tensor:
+    """Return token (or the given one), confidence and what else is asked of a group, float32 [2 + more, rows]."""
     if group.given is not None:
         given = send(group.given, read.device)
         read = torch.stack((torch.where(given == group.NOT_GIVEN, read[0], given.float()), read[1]))
-    if extra is not None:
-        read = torch.cat([read, extra[None]])
-    if logprobs is not None:
-        read = torch.cat([read, logprobs.of(read[0].long())])
-    if by_class is not None:
-        read = torch.cat([read, by_class])
+    below = asked.of(read[0])
+    if below:
+        read = torch.cat([read, *below])
     return read if len(read) == 2 + more else torch.nn.functional.pad(read, (0, 0, 0, 2 + more - len(read)))
 
 

@@ -60,7 +60,11 @@ class Vocabulary:
 
     def at(self, values: Tensor, tokens: Tensor) -> Tensor:
         """The values [rows] that belong to one token a row, `tokens` int64 [rows]."""
-        return values.gather(1, tokens[:, None])[:, 0]
+        return self.each(values, tokens[:, None])[:, 0]
+
+    def each(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """The values [rows, n] that belong to n tokens a row, `tokens` int64 [rows, n]."""
+        return values.gather(1, tokens)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:
         """1 where a column is that of the row's token, else 0; of the shape and dtype of `like`."""
@@ -140,11 +144,11 @@ class SplitVocabulary(Vocabulary):
         best, places = found.topk(count, dim=-1)
         return best, named.gather(1, places).long()
 
-    def at(self, values: Tensor, tokens: Tensor) -> Tensor:
+    def each(self, values: Tensor, tokens: Tensor) -> Tensor:
         """See `Vocabulary`."""
         places, here = self._places(tokens)
         # Not a sum of zeros and one value: that value may be infinite.
-        found = torch.where(here, super().at(values, places), -torch.inf)
+        found = torch.where(here, super().each(values, places), -torch.inf)
         return self.gather(found).amax(dim=0)
 
     def only(self, tokens: Tensor, like: Tensor) -> Tensor:

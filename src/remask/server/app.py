@@ -13,7 +13,7 @@ from remask.server.config import ServerConfig
 from remask.server.errors import add_handlers
 from remask.server.gate import Gate
 from remask.server.playground.sessions import Sessions
-from remask.server.routes import cache, inference, info, playground
+from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.service import Service
 
 
@@ -41,7 +41,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
     app.state.service = service
     app.state.sandboxes = Sessions()
     add_handlers(app)
-    for part in (inference, info, cache, playground):
+    for part in (inference, decisions, info, cache, playground):
         app.include_router(part.router())
     app.add_middleware(
         Gate,

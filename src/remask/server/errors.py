@@ -10,8 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RemaskError, UnknownNameError
-from remask.server.fields import FOREIGN
-from remask.server.protocol import ChatBody, CompletionBody
+from remask.server.fields import FOREIGN, FOREIGN_TO_READS
+from remask.server.protocol import ChatBody, CompletionBody, DecisionsBody, RerankBody, ScoreBody
 
 _INVALID = "invalid_request_error"
 _CODES = {
@@ -27,7 +27,8 @@ _CODES = {
     503: ("server_error", "draining"),
     504: ("server_error", "deadline_exceeded"),
 }
-FIELDS = frozenset([*ChatBody.model_fields, *CompletionBody.model_fields, *FOREIGN])
+_BODIES = (ChatBody, CompletionBody, DecisionsBody, ScoreBody, RerankBody)
+FIELDS = frozenset([*(name for body in _BODIES for name in body.model_fields), *FOREIGN, *FOREIGN_TO_READS])
 _RETRY = {429: "1", 503: "5"}
 
 

@@ -160,6 +160,28 @@ FOREIGN: Mapping[str, Foreign] = {
 }
 """Fields of those bodies that are not honoured."""
 
+_ONE_READ = "a mask has one distribution, so nothing is drawn"
+_ONE_YES = "a score is the probability of yes"
+
+FOREIGN_TO_READS: Mapping[str, Foreign] = {
+    # of /v1/systemone
+    "auto_max": _ignored(_ONE_READ),
+    "auto_threshold": _ignored(_ONE_READ),
+    "samples": _ignored(_ONE_READ),
+    "seed": _ignored(_ONE_READ),
+    "steps": Foreign("decisions take one pass", (1,)),
+    # vLLM's of /score and /rerank
+    "activation": Foreign(_ONE_YES, (True,)),
+    "max_tokens_per_doc": Foreign("a document that is too long is an error, not another document", (0,)),
+    "mm_processor_kwargs": FOREIGN["mm_processor_kwargs"],
+    "request_id": FOREIGN["request_id"],
+    "return_documents": _ignored("documents are always returned"),
+    "softmax": Foreign(_ONE_YES, (True,)),
+    "truncate_prompt_tokens": FOREIGN["truncate_prompt_tokens"],
+    "use_activation": Foreign(_ONE_YES, (True,)),
+}
+"""Fields of others' bodies that ask for decisions, scores or rankings, and are not honoured."""
+
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "top_k": (-1, 0),
@@ -167,7 +189,7 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
 """Values of honoured fields that leave them out."""
 
 
-def read_fields(body: Any, known: Iterable[str]) -> Any:
+def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign] = FOREIGN) -> Any:
     """Return `body` with those of its fields alone that are `known` and ask for something.
 
     Anything but an object is returned as it is. Raises `ConfigError` on a field that asks for what is not supported,
@@ -182,10 +204,10 @@ def read_fields(body: Any, known: Iterable[str]) -> Any:
             continue
         if name in names:
             kept[name] = value
-        elif name not in FOREIGN:
-            raise UnknownNameError("field", str(name), names | FOREIGN.keys())
+        elif name not in foreign:
+            raise UnknownNameError("field", str(name), names | foreign.keys())
         elif name != "tools" or body.get("tool_choice") != "none":
-            FOREIGN[name].check(name, value)
+            foreign[name].check(name, value)
     return kept
 
 

@@ -122,7 +122,7 @@ class Generation:
             for delta in deltas:
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
-                    _check_end(delta.result)
+                    check_end(delta.result)
             yield deltas
 
     @property
@@ -197,7 +197,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _check_end(result: Result) -> None:
+def check_end(result: Result) -> None:
     """Raise `ApiError` if a request ended without an answer."""
     if result.finish_reason == "error":
         raise ApiError(500, f"the request failed: {result.error}")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from remask.core.checks import LARGEST
+from remask.core.decisions import Decisions
 from remask.core.depth import DepthLookup
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
@@ -22,7 +23,7 @@ from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
-from remask.server.texts import ITEM
+from remask.server.texts import ITEM, LONG
 
 
 class Intake:
@@ -67,6 +68,8 @@ class Intake:
     def check_size(self, body: GenerationBody | TokenizeBody) -> int:
         """Return about how many characters are to be tokenized for a body; each of its texts counts for some more.
 
+        A form that is still to be compiled counts as a long text, as that may take seconds.
+
         Raises `ConfigError` on more messages, prompts or characters than the server takes. It looks at lengths alone,
         so it is done before any text is read.
         """
@@ -94,7 +97,30 @@ class Intake:
             raise ConfigError(
                 f"{field} has {sum(lengths)} characters altogether; at most {together} are taken (max_request_chars)"
             )
-        return sum(lengths) + ITEM * len(lengths)
+        size = sum(lengths) + ITEM * len(lengths)
+        compiles = isinstance(body, GenerationBody) and self.llm.compiles(body.terms.structured_outputs)
+        return max(size, LONG) if compiles else size
+
+    def check_decisions(self, asked: Sequence[Decisions]) -> int:
+        """Return about how many characters are to be tokenized for decisions.
+
+        Raises `ConfigError` on more than the server takes.
+        """
+        most, together = self.max_prompt_chars, self.max_request_chars
+        longest = max(len(each.text) for each in asked)
+        if longest > most:
+            raise ConfigError(f"state has {longest} characters; at most {most} are taken (max_prompt_chars)")
+        total = sum(each.chars for each in asked)
+        if total > together:
+            raise ConfigError(
+                f"questions have {total} characters altogether, each as often as it has labels, and at most {together} "
+                "are taken (max_request_chars); ask fewer at a time"
+            )
+        return total
+
+    def number(self) -> int:
+        """A number that no other request has."""
+        return next(self._numbers)
 
     def conversation(
         self,
@@ -145,14 +171,14 @@ class Intake:
         terms, own = body.terms, body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
-        policy, kind, drafts = self._policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
+        policy, kind, drafts = self.policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
         constraint = self.llm.constraint(terms.structured_outputs)
         more: dict[str, Any] = {"constraint": constraint, "drafts": drafts, "find_prefix": find_prefix}
         requests: list[Request] = []
         for tokens, shared in prompts:
             params = terms.params(own, partial(self._params, own, len(tokens)))
             for choice in range(choices):
-                name = f"{request_id}-{next(self._numbers)}"
+                name = f"{request_id}-{self.number()}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
                 requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, **more))
         return requests
@@ -165,7 +191,8 @@ class Intake:
                 f"{self.config.max_choices}"
             )
 
-    def _policy(self, terms: Terms) -> CachePolicy:
+    def policy(self, terms: Terms) -> CachePolicy:
+        """The cache policy of a request. Raises `ConfigError` where its terms name none that can be."""
         cache, settings = terms.policy
         if cache is None:
             return parse(self.llm.cache, self.llm.cache_config if settings is None else settings, self._table)

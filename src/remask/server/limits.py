@@ -29,6 +29,9 @@ class RequestLimits:
     max_body_bytes: int = declare(4 << 20, Whole(1), "Largest request body; a larger one is refused with 413.")
     max_messages: int = declare(1024, Whole(1, MAX_ITEMS), "Most messages in a conversation.")
     max_choices: int = declare(128, Whole(1, MAX_ITEMS), "Most answers to one request: n times its prompts.")
+    max_reads: int = declare(
+        4096, Whole(1, 2**20), "Most canvases that the questions of one request may take, read in waves of max_choices."
+    )
     max_prompt_chars: int | None = declare(
         None,
         Whole(1),

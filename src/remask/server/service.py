@@ -62,6 +62,11 @@ class Service:
         finally:
             self._taking -= 1
 
+    def note_user(self, request: Request, user: str | None) -> None:
+        """Put the user of a body into the access log."""
+        if user is not None:
+            request.state.log_fields["user"] = user[:MAX_LOGGED_USER]
+
     async def answer(
         self,
         request: Request,
@@ -71,8 +76,7 @@ class Service:
     ) -> Response:
         """Run the requests that `make` builds from the body. Returns the answer in the format `shape`."""
         name, log_fields = request.state.request_id, request.state.log_fields
-        if body.user is not None:
-            log_fields["user"] = body.user[:MAX_LOGGED_USER]
+        self.note_user(request, body.user)
         self.intake.check_priority(body.terms.priority, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:

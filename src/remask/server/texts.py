@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SHORT = 16_384  # characters that are tokenized in some milliseconds
+LONG = SHORT + 1  # what takes as long as a long text counts as many characters
 ITEM = 64  # characters that a further text counts as, however short it is
 
 

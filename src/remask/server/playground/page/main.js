@@ -2,6 +2,7 @@
 
 import { call, Problem, useKey } from "./api.js";
 import { allow, count, describe, find, make, millis, percent, plural, setText } from "./dom.js";
+import { startDecisions } from "./decide.js";
 import { startPages } from "./pages.js";
 import { Run } from "./run.js";
 
@@ -193,4 +194,5 @@ find("key-form").addEventListener("submit", async (event) => {
   if (!find("key-form").hidden) setText(find("key-problem"), "This key is not known to the server.");
   else find("user").focus();
 });
+startDecisions();
 begin();

@@ -1,0 +1,41 @@
+"""`remask decide`: answer the questions of a JSON file by the model's distribution over labels."""
+
+import argparse
+import json
+import sys
+
+from remask.cli.lines import open_text
+from remask.cli.options import add_engine_options, add_model_options, engine_config, object_option, open_llm
+from remask.core.checks import json_object
+from remask.core.decisions import Decisions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="JSON object with state and questions ('-': standard input)"
+    )
+    parser.add_argument("--cache", default="none", metavar="SPEC", help="policy or composition, such as bicache")
+    parser.add_argument("--cache-config", metavar="JSON", help="settings of the policy")
+    add_model_options(parser)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answers by the ids of their questions, and the work, as one JSON object."""
+    if args.input == "-":
+        text = sys.stdin.read()
+    else:
+        with open_text(args.input, "r") as source:
+            text = source.read()
+    asked = Decisions.from_mapping(json_object(f"--input {args.input}", text))
+    settings = object_option("--cache-config", args.cache_config)
+    with open_llm(args, args.cache, dict(settings), engine_config(args)) as llm:
+        found = llm.decide(
+            asked.state, asked.questions, together=asked.together, calibrate=asked.calibrate, end_turn=asked.end_turn
+        )
+    answers = {name: decision.content for name, decision in found.answers.items()}
+    usage = found.usage
+    work = {name: getattr(usage, name) for name in ("prompt_tokens", "cached_tokens", "forwards", "row_layers")}
+    print(json.dumps({"answers": answers, "work": work}, ensure_ascii=False))
+    return 0

@@ -1,0 +1,105 @@
+"""What structured outputs add to a step, beside the step of an 8B model.
+
+    python -m remask_lab.speed.structure [--block 32] [--vocab 126464] [--turns 9]
+
+The host's part, the best path through a block, is measured: processor time of one thread. The device's part, the best
+token of each class in every row, is counted: its passes over the logits, in bytes at an H200's bandwidth. Both stand
+beside the step of an 8B model in bfloat16 at the same bandwidth, which reads its weights and writes its logits once,
+the least that a step can take; and beside one that computes a whole canvas, by its operations. The schema has some 50
+states over a vocabulary as large as LLaDA's, whose pieces are drawn.
+"""
+
+import json
+import random
+import string
+import sys
+import time
+
+import numpy as np
+
+from remask.core.canvas import Canvas
+from remask.core.structure import StructuredOutputs
+from remask.models.presets import preset
+from remask.sampling.constraint import Constraint
+from remask.structure import Structures
+from remask_lab.records.machine import commit
+from remask_lab.speed.command import command_parser, run_command
+
+H200_BYTES_S, H200_FLOPS = 4.8e12, 989e12
+"""Memory bandwidth of an H200, and its dense bfloat16 operations, as NVIDIA states them."""
+LOGIT_BYTES = 4
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "on": {"type": "boolean"}, "legs": {"type": "integer"}},
+    "required": ["name", "on", "legs"],
+}
+PASSES = 12
+"""Times that the scores of a constraint go over the logits: filters, two scatters, a gather, a log-softmax."""
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = command_parser(__doc__)
+    parser.add_argument("--model", default="llada-8b")
+    parser.add_argument("--block", type=int, default=32)
+    parser.add_argument("--canvas", type=int, default=1024, help="rows of a step that computes the whole canvas")
+    parser.add_argument("--vocab", type=int, default=126_464)
+    parser.add_argument("--turns", type=int, default=9)
+    args = parser.parse_args()
+    constraint = Structures(tokens_of(args.vocab), [args.vocab - 1]).compiled(StructuredOutputs(json=SCHEMA))
+    automaton = constraint.automaton
+    host = cpu_seconds(constraint, args.block, args.turns)
+    parameters = preset(args.model).parameters
+    logits = args.block * args.vocab * LOGIT_BYTES
+    step = (2 * parameters + logits) / H200_BYTES_S
+    whole = max(step, 2 * parameters * args.canvas / H200_FLOPS)
+    device = PASSES * logits / H200_BYTES_S
+    figures = {
+        "commit": commit(),
+        "states": automaton.states,
+        "classes": automaton.labels,
+        "transitions": automaton.transitions,
+        "block": args.block,
+        "vocab": args.vocab,
+        "host_cpu_ms": 1e3 * host,
+        "device_ms_by_bytes": 1e3 * device,
+        "step_ms_by_bytes": 1e3 * step,
+        "share_of_step": (host + device) / step,
+        "whole_canvas": args.canvas,
+        "whole_step_ms": 1e3 * whole,
+        "share_of_whole_step": (host + device) / whole,
+    }
+    print(json.dumps(figures, indent=2))
+
+
+def tokens_of(size: int) -> list[bytes | None]:
+    """A vocabulary as a tokenizer learns it: bytes, numbers, JSON's punctuation, and pieces of words."""
+    rng = random.Random(0)
+    found = dict.fromkeys(bytes([byte]) for byte in range(256))
+    found |= dict.fromkeys(str(number).encode() for number in range(1000))
+    marks = ('{"', '":', '": ', '": "', '",', '", "', '"}', "},", ", ", "true", "false", "null", '"]', "[", "]}")
+    found |= dict.fromkeys(mark.encode() for mark in marks)
+    while len(found) < size - 1:
+        word = "".join(rng.choices(string.ascii_letters, weights=[5] * 26 + [1] * 26, k=rng.randint(2, 9)))
+        found[rng.choice(["", " ", " ", "_"]).encode() + word.encode() + rng.choice([b"", b"", b"", b'"', b","])] = None
+    return [*found, None]
+
+
+def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
+    """Median processor time of `Constraint.choose` over a block of masks, in seconds."""
+    count, rng = constraint.table.count, np.random.default_rng(1)
+    automaton = constraint.automaton
+    left = next(length for length in range(block, block + 256) if automaton.alive(length)[automaton.start])
+    canvas = Canvas.masked([1, 2, 3], left, 0)
+    positions = np.arange(3, 3 + block)
+    read = rng.standard_normal((2 + 4 * count, block)).astype(np.float32)
+    times = []
+    for _ in range(turns + 1):
+        began = time.thread_time()
+        constraint.choose(canvas, range(3, 3 + block), positions, read, None)
+        times.append(time.thread_time() - began)
+    return float(np.median(times[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,70 @@
+"""Other projects' clients against the server, each in a process of their own environment (`scripts/clients`)."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.llm import LLM
+from tests.server.serving import Running, serving
+from tests.test_structure import ROBOT, matches
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+ASKED = {"system": "Orders: rope Anna; soap Ben.", "user": "Who ordered rope?"}
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs other projects' clients: scripts/clients")
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Running]:
+    llm = LLM("bundled", cache="bicache", dtype="float32", device="cpu")
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        yield running
+
+
+def told(running: Running, name: str, *more: str) -> dict[str, Any]:
+    """What the script of that client prints."""
+    command: list[str | Path] = [PYTHON, ROOT / "tests" / "clients" / f"with_{name}.py", running.base, "bundled", *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def answer(running: Running) -> dict[str, Any]:
+    turns = [{"role": role, "content": text} for role, text in ASKED.items()]
+    found: dict[str, Any] = running.chat({"messages": turns}).json()
+    return found
+
+
+def test_langchain(bundled: Running) -> None:
+    found, own = told(bundled, "langchain", json.dumps(ROBOT)), answer(bundled)
+    assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
+    assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
+    assert (found["top_logprobs"], found["tokens"]) == (2, [4, 4])
+    matches({"json": ROBOT}, json.dumps(found["parsed"]))
+
+
+def test_litellm(bundled: Running) -> None:
+    found, own = told(bundled, "litellm", json.dumps(ROBOT)), answer(bundled)
+    assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
+    assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
+    assert found["completion"] == 1
+    matches({"json": ROBOT}, json.dumps(found["parsed"]))
+    body = {"query": "rope", "documents": ["rope Anna", "soap Ben"]}
+    results = bundled.client.post("/rerank", json=body).json()["results"]
+    assert found["ranked"] == [[each["index"], pytest.approx(each["relevance_score"], abs=1e-4)] for each in results]
+
+
+def test_instructor(bundled: Running) -> None:
+    found = told(bundled, "instructor")
+    robot = found["json_schema_mode"]
+    assert set(robot) == {"name", "on", "legs"}, found
+    assert 2 <= robot["legs"] <= 8
+    # The JSON mode asks for any object, and checks it afterwards.
+    assert set(found) == {"json_schema_mode", "json_mode"}
+    assert "validation error" in found["json_mode"] or set(found["json_mode"]) == set(robot)

@@ -1,0 +1,230 @@
+"""Decisions, scores and rankings over HTTP."""
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from remask.core.decisions import MAX_QUESTIONS
+from tests.server.serving import CHATS, Running, eventually, make_llm, serving
+
+URL = "/v1/decisions"
+STATE = CHATS[0][0]["content"]
+STOPS = [row.split(" > ")[0] for row in STATE.partition("table : ")[2].split(" ; ")][:20]
+
+
+def question(number: int = 0, **fields: Any) -> dict[str, Any]:
+    start = STOPS[number % len(STOPS)]
+    asked = {
+        "instructions": f"from {start} go 1 , where am i ?",
+        "template": f"{start} > {{answer}}",
+        "labels": "names",
+    }
+    return {**asked, "criteria": STOPS, "show_options": False, **fields}
+
+
+def ask(server: Running, count: int = 1, **fields: Any) -> httpx.Response:
+    asked = {str(number): question(number) for number in range(count)}
+    return server.client.post(URL, json={"state": STATE, "questions": asked, "end_turn": False, **fields})
+
+
+def likely(answers: dict[str, Any]) -> list[list[float]]:
+    return [list(each["probabilities"].values()) for each in answers.values()]
+
+
+def test_the_answers_are_those_of_the_library(server: Running) -> None:
+    told = ask(server, 6, user="me")
+    assert told.status_code == 200, told.text
+    body = told.json()
+    found = make_llm().decide(STATE, {str(n): question(n) for n in range(6)}, end_turn=False)
+    assert likely(body["answers"]) == [
+        pytest.approx(list(each.probabilities.values()), abs=1e-4) for each in found.answers.values()
+    ]
+    assert [each["choice"] for each in body["answers"].values()] == [each.choice for each in found.answers.values()]
+    assert (body["object"], body["model"], body["together"], body["calibrated"]) == (
+        "decisions",
+        "bundled-transit",
+        False,
+        False,
+    )
+    assert body["usage"]["completion_tokens"] == 0
+    assert body["usage"]["prompt_tokens"] == found.usage.prompt_tokens
+    assert body["remask"]["reads"] == body["remask"]["forwards"] == 6
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # all but the first at least
+
+
+def test_one_canvas_for_all_says_so_and_differs(server: Running) -> None:
+    apart, joint = ask(server, 3).json(), ask(server, 3, together=True).json()
+    assert joint["together"]
+    assert joint["remask"]["reads"] == 1
+    assert likely(joint["answers"]) != likely(apart["answers"])
+    calibrated = ask(server, 3, calibrate=True).json()
+    assert calibrated["calibrated"]
+    assert calibrated["remask"]["reads"] == 6
+    assert likely(calibrated["answers"]) != likely(apart["answers"])
+
+
+def test_the_body_that_others_began_to_use(server: Running) -> None:
+    """Draws are ignored, as nothing is drawn; a step more than one is refused."""
+    asked = {
+        "state": {"line": STOPS},
+        "questions": {
+            "a": {"type": "noul", "instructions": "is it ?", "criteria": {"true": "it is", "false": "it is not"}},
+            "b": {"type": "score", "instructions": "how ?", "criteria": ["oak", "elm"], "labels": ["1", "2"]},
+        },
+        "seed": 3,
+        "samples": "auto",
+        "auto_max": 4,
+        "auto_threshold": 0.1,
+        "steps": 1,
+    }
+    answers = server.client.post("/v1/systemone", json=asked).json()["answers"]
+    assert answers["a"]["noul"] == answers["a"]["value"] == answers["a"]["probabilities"]["yes"]
+    assert answers["b"]["score"] == pytest.approx(1 + answers["b"]["probabilities"]["elm"])
+    assert answers["b"]["legend"] == {"1": "oak", "2": "elm"}
+    refused = server.client.post("/v1/systemone", json={**asked, "steps": 2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steps")
+
+
+def test_more_questions_than_places_are_read_in_waves_beside_others(server: Running) -> None:
+    one_by_one = likely(ask(server, 20).json()["answers"])
+    with serving(make_llm(max_num_seqs=3), max_queue=4, max_choices=5) as small:
+        most, done = 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not done.is_set():
+                most = max(most, small.service.engine.running + small.service.engine.waiting)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        answers = [ask(small, 20)]
+        others = [threading.Thread(target=lambda: answers.append(ask(small, 20))) for _ in range(2)]
+        for other in others:
+            other.start()
+        chat = small.ask()
+        for other in others:
+            other.join()
+        done.set()
+        watcher.join()
+        assert most <= 7
+        assert chat.status_code in (200, 429)
+        assert {each.status_code for each in answers} <= {200, 429}
+        assert sum(each.status_code == 200 for each in answers) >= 2
+        for each in answers:
+            if each.status_code == 200:
+                assert likely(each.json()["answers"]) == [pytest.approx(one, abs=1e-4) for one in one_by_one]
+        small.settle()
+
+
+def test_a_client_that_leaves_ends_its_passes(server: Running) -> None:
+    served = server.service.llm.engine.stats
+    before = served.steps
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post(
+            URL,
+            json={"state": STATE, "questions": {str(n): question(n, template=f"{n} {{answer}}") for n in range(200)}},
+            timeout=0.3,
+        )
+    eventually(lambda: not server.service.engine.running + server.service.engine.waiting)
+    assert served.steps < before + 150
+    server.settle()
+
+
+def test_a_deadline_holds_for_all_waves() -> None:
+    with serving(make_llm(max_num_seqs=2), max_choices=2, max_queue=0) as small:
+        told = ask(small, 20, deadline_s=0.05)
+        assert told.status_code == 504
+        assert "deadline_s" in told.json()["error"]["message"]
+        small.settle()
+
+
+def test_metrics_count_every_canvas(server: Running) -> None:
+    def count() -> float:
+        text = server.client.get("/metrics").text
+        (line,) = [
+            each for each in text.splitlines() if each.startswith("remask:request_success_total") and '"stop"' in each
+        ]
+        return float(line.split()[-1])
+
+    before = count()
+    ask(server, 5)
+    assert count() == before + 5
+
+
+def test_scores_and_rankings_have_vllms_form(server: Running) -> None:
+    labels = {"labels": ["1", "0"]}
+    documents = ["oak > elm", "elm > oak", "ivy > jade"]
+    told = server.client.post("/rerank", json={"query": "oak", "documents": documents, **labels}).json()
+    scores = {each["index"]: each["relevance_score"] for each in told["results"]}
+    assert [each["relevance_score"] for each in told["results"]] == sorted(scores.values(), reverse=True)
+    assert all(each["document"]["text"] == documents[each["index"]] for each in told["results"])
+    assert told["usage"]["total_tokens"] == told["usage"]["prompt_tokens"] > 0
+    for path in ("/v1/rerank", "/v2/rerank"):
+        top = server.client.post(path, json={"query": "oak", "documents": documents, "top_n": 1, **labels}).json()
+        assert [each["index"] for each in top["results"]] == [told["results"][0]["index"]]
+    expected = [scores[index] for index in range(3)]
+    for path, names in (("/v1/score", ("queries", "documents")), ("/score", ("text_1", "text_2"))):
+        for query in ("oak", ["oak"] * 3):
+            body = dict(zip(names, (query, documents), strict=True))
+            data = server.client.post(path, json={**body, **labels}).json()["data"]
+            assert [(each["index"], each["object"]) for each in data] == [(n, "score") for n in range(3)]
+            assert [each["score"] for each in data] == pytest.approx(expected, abs=1e-4)
+    asked = {"type": "yes_no", "instructions": f"Document: {documents[1]}\n\nDoes the document answer the query?"}
+    found = make_llm().decide("Query: oak", {"q": {**asked, **labels}}).answers["q"]
+    assert found.value == pytest.approx(scores[1], abs=1e-4)
+
+
+def many(count: int, **fields: Any) -> dict[str, Any]:
+    return {"questions": {str(n): {"instructions": "x", "criteria": ["a", "b"], **fields} for n in range(count)}}
+
+
+HOSTILE: list[tuple[str, dict[str, Any], str, str]] = [
+    (URL, many(10_000), "questions", f"at most {MAX_QUESTIONS} questions"),
+    (URL, many(8_000), "questions", "characters altogether"),
+    (URL, {"state": "x" * 100_000, **many(1)}, "state", "at most"),
+    (URL, many(2, labels=["yes", "no"]), "questions", "cannot tell the labels 'yes' and 'no' apart"),
+    (URL, many(60, type="number", criteria=None, min=0, max=999), "questions", "characters altogether|canvases"),
+    (URL, many(1, type="number", criteria=None, min=0, max=2**40), "questions", "questions.0: max must be"),
+    (URL, many(1, template="none"), "questions", "must hold {answer} once"),
+    (URL, many(1, template="{answer} {answer}"), "questions", "must hold {answer} once"),
+    (URL, many(1, criteria=["a"]), "questions", "two alternatives at least"),
+    (URL, many(1, criteria=["a", "a"]), "questions", "names must differ"),
+    (URL, many(1, criteria=["a"] * 5000), "questions", "at most 1000 texts"),
+    (URL, many(1, labels=["a"]), "questions", "holds 1 texts for 2 alternatives"),
+    (URL, many(1, type="noul", criteria={"maybe": "x"}), "questions", "those of yes and no"),
+    (URL, many(1, criteria=["\ud800", "b"]), "questions", "criteria must be"),
+    (URL, many(1, depends_on="1"), "questions", "Unknown question field 'depends_on'"),
+    (URL, {"questions": {}}, "questions", "ask one at least"),
+    (URL, {"questions": [1]}, "questions", "must be an object"),
+    (URL, {"state": 7, **many(1)}, "state", "must be a text"),
+    (URL, {"temperature": 1, **many(1)}, "temperature", "Unknown field"),
+    (URL, {"deadline_s": -1, **many(1)}, "deadline_s", "must be a number"),
+    (URL, {"priority": -5, **many(1)}, "priority", "not open to this request"),
+    (URL, {"model": "gpt", **many(1)}, "model", "does not exist"),
+    (URL, {"cache": "dkv-greedy", **many(1, labels=["1", "2"])}, "cache", ""),
+    ("/rerank", {"query": "x", "documents": []}, "documents", "at least 1"),
+    ("/rerank", {"query": "x", "documents": ["a"] * 9000}, "documents", "at most 8192"),
+    ("/rerank", {"query": "x", "documents": ["a"], "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "too long"),
+    ("/v1/score", {"queries": ["x", "y"], "documents": ["a"]}, "documents", "2 queries and 1 documents"),
+    ("/v1/score", {"queries": "x"}, "documents", "two names of one thing"),
+]
+
+
+@pytest.mark.parametrize(("url", "body", "field", "message"), HOSTILE, ids=[f"{n}" for n in range(len(HOSTILE))])
+def test_hostile_bodies_end_in_clear_errors(
+    server: Running, url: str, body: dict[str, Any], field: str, message: str
+) -> None:
+    began = time.thread_time()
+    told = server.client.post(url, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = told.json()["error"]
+    assert told.status_code in (400, 404), told.text
+    assert re.search(message, error["message"]), error
+    assert len(error["message"]) < 700
+    assert time.thread_time() - began < 5
+    if field != "cache":
+        assert error["param"] == field
