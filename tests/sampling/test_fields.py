@@ -28,6 +28,8 @@ VALUES: dict[str, tuple[Any, tuple[ModelKind, ...]]] = {
     "initial_canvas": ([1], ("uniform",)),
     "min_tokens": (3, ("uniform",)),
     "correction_steps": (4, ("uniform",)),
+    "revision_tokens": (2, ("uniform",)),
+    "preset": ("s32/b32", ("uniform",)),
     "max_tokens": (3, KINDS),
     "steps_per_block": (3, KINDS),
     "block_length": (3, KINDS),
@@ -52,7 +54,7 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
     "joint_threshold": ("block_causal",),
 }
 OF_EDITS = {"edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"}  # not set without joint_threshold
-OF_CORRECTIONS = {"correction_temperature", "correction_tokens"}  # not set without correction_steps
+OF_CORRECTIONS = {"correction_temperature", "correction_tokens", "correction_patience"}  # not set without correction_steps
 
 
 def test_no_parameter_is_left_out_of_this_table() -> None:

@@ -163,6 +163,13 @@ class SamplingParams:
         "final; the tokens stay the same.",
         kinds=_BLOCK_CAUSAL,
     )
+    preset: str | None = declare(
+        None,
+        Choice(tuple(UNIFORM_PRESETS)),
+        "Settings of the Uniform-Cache thesis: sets `steps_per_block`, `block_length` and, for the adaptive sampler, "
+        "`tokens_per_step`.",
+        kinds=_UNIFORM,
+    )
     sampler: str | None = declare(
         None,
         Choice(("adaptive", "ancestral")),
@@ -175,13 +182,6 @@ class SamplingParams:
     )
     schedule: str | None = declare(
         None, Choice(("cosine", "linear")), "How noise falls over a block; by default `cosine`.", kinds=_UNIFORM
-    )
-    preset: str | None = declare(
-        None,
-        Choice(tuple(UNIFORM_PRESETS)),
-        "Settings of the Uniform-Cache thesis: sets `steps_per_block`, `block_length` and, for the adaptive sampler, "
-        "`tokens_per_step`.",
-        kinds=_UNIFORM,
     )
     canvas_length: int | None = declare(
         None,
