@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core.canvas import Hole, Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
@@ -21,7 +22,7 @@ from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.logprobs import PredictedLogprobs
-from remask.sampling.score import Guidance, Residual, RowGroup
+from remask.sampling.score import Barred, Guidance, Residual, RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
@@ -108,7 +109,9 @@ class RunningRequest:
     reported: bool = False
     reason: FinishReason | None = None
     _stops: StopScan = field(init=False)
-    _scanned: int = 0  # leading response tokens that `_stops` has seen
+    _template: Template = field(init=False)  # of the response
+    _given: int = field(init=False)  # leading response tokens that were final from the start
+    _scanned: int = field(init=False)  # leading response tokens that `_stops` has passed
     _first_settled: float | None = None  # when the first response token became final
     _items: Items | None = None  # the next pass, once it is planned
     _tally: Tally = field(init=False)  # of that pass
@@ -132,6 +135,8 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
+        self._template = self.request.response
+        self._given, self._scanned = canvas.settled_lead, self._template.tail
         self._logprobs = (
             None if self.request.top_logprobs is None else PredictedLogprobs(len(canvas), self.request.top_logprobs)
         )
@@ -250,9 +255,17 @@ class RunningRequest:
             group.given = self._replay.given(self.decoder.step, positions)
         if self.request.constraint is not None:
             group.classes = self.request.constraint.table
+        if self.request.template is not None:
+            self._bar_padding(group, positions, self.request.template)
         if len(self.branches) == 2:
             self._guide(group, positions, at + count)
         return group
+
+    def _bar_padding(self, group: RowGroup, positions: NDArray[np.int64], template: Template) -> None:
+        """Keep padding from places of holes that must not hold it."""
+        rows = template.unpadded(positions - self.branches[0].canvas.prompt)
+        if rows is not None:
+            group.barred = Barred(template.padding, rows)
 
     def _guide(self, group: RowGroup, positions: NDArray[np.int64], after: int) -> None:
         """Add guidance to `group`; the rows of the unconditional canvas, where it takes part, begin at `after`."""
@@ -276,7 +289,9 @@ class RunningRequest:
         tokens, confidence, more = scores
         read = np.concatenate([np.stack([tokens.astype(np.float32), confidence]), more])
         canvas, top = self.branches[0].canvas, self.request.top_logprobs
-        chosen = constraint.choose(canvas, self.decoder.block, self.plan.predicted, read, top)
+        (hole,) = self._template.holes  # as `check_request` saw to
+        scope = range(canvas.prompt + hole.start, canvas.prompt + hole.stop)
+        chosen = constraint.choose(canvas, scope, self.decoder.block, self.plan.predicted, read, top)
         return chosen[0].astype(np.int64), chosen[1], chosen[2:]
 
     def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
@@ -316,7 +331,7 @@ class RunningRequest:
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if self._stop_written:
             self._stop = self._settled_stop()
-        if self._first_settled is None and self.branches[0].canvas.settled_lead:
+        if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
         if self._fill_passes:
@@ -334,8 +349,7 @@ class RunningRequest:
         if may_stop and self._stop_at() is not None:
             self.reason = "stop"
         elif finished or (inside and may_stop and self._stop_behind()):
-            # An answer of a given form is whole wherever it ends.
-            self.reason = "length" if self.request.constraint is None else "stop"
+            self.reason = "stop" if self._whole() else "length"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -357,7 +371,7 @@ class RunningRequest:
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length"):
             tokens = tuple(self.branches[0].canvas.response[: self._stop_at()].tolist())
-        self.usage.completion_tokens = len(tokens)
+        self.usage.completion_tokens = sum(min(h.stop, len(tokens)) - h.start for h in self._template.holes if tokens)
         return Result(
             id=self.request.id,
             token_ids=tokens,
@@ -456,11 +470,24 @@ class RunningRequest:
         )
 
     def _settled_stop(self) -> int | None:
-        """The first position of the response where a stop token has settled; there may be noise before it."""
-        canvas = self.branches[0].canvas
+        """The first position of the hole at the end where a stop token has settled; there may be noise before it."""
+        canvas, tail = self.branches[0].canvas, self.branches[0].canvas.prompt + self._template.tail
         stops = np.fromiter(self.pending.stops.token_ids, dtype=np.int64)
-        found = np.isin(canvas.response, stops) & ~canvas.noisy[canvas.prompt : canvas.end]
-        return canvas.prompt + int(found.argmax()) if found.any() else None
+        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(found.argmax()) if found.any() else None
+
+    def _whole(self) -> bool:
+        """Whether no room that was left made an end of the response, which has filled all of its places."""
+        if self.request.constraint is not None:
+            return True  # an answer of a given form is whole wherever it ends
+        return not any(hole.variable and self._full(hole) for hole in self._template.holes)
+
+    def _full(self, hole: Hole) -> bool:
+        """Whether a hole holds neither padding nor a stop."""
+        tokens = self.branches[0].canvas.response[hole.start : hole.stop].tolist()
+        stops = self.pending.stops.scan()
+        stops.push(tokens)
+        return stops.end is None and not any(token in self._template.padding for token in tokens)
 
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
@@ -472,12 +499,15 @@ class RunningRequest:
         return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _stop_at(self) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
+        """Length of the response that the first honoured stop leaves, or None where none has settled yet.
+
+        Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
+        """
         canvas, begin = self.branches[0].canvas, self._scanned
         if canvas.settled_lead > begin:
             self._scanned = canvas.settled_lead
             self._stops.push(canvas.response[begin : self._scanned].tolist())
-        return self._stops.end
+        return None if self._stops.end is None else self._template.tail + self._stops.end
 
 
 _NO_FACTS = StepFacts()

@@ -19,11 +19,15 @@ class Correction:
     pass differs either, the response is a fixed point, and the correction ends.
     """
 
-    def __init__(self, scope: range, limit: int, per_step: int) -> None:
-        """Begin a correction of at most `limit` steps, each of up to `per_step` changes."""
+    def __init__(self, scope: range, limit: int, per_step: int, tokens: int | None = None) -> None:
+        """Begin a correction of at most `limit` steps, each of up to `per_step` changes.
+
+        `tokens` of the scope may change, those that a pass predicts; by default all of them.
+        """
         self.scope, self.steps, self.finished = scope, 0, False
         self.changed: Positions = np.empty(0, dtype=np.int64)
         self._limit, self._per_step = limit, per_step
+        self._open = len(scope) if tokens is None else tokens
         self._tokens: Tokens = np.zeros(len(scope), dtype=np.int64)
         self._scores: NDArray[np.float32] = np.zeros(len(scope), dtype=np.float32)
 
@@ -38,7 +42,7 @@ class Correction:
         chosen = select.top(gains, self._per_step)
         self.changed = self.scope.start + chosen[gains[chosen] > 0]
         self.steps += 1
-        nothing_left = not len(self.changed) and len(positions) == len(self.scope)
+        nothing_left = not len(self.changed) and len(positions) == self._open
         self.finished = self.steps == self._limit or nothing_left
         return self.changed
 
