@@ -1,6 +1,7 @@
 """Random canvases with fixed parts under every policy, in mixed batches, against the dense decoders.
 
-As in `test_against_oracles`, decodes that turn on a rounding are not drawn.
+As in `test_against_oracles`, decodes that turn on a rounding are not drawn. On block-causal models fixed tokens before
+the first hole are as good as prompt.
 """
 
 import random
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from remask.core.canvas import OPEN, Hole, Template
+from tests.engine import kinds
+from tests.engine import test_block_causal_against_oracles as block_causal
+from tests.engine import test_uniform_against_oracles as uniform
 from tests.engine.support import poisoned_engine, run
 from tests.engine.test_against_oracles import (
     DREAM,
@@ -130,3 +134,64 @@ def test_llada(model: str, seed: int) -> None:
 @pytest.mark.parametrize("model", ["dream", "dream_dllm"])
 def test_dream(model: str, seed: int) -> None:
     check(model, seed, DREAM)
+
+
+def drawn_uniform(rng: random.Random, model: str) -> tuple[Line, Decode]:
+    for _ in range(50):
+        line = uniform.draw_line(rng, model)
+        line["template"] = draw_template(rng, line["sampling"]["max_tokens"])
+        expected = uniform.oracle(model, line)
+        if expected is not None:
+            return line, expected
+    raise AssertionError("every decode turns on a rounding")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8))])
+@pytest.mark.parametrize("model", kinds.UNIFORM)
+def test_uniform(model: str, seed: int) -> None:
+    rng = random.Random(f"holes {model} {seed}")
+    lines = {str(number): drawn_uniform(rng, model) for number in range(8)}
+    work = []
+    for name, (line, _) in lines.items():
+        item = uniform.work_of(line, name, rng.randrange(12))
+        work.append(replace(item, request=replace(item.request, template=template_of(line["template"]))))
+    results = run(poisoned_engine(kinds.checkpoint(model).model, **uniform.limits(rng)), work)
+    for name, (_, expected) in lines.items():
+        result = results[name]
+        assert result.error is None
+        assert list(result.token_ids) == expected.output_ids
+        assert uniform.trace(result) == [(positions, values) for _, positions, values in expected.transfers]
+        assert [each.step for each in result.trace] == [number for number, _, _ in expected.transfers]
+        assert result.usage.forwards == result.usage.steps == expected.forwards
+
+
+@pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
+def test_block_causal(model: str) -> None:
+    """Fixed tokens, then a hole: as if the tokens ended the prompt, with fewer passes for its prefill or as many."""
+    rng, checkpoint = random.Random(f"holes {model}"), kinds.checkpoint(model)
+    given: dict[str, tuple[int, ...]] = {}
+    plain, filled = [], []
+    for number in range(6):
+        prompt, fixed, length = (kinds.tokens(rng, rng.randint(1, 9)) for _ in range(3))
+        line: Line = {
+            "cache": rng.choice(["none", "exact"]),
+            "cache_config": {},
+            "prompt_token_ids": [*prompt, *fixed],
+            "sampling": {"max_tokens": len(length), "block_length": rng.choice([checkpoint.block, 4])},
+        }
+        item = block_causal.work_of(line, str(number), rng.randrange(6))
+        plain.append(item)
+        params = replace(item.request.params, max_tokens=len(fixed) + len(length))
+        template = template_of([*fixed, *[None] * len(length)])
+        asked = replace(item.request, prompt_token_ids=prompt, params=params, template=template)
+        filled.append(replace(item, request=asked))
+        given[str(number)] = tuple(fixed)
+    limits = {"page_size": 12, "max_num_seqs": rng.choice([2, 8])}
+    expected, results = (run(poisoned_engine(checkpoint.model, **limits), work) for work in (plain, filled))
+    for name, lead in given.items():
+        assert results[name].error is None
+        assert results[name].token_ids == lead + expected[name].token_ids
+        assert results[name].trace == expected[name].trace
+        assert results[name].usage.completion_tokens == expected[name].usage.completion_tokens
+        assert results[name].usage.prompt_tokens == expected[name].usage.prompt_tokens
+        assert results[name].usage.row_layers == expected[name].usage.row_layers

@@ -47,14 +47,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float64) -> Model:
 def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
     """Decodes a request line at temperature 0.
 
-<<<<<<< HEAD
     Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models and `elastic-cache` honour
     `stop_token_ids`. The latter leaves masks after them.
-    `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
-=======
-    Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models honour `stop_token_ids`.
-    `template`, if the line has one, holds a token or null for each place of the response. `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
->>>>>>> fdc6bfd (A response may have fixed parts: templates in the engine, and oracles for infilling)
+    `template`, if the line has one, holds a token or null for each place of the response. `boundary` is for BiCache:
+    whether refreshes restore the prefix rows or run them through the shallow layers.
     """
     if isinstance(model, GiddModel):
         return uniform.decode(model, line)

@@ -39,7 +39,9 @@ def test_one_block_is_the_default() -> None:
 
 
 def test_steps_may_be_given_per_block() -> None:
-    assert even_blocks(SamplingParams(max_tokens=12, block_length=4, steps_per_block=3)) == Blocks(4, (range(4), range(4, 8), range(8, 12)), (3, 3, 3))
+    assert even_blocks(SamplingParams(max_tokens=12, block_length=4, steps_per_block=3)) == Blocks(
+        4, (range(4), range(4, 8), range(8, 12)), (3, 3, 3)
+    )
 
 
 def test_an_order_has_a_list_per_block() -> None:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from remask.core.plan import NEVER, Mask
 
-
 OPEN = -1
 """Stands in a `Template` for the token of a place that is to be denoised."""
 
@@ -77,9 +76,9 @@ class Template:
             found |= (places >= hole.start) & (places < hole.start + hole.least)
         return found if found.any() else None
 
-    def shown(self, length: int) -> list[int]:
-        """Those of the first `length` places that the answer shows."""
-        return [place for place in range(length) if not self.fill_only or self.tokens[place] == OPEN]
+    def shown(self, stop: int, start: int = 0) -> list[int]:
+        """The places from `start` to before `stop` that the answer shows."""
+        return [place for place in range(start, stop) if not self.fill_only or self.tokens[place] == OPEN]
 
 
 class Canvas:
@@ -113,9 +112,7 @@ class Canvas:
         self._lead = 0
 
     @classmethod
-    def masked(
-        cls, prompt: Sequence[int], response: int, mask_id: int, template: Template | None = None
-    ) -> "Canvas":
+    def masked(cls, prompt: Sequence[int], response: int, mask_id: int, template: Template | None = None) -> "Canvas":
         """A prompt and `response` masks, but where the `template` has fixed tokens."""
         return cls(prompt, [mask_id] * response, response, template)
 

@@ -150,7 +150,11 @@ class RowGroup:
     def greedy(self) -> bool:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
-        return plain and self.barred is None and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
+        return (
+            plain
+            and self.barred is None
+            and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
+        )
 
 
 def _cover(groups: Sequence[RowGroup], rows: int) -> bool:

@@ -102,7 +102,9 @@ class UniformDecoding:
     @property
     def total_steps(self) -> int:
         """Steps of all blocks, and of the correction."""
-        return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (self.params.correction_steps or 0)
+        return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (
+            self.params.correction_steps or 0
+        )
 
     @property
     def scheduled_steps(self) -> int:
@@ -287,7 +289,9 @@ class UniformDecoder(Unedited):
         """Set the schedule of the block, which begins at full noise."""
         decoding, block = self._decoding, self.block
         noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
-        self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self._canvas.noisy[block.start : block.stop])))
+        self._steps = decoding.steps_of(
+            len(block) - int(np.count_nonzero(self._canvas.noisy[block.start : block.stop]))
+        )
         self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:

@@ -37,6 +37,7 @@ HONOURED: Mapping[str, str] = {
     "stream": "server-sent events",
     "stream_options": "`include_usage`; `include_obfuscation` is ignored",
     "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](#structured-outputs)",
+    "suffix": "what stands behind the response: see [infilling](#infilling)",
     "temperature": _SAMPLING,
     "top_k": f"{_SAMPLING}; -1 and 0 keep all",
     "top_logprobs": "chat; 0 to 20, with `logprobs: true`",
@@ -112,7 +113,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "safety_identifier": _ignored("it names the user to the provider"),
     "service_tier": _ignored(_SPEED),
     "store": _ignored(_NOT_KEPT),
-    "suffix": Foreign("a text behind the response is not placed on the canvas", ("",)),
     "tool_choice": Foreign(_NO_TOOLS, ("none", "auto")),
     "tools": Foreign(f'{_NO_TOOLS}; with `tool_choice: "none"` they are ignored', ([],)),
     "verbosity": _ignored("no served model knows it; say it in the prompt"),
@@ -161,6 +161,7 @@ FOREIGN: Mapping[str, Foreign] = {
 """Fields of those bodies that are not honoured."""
 
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
     "min_tokens": (0,),
     "top_k": (-1, 0),
 }

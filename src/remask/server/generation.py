@@ -76,8 +76,9 @@ class Generation:
             for i, result in enumerate(self.ordered)
         ]
         if self.body.return_token_ids:
-            for choice, result in zip(choices, self.ordered, strict=True):
-                choice["token_ids"] = list(result.token_ids)
+            for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
+                shown = answer.request.response.shown(len(result.token_ids))
+                choice["token_ids"] = [result.token_ids[place] for place in shown]
         return {
             **self._with_prompts(self.shape.response(choices)),
             "usage": self._usage(),
@@ -130,13 +131,17 @@ class Generation:
         return self.terms.top_logprobs is not None
 
     def _extras(self, index: int) -> Json:
-        """What a choice carries beside OpenAI's keys once it has ended: its step maps and its trace, if asked for."""
+        """What a choice carries beside OpenAI's keys once it has ended: the texts of its canvas' holes, its step maps
+        and its trace, if asked for.
+        """
         request, result, told = self.answers[index].request, self.results[index], Json()
         if self.terms.return_step_maps:
-            told["step_maps"] = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
+            steps = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
+            told["step_maps"] = [steps[place] for place in request.response.shown(len(steps))]
         if self.terms.return_trace:
             told["trace"] = trace_of(request, result.trace, self.fingerprint).content
-        return {"remask": told} if told else {}
+        holes = self.answers[index].holes
+        return ({} if holes is None else {"holes": holes}) | ({"remask": told} if told else {})
 
     def _with_prompts(self, answer: Json) -> Json:
         """`answer`, or the first chunk of a stream, with the prompts' token ids where they are asked for."""

@@ -5,7 +5,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from remask.core.checks import LARGEST
@@ -86,6 +85,8 @@ class Intake:
             variables = body.chat_template_kwargs if isinstance(body, ChatBody | TokenizeBody) else None
             chars = len(json.dumps(variables)) if variables else 0
             lengths = [len(prompt or "") + chars + sum(message.chars for message in messages)]
+        if isinstance(body, GenerationBody):
+            lengths = [length + body.fixed_chars for length in lengths] or [body.fixed_chars]
         field = "prompt" if isinstance(body, CompletionBody) or getattr(body, "prompt", None) else "messages"
         most, together = self.max_prompt_chars, self.max_request_chars
         if max(lengths, default=0) > most:
@@ -144,11 +145,13 @@ class Intake:
         more: dict[str, Any] = {"constraint": constraint, "drafts": drafts}
         requests: list[Request] = []
         for tokens, shared in prompts:
-            params = terms.params(own, partial(self._params, own, len(tokens)))
+            params, template = self.llm.response(terms, own, len(tokens), defaults=self.config.sampling)
             for choice in range(choices):
                 name = f"{request_id}-{next(self._numbers)}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
-                requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, **more))
+                requests.append(
+                    request_of(name, tokens, seeded, policy, terms, kind, shared=shared, template=template, **more)
+                )
         return requests
 
     def _check_choices(self, body: GenerationBody, prompts: int) -> None:
@@ -172,9 +175,6 @@ class Intake:
                 '{"depth": ...}, or start the server with --depth-table, or with --cache bicache, which measures one'
             )
         return self._lookup
-
-    def _params(self, own: Mapping[str, Any], prompt: int) -> SamplingParams:
-        return self.llm.params(own, self.config.sampling, prompt_tokens=prompt)
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""

@@ -187,6 +187,13 @@ class GenerationBody(Body):
         return read_fields(body, cls.model_fields)
 
     @property
+    def fixed_chars(self) -> int:
+        """Characters of the texts that the response is to hold."""
+        terms: Any = given(self, Terms)
+        parts = [each["text"] for each in terms.get("canvas") or () if each.get("text") is not None]
+        return sum(map(len, [*parts, terms.get("suffix") or ""]))
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the request sets, by name."""
         return given(self, SamplingParams)

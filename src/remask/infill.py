@@ -1,0 +1,78 @@
+"""From a response as a request writes it to its template and its sampling parameters."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from remask.core.canvas import OPEN, Hole, Template
+from remask.core.infill import MaskLength, Part
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+from remask.errors import ConfigError
+from remask.models.tokenizer import Tokenizer
+
+Resolve: TypeAlias = Callable[[Mapping[str, Any], int, Template | None], SamplingParams]
+"""The sampling parameters of a request that sets some itself, beside so many given tokens, for a template or a hole."""
+
+
+def response_of(
+    terms: Terms,
+    own: Mapping[str, Any],
+    prompt: int,
+    tokenizer: Tokenizer | None,
+    stop_ids: Sequence[int],
+    resolve: Resolve,
+) -> tuple[SamplingParams, Template | None]:
+    """The sampling parameters of a request that sets `own` ones, and its template; None where all is one hole.
+
+    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. Raises
+    `ConfigError` where the parts and the parameters contradict each other or cannot be met.
+    """
+    if terms.canvas is not None:
+        if own.get("max_tokens") is not None:
+            raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
+        template = template_of(terms.canvas, tokenizer)
+        length = {"max_tokens": len(template)}
+        params = terms.params(own, lambda: resolve({**own, **length}, prompt, template))
+    elif terms.suffix is not None:
+        params, template = _before_suffix(terms, own, prompt, _encoded(terms.suffix, tokenizer), resolve)
+    else:
+        return terms.params(own, lambda: resolve(own, prompt, None)), None
+    return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
+
+
+def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None) -> Template:
+    """The template of parts. Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole."""
+    tokens: list[int] = []
+    holes: list[Hole] = []
+    for part in parts:
+        if isinstance(part.mask, MaskLength) and part.mask.max is not None:
+            start = len(tokens)
+            tokens += [OPEN] * part.mask.max
+            holes.append(Hole(start, len(tokens), part.mask.min))
+        else:
+            tokens += part.token_ids or () if part.text is None else _encoded(part.text, tokenizer)
+    if not holes:
+        raise ConfigError("canvas has no hole, so there is nothing to generate; give a part with mask")
+    return Template(tuple(tokens), tuple(holes))
+
+
+def _before_suffix(
+    terms: Terms, own: Mapping[str, Any], prompt: int, suffix: list[int], resolve: Resolve
+) -> tuple[SamplingParams, Template]:
+    """A hole of `max_tokens`, and the suffix behind it. The parameters of a replayed trace count both."""
+    if terms.replay is None:
+        hole = resolve(own, prompt + len(suffix), None).max_tokens
+    else:
+        hole = terms.params(own, SamplingParams).max_tokens - len(suffix)
+        if hole < 1:
+            raise ConfigError("suffix: the replayed trace is of a shorter response; send the suffix of that run")
+    template = Template((*[OPEN] * hole, *suffix), (Hole(0, hole),), fill_only=True)
+    return terms.params(own, lambda: resolve({**own, "max_tokens": len(template)}, prompt, template)), template
+
+
+def _encoded(text: str, tokenizer: Tokenizer | None) -> list[int]:
+    """Tokens of a text that stands within others, so that the tokenizer puts nothing around it."""
+    if tokenizer is None:
+        raise ConfigError("canvas: this model folder has no tokenizer, so fixed parts must be token_ids")
+    return tokenizer.encode(text, add_special_tokens=False)
