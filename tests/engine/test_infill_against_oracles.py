@@ -35,13 +35,13 @@ from tests.oracles.sampling import block_steps, block_windows
 Places = list[int | None]
 
 
-def draw_template(rng: random.Random, length: int) -> Places:
+def draw_template(rng: random.Random, length: int, vocab: int = VOCAB) -> Places:
     """Fixed tokens at one to all but one of the places, in runs; any token may be among them."""
     places: Places = [None] * length
     for _ in range(rng.randint(1, 3)):
         start = rng.randrange(length)
         for place in range(start, min(length, start + rng.randint(1, length))):
-            places[place] = rng.randrange(VOCAB)
+            places[place] = rng.randrange(vocab)
     if None not in places:
         places[rng.randrange(length)] = None
     return places
@@ -139,7 +139,7 @@ def test_dream(model: str, seed: int) -> None:
 def drawn_uniform(rng: random.Random, model: str) -> tuple[Line, Decode]:
     for _ in range(50):
         line = uniform.draw_line(rng, model)
-        line["template"] = draw_template(rng, line["sampling"]["max_tokens"])
+        line["template"] = draw_template(rng, line["sampling"]["max_tokens"], kinds.VOCAB)
         expected = uniform.oracle(model, line)
         if expected is not None:
             return line, expected

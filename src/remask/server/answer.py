@@ -89,13 +89,19 @@ class Answer:
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """The blocks as places of the response, from and to before. The first one may begin within the prompt."""
-        places = len(self._tokens)
-        return [
-            (max(0, block.start - self._prompt), min(places, block.stop - self._prompt))
-            for block in self._blocks
-            if block.start - self._prompt < places
-        ]
+        """The blocks as places of the response, from and to before. The first one may begin within the prompt.
+
+        What is fixed between them, and around them, stands as a block of its own.
+        """
+        places, found, end = len(self._tokens), [], 0
+        for block in self._blocks:
+            start, stop = max(0, block.start - self._prompt), min(places, block.stop - self._prompt)
+            if start >= places:
+                break
+            found += [(end, start)] if start > end else []
+            found.append((start, stop))
+            end = stop
+        return [*found, (end, places)] if end < places else found
 
     def take(self, events: Sequence[Event]) -> Delta:
         """Apply the events of one step. Returns what they add."""
