@@ -10,7 +10,7 @@ from tests.server.serving import CHATS, Running
 
 URL = "/v1/completions"
 PROMPT = "abbey > acorn ; acorn > abbey ; from abbey"
-CANVAS: list[dict[str, Any]] = [{"text": "go"}, {"mask": {"min": 1, "max": 4}}, {"text": " then"}, {"mask": 2}]
+CANVAS: list[dict[str, Any]] = [{"text": "go"}, {"mask": {"min": 1, "max": 4}}, {"text": " alder"}, {"mask": 2}]
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def test_a_canvas_is_filled_and_streamed(server: Running, cache: str) -> None:
     fields = {"canvas": CANVAS, "cache": cache, "block_length": 4}
     (choice,) = complete(server, **fields)["choices"]
     first, second = choice["holes"]
-    assert choice["text"] == f"go{first} then{second}"
-    places = [*tokens_of(server, "go"), *[None] * 4, *tokens_of(server, " then"), *[None] * 2]
+    assert choice["text"] == f"go{first} alder{second}"
+    places = [*tokens_of(server, "go"), *[None] * 4, *tokens_of(server, " alder"), *[None] * 2]
     assert [
         have if want is not None else None for have, want in zip(choice["token_ids"], places, strict=True)
     ] == places
@@ -94,7 +94,7 @@ def test_chat_takes_it_as_the_assistants_template(client: openai.OpenAI, server:
     for choice in answer.choices:
         assert choice.model_extra is not None
         first, second = choice.model_extra["holes"]
-        assert choice.message.content == f"go{first} then{second}"
+        assert choice.message.content == f"go{first} alder{second}"
     body = {"messages": messages, "canvas": CANVAS}
     chunks = server.stream(body)
     text = "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
@@ -104,7 +104,7 @@ def test_chat_takes_it_as_the_assistants_template(client: openai.OpenAI, server:
 
 def test_log_probabilities_and_step_maps_are_of_what_was_filled(server: Running) -> None:
     (choice,) = complete(server, canvas=CANVAS, logprobs=1, return_step_maps=True)["choices"]
-    fixed = [token for text in ("go", " then") for token in tokens_of(server, text)]
+    fixed = [token for text in ("go", " alder") for token in tokens_of(server, text)]
     steps = choice["remask"]["step_maps"]
     assert len(steps) == len(choice["token_ids"]) == 6 + len(fixed)
     assert steps.count(0) == len(fixed)
@@ -130,10 +130,10 @@ def test_a_trace_of_a_canvas_is_replayed(server: Running) -> None:
 
 def test_drafts_show_what_is_fixed(server: Running) -> None:
     chunks = server.stream({"messages": CHATS[0], "canvas": CANVAS, "stream_drafts": True, "block_length": 1})
-    blocks = next(chunk["remask"]["blocks"] for chunk in chunks if "blocks" in chunk.get("remask", {}))
+    blocks = next(chunk["remask"]["blocks"][0] for chunk in chunks if "blocks" in chunk.get("remask", {}))
     shown = next(chunk["remask"]["canvas"] for chunk in chunks if "canvas" in chunk.get("remask", {}))
     assert [place for start, stop in blocks for place in range(start, stop)] == list(range(len(shown)))
-    fixed = tokens_of(server, "go") + tokens_of(server, " then")
+    fixed = tokens_of(server, "go") + tokens_of(server, " alder")
     assert [place["token_id"] for place in shown if place["settled"] == -1] == fixed
 
 
