@@ -22,7 +22,7 @@ SYSTEM = {
     "content": "Orders: saw Luis; mat Ben; guitar Nina; flute Amir; ladder Ruth; fan Rita; pillow Max; fork Hans.",
 }
 CHAT = [SYSTEM, {"role": "user", "content": "Plan family: who pays 5, 7, 1, 3?"}]
-ANSWER = [
+ANSWER: list[dict[str, Any]] = [
     {"text": "5"},
     {"mask": 1},
     {"text": " 7"},
@@ -51,7 +51,7 @@ def test_a_model_fills_the_holes_of_its_answer(policy: str | None) -> None:
 
 
 def test_a_canvas_for_each_prompt_and_parameters_for_each() -> None:
-    canvases = [ANSWER, [{"mask": 2}, {"text": " 7 Ruth"}, {"mask": {"min": 1, "max": 4}}]]
+    canvases: list[list[dict[str, Any]]] = [ANSWER, [{"mask": 2}, {"text": " 7 Ruth"}, {"mask": {"min": 1, "max": 4}}]]
     first, second = bundled().infill([CHAT, CHAT], canvases, [None, {"steps": 2}])
     assert first.text == "5 Nina 7 Ruth 1 Rita 3 Hans"
     assert second.holes is not None
@@ -59,7 +59,7 @@ def test_a_canvas_for_each_prompt_and_parameters_for_each() -> None:
     assert second.usage.steps == 2
     for canvas, params, told in (([ANSWER], None, "canvas: one for all"), (ANSWER, [None], "params: one for all")):
         with pytest.raises(ConfigError, match=told):
-            bundled().infill([CHAT, CHAT], canvas, params)  # type: ignore[arg-type]
+            bundled().infill([CHAT, CHAT], canvas, params)
     with pytest.raises(ConfigError, match="max_tokens: the parts of a canvas"):
         bundled().infill([CHAT], ANSWER, {"max_tokens": 8})
 

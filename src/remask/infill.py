@@ -22,20 +22,25 @@ def response_of(
     tokenizer: Tokenizer | None,
     stop_ids: Sequence[int],
     resolve: Resolve,
+    around: tuple[str, str] | None = None,
 ) -> tuple[SamplingParams, Template | None]:
     """The sampling parameters of a request that sets `own` ones, and its template; None where all is one hole.
 
-    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. Raises
+    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes.
+    `around` are texts before and behind a hole of `max_tokens`, which the answer does not show, as a suffix. Raises
     `ConfigError` where the parts and the parameters contradict each other or cannot be met.
     """
+    if terms.suffix is not None:
+        around = ("", terms.suffix)
     if terms.canvas is not None:
         if own.get("max_tokens") is not None:
             raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
         template = template_of(terms.canvas, tokenizer)
         length = {"max_tokens": len(template)}
         params = terms.params(own, lambda: resolve({**own, **length}, prompt, template))
-    elif terms.suffix is not None:
-        params, template = _before_suffix(terms, own, prompt, _encoded(terms.suffix, tokenizer), resolve)
+    elif around is not None:
+        before, behind = (_encoded(text, tokenizer) for text in around)
+        params, template = _between(terms, own, prompt, before, behind, resolve)
     else:
         return terms.params(own, lambda: resolve(own, prompt, None)), None
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
@@ -57,17 +62,19 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None) -> Template:
     return Template(tuple(tokens), tuple(holes))
 
 
-def _before_suffix(
-    terms: Terms, own: Mapping[str, Any], prompt: int, suffix: list[int], resolve: Resolve
+def _between(
+    terms: Terms, own: Mapping[str, Any], prompt: int, before: list[int], behind: list[int], resolve: Resolve
 ) -> tuple[SamplingParams, Template]:
-    """A hole of `max_tokens`, and the suffix behind it. The parameters of a replayed trace count both."""
+    """A hole of `max_tokens` between fixed tokens. The parameters of a replayed trace count all of them."""
+    fixed = len(before) + len(behind)
     if terms.replay is None:
-        hole = resolve(own, prompt + len(suffix), None).max_tokens
+        hole = resolve(own, prompt + fixed, None).max_tokens
     else:
-        hole = terms.params(own, SamplingParams).max_tokens - len(suffix)
+        hole = terms.params(own, SamplingParams).max_tokens - fixed
         if hole < 1:
             raise ConfigError("suffix: the replayed trace is of a shorter response; send the suffix of that run")
-    template = Template((*[OPEN] * hole, *suffix), (Hole(0, hole),), fill_only=True)
+    places = (*before, *[OPEN] * hole, *behind)
+    template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
     return terms.params(own, lambda: resolve({**own, "max_tokens": len(template)}, prompt, template)), template
 
 

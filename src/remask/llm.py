@@ -392,18 +392,19 @@ class LLM:
         *,
         defaults: Mapping[str, Any] | None = None,
         command: Mapping[str, Any] | None = None,
+        around: tuple[str, str] | None = None,
     ) -> tuple[SamplingParams, Template | None]:
         """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
 
         `terms` hold its canvas, its suffix or its replay. What it leaves out and the `command` sets is taken as it is,
-        too; but the parts of a canvas say its length. Raises `ConfigError` where these and the parameters contradict
-        each other.
+        too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
+        of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
         """
 
         def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
             return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)
 
-        return response_of(terms, own, prompt_tokens, self.tokenizer, self.loaded.config.stop_ids, resolve)
+        return response_of(terms, own, prompt_tokens, self.tokenizer, self.loaded.config.stop_ids, resolve, around)
 
     def _chosen_policy(self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None) -> CachePolicy:
         if cache is None:

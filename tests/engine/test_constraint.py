@@ -147,9 +147,11 @@ def test_the_hole_of_a_canvas_has_the_form(family: str, seed: int) -> None:
         constraint, forms[str(number)] = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
         before, after = (tuple(kinds.tokens(rng, rng.randint(0, 6))) for _ in range(2))
         template = Template(before + (OPEN,) * LENGTH + after, (Hole(len(before), len(before) + LENGTH),), (EOS,))
-        sampling = rng.choice([{}, {"temperature": 1.0}, {"remasking": "entropy", "eps": 0.01}, {"threshold": 0.2}])
+        drawn_by: Any = rng.choice(
+            [{}, {"temperature": 1.0}, {"remasking": "entropy", "eps": 0.01}, {"threshold": 0.2}]
+        )
         block = rng.randint(1, len(template))
-        params = SamplingParams(max_tokens=len(template), block_length=block, seed=number, **sampling)
+        params = SamplingParams(max_tokens=len(template), block_length=block, seed=number, **drawn_by)
         prompt = kinds.tokens(rng, 5)
         asked = Request(str(number), prompt, params, 3, template=template, constraint=constraint, top_logprobs=1)
         policy = support.random_policy(rng, family, ordered=False)

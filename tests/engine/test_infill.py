@@ -13,7 +13,9 @@ from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.policies import CachePolicy, parse
+from remask.policies import BiCache, CachePolicy, parse
+from remask.policies.dkv import DkvGreedy
+from remask.policies.elastic import ElasticCache
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,
@@ -54,10 +56,12 @@ def with_holes(rng: random.Random, item: Work) -> Work:
     if params.remasking == "confidence_threshold" or (params.steps or 99) < len(template):
         params = replace(params, steps=None)
     policy = item.policy
-    if "window" in dir(policy):
-        policy = replace(policy, window=template.open_places)  # type: ignore[call-arg]
-    elif "window" in dir(getattr(policy, "inner", None)):
-        policy = replace(policy, inner=replace(policy.inner, window=0))  # type: ignore[attr-defined, call-arg]
+    inner = policy.inner if isinstance(policy, BiCache) else policy
+    if isinstance(inner, ElasticCache):
+        inner = replace(inner, window=template.open_places)
+    elif isinstance(inner, DkvGreedy):
+        inner = replace(inner, window=min(inner.window, template.open_places))
+    policy = replace(policy, inner=inner) if isinstance(policy, BiCache) else inner
     return Work(replace(item.request, params=params, template=template), policy, item.joins)
 
 

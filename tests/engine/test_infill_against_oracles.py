@@ -153,14 +153,14 @@ def test_uniform(model: str, seed: int) -> None:
     lines = {str(number): drawn_uniform(rng, model) for number in range(8)}
     work = []
     for name, (line, _) in lines.items():
-        item = uniform.work_of(line, name, rng.randrange(12))
+        item = block_causal.work_of(line, name, rng.randrange(12))
         work.append(replace(item, request=replace(item.request, template=template_of(line["template"]))))
     results = run(poisoned_engine(kinds.checkpoint(model).model, **uniform.limits(rng)), work)
     for name, (_, expected) in lines.items():
         result = results[name]
         assert result.error is None
         assert list(result.token_ids) == expected.output_ids
-        assert uniform.trace(result) == [(positions, values) for _, positions, values in expected.transfers]
+        assert block_causal.trace(result) == [(positions, values) for _, positions, values in expected.transfers]
         assert [each.step for each in result.trace] == [number for number, _, _ in expected.transfers]
         assert result.usage.forwards == result.usage.steps == expected.forwards
 
@@ -186,7 +186,7 @@ def test_block_causal(model: str) -> None:
         asked = replace(item.request, prompt_token_ids=prompt, params=params, template=template)
         filled.append(replace(item, request=asked))
         given[str(number)] = tuple(fixed)
-    limits = {"page_size": 12, "max_num_seqs": rng.choice([2, 8])}
+    limits: dict[str, Any] = {"page_size": 12, "max_num_seqs": rng.choice([2, 8])}
     expected, results = (run(poisoned_engine(checkpoint.model, **limits), work) for work in (plain, filled))
     for name, lead in given.items():
         assert results[name].error is None

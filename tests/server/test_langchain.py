@@ -7,6 +7,7 @@ import pytest
 
 from remask.llm import LLM
 from tests.server.serving import CHATS, Running, serving
+from tests.server.test_tools import TEMPLATE
 from tests.test_structure import ROBOT
 
 langchain = pytest.importorskip("langchain_openai", reason="needs LangChain: pip install langchain-openai")
@@ -38,3 +39,27 @@ def test_with_structured_output() -> None:
         assert told["parsing_error"] is None
         assert told["parsed"] == json.loads(told["raw"].content)
         assert set(told["parsed"]) == {"name", "on", "legs"}
+
+
+def test_bind_tools() -> None:
+    """A forced call, whole and streamed; a free one that is not made is text."""
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        made = chat(running, max_tokens=48)
+        robot = {"name": "robot", "description": "A robot.", "parameters": ROBOT}
+        forced = made.bind_tools([robot], tool_choice="robot")
+        (call,) = forced.invoke("a robot").tool_calls
+        assert call["name"] == "robot"
+        assert set(call["args"]) == {"name", "on", "legs"}
+        first, *rest = forced.stream("a robot")
+        whole = first
+        for chunk in rest:
+            whole = whole + chunk
+        assert [each["args"] for each in whole.tool_calls] == [call["args"]]
+        assert made.bind_tools([robot], tool_choice="any").invoke("a robot").tool_calls[0]["args"] == call["args"]
+        free = chat(running, max_tokens=8).bind_tools([robot]).invoke("a robot")
+        assert isinstance(free.content, str)
+        told = made.with_structured_output(ROBOT | {"description": "A robot."}, method="function_calling").invoke("one")
+        assert set(told) == {"name", "on", "legs"}

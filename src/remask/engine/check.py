@@ -145,7 +145,7 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
     if not automaton.alive(length)[automaton.start]:
         short = automaton.shortest(length) is None
         why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
-        name = "max_tokens" if request.template is None else "the hole's max"
+        name = "max_tokens" if request.template is None or request.template.fill_only else "the hole's max"
         raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
 
 

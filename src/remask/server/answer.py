@@ -11,6 +11,7 @@ from remask.detokenize import ResponseText
 from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
+from remask.server.tools import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class Scored:
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine step added to a choice. `canvas` is None unless the request asked for drafts."""
+    """What one engine step added to a choice. `canvas` is None unless the request asked for drafts.
+
+    `calls` are pieces of calls of tools.
+    """
 
     index: int
     text: str = ""
@@ -31,6 +35,7 @@ class Delta:
     scored: list[Scored] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
+    calls: list[CallPiece] = field(default_factory=list)
 
 
 class Answer:

@@ -22,6 +22,7 @@ from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from remask.server.texts import ITEM
+from remask.server.tools import ToolCalls
 
 
 class Intake:
@@ -82,7 +83,8 @@ class Intake:
             if isinstance(body, ChatBody):
                 self._check_choices(body, 1)
             prompt = body.prompt if isinstance(body, TokenizeBody) else None
-            variables = body.chat_template_kwargs if isinstance(body, ChatBody | TokenizeBody) else None
+            variables = body.chat_template_kwargs if isinstance(body, TokenizeBody) else None
+            variables = body.variables if isinstance(body, ChatBody) else variables
             chars = len(json.dumps(variables)) if variables else 0
             lengths = [len(prompt or "") + chars + sum(message.chars for message in messages)]
         if isinstance(body, GenerationBody):
@@ -109,14 +111,26 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
-        tokens = self.conversation(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-        return self._requests(body, [(tokens, self._shared(body, tokens))], request_id)
+        tokens = self.conversation(body.messages, body.add_generation_prompt, body.variables)
+        calls, terms, around = self.calls(body), body.terms, None
+        if calls is not None and calls.forced is not None:
+            if self.llm.loaded.config.kind == "uniform":
+                raise ConfigError(
+                    "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
+                    "change once they are chosen; send 'auto', or use a masked or block-causal model"
+                )
+            terms, around = replace(terms, structured_outputs=calls.constraint()), calls.around
+        return self._requests(body, terms, [(tokens, self._shared(body, tokens))], request_id, around)
+
+    def calls(self, body: GenerationBody) -> ToolCalls | None:
+        """What a body says of calls of tools; None where it offers none. Raises `ConfigError` as `ChatBody.calls`."""
+        return body.calls(self.tokenizer.chat_template) if isinstance(body, ChatBody) else None
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
         self.check_model(body.model)
         tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompts_of(body)]
-        return self._requests(body, [(each, 0) for each in tokens], request_id)
+        return self._requests(body, body.terms, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
@@ -125,19 +139,24 @@ class Intake:
             if marked:
                 raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
             return length
-        messages, variables = [message.rendered for message in body.messages], body.chat_template_kwargs
+        messages, variables = [message.rendered for message in body.messages], body.variables
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables)
         return self.tokenizer.shared_prefix(messages, tokens, variables)
 
     def _requests(
-        self, body: GenerationBody, prompts: Sequence[tuple[list[int], int]], request_id: str
+        self,
+        body: GenerationBody,
+        terms: Terms,
+        prompts: Sequence[tuple[list[int], int]],
+        request_id: str,
+        around: tuple[str, str] | None = None,
     ) -> list[Request]:
         choices = 1 if body.n is None else body.n
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
-        terms, own = body.terms, body.sampling
+        own = body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
         policy, kind, drafts = self._policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
@@ -145,7 +164,8 @@ class Intake:
         more: dict[str, Any] = {"constraint": constraint, "drafts": drafts}
         requests: list[Request] = []
         for tokens, shared in prompts:
-            params, template = self.llm.response(terms, own, len(tokens), defaults=self.config.sampling)
+            usual = self.config.sampling
+            params, template = self.llm.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
                 name = f"{request_id}-{next(self._numbers)}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
