@@ -66,15 +66,13 @@ class Template:
         """Where the hole at the end of the response begins, in which a stop ends all of it; its length without one."""
         return self.holes[-1].start if self.holes[-1].stop == len(self) else len(self)
 
-    def unpadded(self, places: NDArray[np.int64]) -> Mask | None:
-        """Which of `places` must not hold padding, bool [places]; None where none must not."""
-        strict = [hole for hole in self.holes if hole.least] if self.padding else []
-        if not strict:
-            return None
-        found = np.zeros(len(places), dtype=np.bool_)
-        for hole in strict:
-            found |= (places >= hole.start) & (places < hole.start + hole.least)
-        return found if found.any() else None
+    @property
+    def unpadded(self) -> Mask:
+        """Which places must not hold padding, bool [response]."""
+        found = np.zeros(len(self), dtype=np.bool_)
+        for hole in self.holes if self.padding else ():
+            found[hole.start : hole.start + hole.least] = True
+        return found
 
     def shown(self, stop: int, start: int = 0) -> list[int]:
         """The places from `start` to before `stop` that the answer shows."""

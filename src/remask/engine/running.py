@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.canvas import Hole, Template
-from remask.core.plan import LastPass, Plan, StepFacts, View
+from remask.core.plan import LastPass, Mask, Plan, StepFacts, View
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
@@ -110,6 +110,7 @@ class RunningRequest:
     reason: FinishReason | None = None
     _stops: StopScan = field(init=False)
     _template: Template = field(init=False)  # of the response
+    _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
     _given: int = field(init=False)  # leading response tokens that were final from the start
     _scanned: int = field(init=False)  # leading response tokens that `_stops` has passed
     _first_settled: float | None = None  # when the first response token became final
@@ -137,6 +138,9 @@ class RunningRequest:
         self._stops = self.pending.stops.scan()
         self._template = self.request.response
         self._given, self._scanned = canvas.settled_lead, self._template.tail
+        if self._template.unpadded.any():
+            self._unpadded = np.zeros(len(canvas), dtype=np.bool_)
+            self._unpadded[canvas.prompt : canvas.end] = self._template.unpadded
         self._logprobs = (
             None if self.request.top_logprobs is None else PredictedLogprobs(len(canvas), self.request.top_logprobs)
         )
@@ -255,17 +259,11 @@ class RunningRequest:
             group.given = self._replay.given(self.decoder.step, positions)
         if self.request.constraint is not None:
             group.classes = self.request.constraint.table
-        if self.request.template is not None:
-            self._bar_padding(group, positions, self.request.template)
+        if self._unpadded is not None and (rows := self._unpadded[positions]).any():
+            group.barred = Barred(self._template.padding, rows)
         if len(self.branches) == 2:
             self._guide(group, positions, at + count)
         return group
-
-    def _bar_padding(self, group: RowGroup, positions: NDArray[np.int64], template: Template) -> None:
-        """Keep padding from places of holes that must not hold it."""
-        rows = template.unpadded(positions - self.branches[0].canvas.prompt)
-        if rows is not None:
-            group.barred = Barred(template.padding, rows)
 
     def _guide(self, group: RowGroup, positions: NDArray[np.int64], after: int) -> None:
         """Add guidance to `group`; the rows of the unconditional canvas, where it takes part, begin at `after`."""
