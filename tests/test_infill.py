@@ -75,7 +75,8 @@ def test_default_blocks_and_steps_follow_the_holes() -> None:
 
 def test_uniform_models_fill_holes() -> None:
     llm = LLM("bundled-uniform", dtype="float32")
-    (output,) = llm.infill(["a"], [{"mask": 3}, {"text": " 7"}, {"mask": {"max": 4}}])
+    canvas: list[dict[str, Any]] = [{"mask": 3}, {"text": " 7"}, {"mask": {"max": 4}}]
+    (output,) = llm.infill(["a"], canvas)
     assert output.text is not None
     assert output.holes is not None
     assert output.text == f"{output.holes[0]} 7{output.holes[1]}"

@@ -110,7 +110,8 @@ def test_a_stream_carries_the_same_call(client: openai.OpenAI, choice: Any) -> N
         "max_tokens": 64,
     }
     (whole,) = say(client, **fields).choices
-    pieces, finish, text = [], None, ""
+    pieces: list[Any] = []
+    finish, text = None, ""
     for chunk in say(client, **fields, stream=True):
         for part in chunk.choices:
             pieces += part.delta.tool_calls or []
@@ -233,7 +234,7 @@ def calls(form: Any = HERMES, **more: Any) -> ToolCalls:
 
 
 def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[Any]]:
-    text, made = "", []
+    text, made = "", list[Any]()
     for number, piece in enumerate(pieces):
         told, found = reader.read(piece, final=number == len(pieces) - 1)
         text, made = text + told, made + found
