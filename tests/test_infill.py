@@ -148,3 +148,11 @@ def test_a_stop_ends_its_hole_alone() -> None:
         text = ResponseText(tokenizer, template, SamplingParams(**fields))
         assert text.push([five, nina, ruth, seven, ruth]) + text.finish() == f"{first} 7 Ruth"
         assert text.holes == [first, " Ruth"]
+
+
+def test_what_is_too_long_is_refused_before_it_is_made() -> None:
+    most = 2**24
+    with pytest.raises(ConfigError, match="but max_model_len is 1024; shorten one of them"):
+        bundled().infill([CHAT], [{"mask": most}] * 4096)
+    with pytest.raises(ConfigError, match="but max_model_len is 1024; shorten one of them"):
+        bundled().response(Terms(suffix="5"), {"max_tokens": most}, 4)

@@ -22,25 +22,29 @@ def response_of(
     tokenizer: Tokenizer | None,
     stop_ids: Sequence[int],
     resolve: Resolve,
+    longest: int,
     around: tuple[str, str] | None = None,
 ) -> tuple[SamplingParams, Template | None]:
     """The sampling parameters of a request that sets `own` ones, and its template; None where all is one hole.
 
-    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes.
-    `around` are texts before and behind a hole of `max_tokens`, which the answer does not show, as a suffix. Raises
-    `ConfigError` where the parts and the parameters contradict each other or cannot be met.
+    `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. A
+    canvas of more than `longest` positions is refused before anything of its length is made. `around` are texts before
+    and behind a hole of `max_tokens`, which the answer does not show, as a suffix. Raises `ConfigError` where the parts
+    and the parameters contradict each other or cannot be met.
     """
     if terms.suffix is not None:
         around = ("", terms.suffix)
     if terms.canvas is not None:
         if own.get("max_tokens") is not None:
             raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
+        holes = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
+        _check_length(prompt, holes, longest)
         template = template_of(terms.canvas, tokenizer)
         length = {"max_tokens": len(template)}
         params = terms.params(own, lambda: resolve({**own, **length}, prompt, template))
     elif around is not None:
         before, behind = (_encoded(text, tokenizer) for text in around)
-        params, template = _between(terms, own, prompt, before, behind, resolve)
+        params, template = _between(terms, own, prompt, before, behind, resolve, longest)
     else:
         return terms.params(own, lambda: resolve(own, prompt, None)), None
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
@@ -63,7 +67,13 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None) -> Template:
 
 
 def _between(
-    terms: Terms, own: Mapping[str, Any], prompt: int, before: list[int], behind: list[int], resolve: Resolve
+    terms: Terms,
+    own: Mapping[str, Any],
+    prompt: int,
+    before: list[int],
+    behind: list[int],
+    resolve: Resolve,
+    longest: int,
 ) -> tuple[SamplingParams, Template]:
     """A hole of `max_tokens` between fixed tokens. The parameters of a replayed trace count all of them."""
     fixed = len(before) + len(behind)
@@ -73,9 +83,18 @@ def _between(
         hole = terms.params(own, SamplingParams).max_tokens - fixed
         if hole < 1:
             raise ConfigError("suffix: the replayed trace is of a shorter response; send the suffix of that run")
+    _check_length(prompt + fixed, hole, longest)
     places = (*before, *[OPEN] * hole, *behind)
     template = Template(places, (Hole(len(before), len(before) + hole),), fill_only=True)
     return terms.params(own, lambda: resolve({**own, "max_tokens": len(template)}, prompt, template)), template
+
+
+def _check_length(given: int, holes: int, longest: int) -> None:
+    if given + holes > longest:
+        raise ConfigError(
+            f"{given} given tokens and holes of {holes} make a canvas of {given + holes}, but max_model_len is "
+            f"{longest}; shorten one of them"
+        )
 
 
 def _encoded(text: str, tokenizer: Tokenizer | None) -> list[int]:

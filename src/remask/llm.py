@@ -404,7 +404,8 @@ class LLM:
         def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
             return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)
 
-        return response_of(terms, own, prompt_tokens, self.tokenizer, self.loaded.config.stop_ids, resolve, around)
+        stops, longest = self.loaded.config.stop_ids, self.engine.max_model_len
+        return response_of(terms, own, prompt_tokens, self.tokenizer, stops, resolve, longest, around)
 
     def _chosen_policy(self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None) -> CachePolicy:
         if cache is None:
