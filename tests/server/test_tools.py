@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from remask.errors import ConfigError
 from remask.llm import LLM
+from remask.server.config import ServerConfig
+from remask.server.intake import Intake
+from remask.server.protocol import ChatBody
 from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
 from tests.server.serving import Running, serving
 
@@ -226,6 +229,17 @@ def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:
     assert server.chat({**body, "tool_choice": "none", "max_tokens": 4, "block_length": 4}).status_code == 200
     completion = server.client.post("/v1/completions", json={"prompt": "x", "tools": [BUY]})
     assert "Unknown field 'tools'" in completion.json()["error"]["message"]
+
+
+def test_a_uniform_model_cannot_be_held_to_a_schema() -> None:
+    llm = LLM("bundled-uniform", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    intake = Intake(llm, ServerConfig(model_names=["uniform"]))
+    free = {"messages": ASK["messages"], "tools": [STOP]}
+    assert len(intake.chat(ChatBody.model_validate(free), "r")) == 1
+    with pytest.raises(ConfigError, match="tool_choice: a call that must be made is held to its schema"):
+        intake.chat(ChatBody.model_validate({**free, "tool_choice": "required"}), "r")
 
 
 def calls(form: Any = HERMES, **more: Any) -> ToolCalls:
