@@ -25,7 +25,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [USER], "chat_template_kwargs": 3}, "chat_template_kwargs", "an object of at most 64 variables"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "'text'"),
     ({"max_tokns": 4}, "max_tokns", "Did you mean 'max_tokens', 'min_tokens' or 'max_completion_tokens'?"),
-    ({"tools": [{"type": "function"}]}, "tools.0.function", "Field required"),
+    ({"tools": [{"type": "function"}]}, "tools", "Field required"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"functions": [{"name": "f"}]}, "functions", "`tools` and `tool_choice` are their newer names"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "a prompt is never predicted"),
