@@ -211,22 +211,18 @@ class MaskedDecoder(Uncorrected):
         self.block_step = 0
         masks = self._masks()
         self._begun_with = masks
-<<<<<<< HEAD
         self.cut = None
-        begun = BlockStart(masks, self.blocks.steps, self.params, self._leave_out)
+        begun = BlockStart(masks, self._steps, self.params, self._leave_out)
         self._choose = self.rule.remasking.begin(begun)
 
     def _leave_out(self, tail: int | None) -> None:
-        if tail is None:
+        if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
             self.cut = None
         elif self.cut is None:  # a tail stays until none is left out, and equal arrays would be packed anew
             self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
-=======
-        self._choose = self.rule.remasking.begin(BlockStart(masks, self._steps, self.params))
 
     def _block(self, index: int) -> range:
         return moved(self.blocks.ranges[index], self.canvas.prompt)
->>>>>>> fdc6bfd (A response may have fixed parts: templates in the engine, and oracles for infilling)
 
     def _masks(self) -> int:
         return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
