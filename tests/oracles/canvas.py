@@ -43,7 +43,8 @@ class Canvas:
         for place, token in enumerate(template or ()):
             if token is not None:
                 self.tokens[len(prompt) + place], self.noisy[len(prompt) + place] = token, False
-        self.given = int((~self.noisy).sum()) - len(prompt)  # tokens of the response
+        self.fixed = ~self.noisy
+        self.given = int(self.fixed.sum()) - len(prompt)  # tokens of the response
         self.reachable = torch.ones_like(self.noisy)  # which positions the next step may transfer, if noisy
         self.rows: list[list[int]] = []
         self.transfers: list[tuple[int, list[int], list[int]]] = []

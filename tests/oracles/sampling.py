@@ -196,7 +196,8 @@ class BlockSampler:
         """Transfers this step's positions of the current block and moves on."""
         chosen = self._chosen(logits)
         self.canvas.transfer(chosen, logits)
-        self.tail = chosen.tail if isinstance(chosen, Cut) else None
+        tail = chosen.tail if isinstance(chosen, Cut) else None
+        self.tail = None if tail is None or self.canvas.fixed[tail:].any() else tail  # what is given is not left out
         self.step += 1
         self.block_step += 1
         complete = not (self.canvas.noisy & self.canvas.span(self.start, self.stop)).any()
