@@ -23,6 +23,12 @@ def test_shared_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert [int(number) > 0 for number in re.findall(r"\[(\d+) tokens", "\n".join(lines))] == [False, True, True]
 
 
+def test_infill(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "infill.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said == "5 Nina 7 Ruth 1 Rita 3 Hans   holes: (' Nina', ' Ruth', ' Rita')   3 steps\n"
+
+
 def test_tree_search_reads_its_ancestors_from_shared_pages(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "tree_search.py"), run_name="__main__")
     found = [list(map(int, pair)) for pair in re.findall(r"(\d+) of (\d+) prompt", capsys.readouterr().out)]

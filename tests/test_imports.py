@@ -34,6 +34,7 @@ ORDER = (
     "remask.config",
     "remask.prompts",
     "remask.detokenize",
+    "remask.infill",
     "remask.structure",
     "remask.decisions",
     "remask.llm",

@@ -11,24 +11,28 @@ import torch
 from tqdm import tqdm
 
 from remask.config import Threads, resolve_device, resolve_dtype, resolve_threads, set_threads
+from remask.core.canvas import Template
 from remask.core.checks import one_of, whole
 from remask.core.decisions import Decision, Decisions
 from remask.core.depth import DepthLookup
+from remask.core.infill import Part
 from remask.core.kinds import ModelKind
 from remask.core.reading import Reading
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
 from remask.core.structure import StructuredOutputs
+from remask.core.terms import Terms
 from remask.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.decisions import DecisionPlan, total_usage
 from remask.depth.find import DepthTable, find_table, shipped_table
-from remask.detokenize import cut_at_stop
+from remask.detokenize import ResponseText
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
+from remask.infill import response_of
 from remask.models.invariant import check_ranks
 from remask.models.loaded import FoundModel, LoadedModel, find_model
 from remask.models.quantised import Quantization, check_quantization
@@ -45,13 +49,17 @@ from remask.structure import Structures
 log = logging.getLogger(__name__)
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
+Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
 AUTO = "auto"
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested."""
+    """The response to one prompt. `text` is None without a tokenizer; `trace` and `logprobs` where not requested.
+
+    `holes` are the texts of a canvas' holes; None where there is no canvas. `token_ids` hold padding, texts do not.
+    """
 
     id: str
     token_ids: tuple[int, ...]
@@ -63,6 +71,7 @@ class Output:
     elapsed_s: float
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    holes: tuple[str, ...] | None = None
     reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # of a request with a `Reading`
 
 
@@ -243,17 +252,23 @@ class LLM:
         return self.loaded.sampling
 
     def params(
-        self, own: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None, *, prompt_tokens: int = 0
+        self,
+        own: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        *,
+        prompt_tokens: int = 0,
+        template: Template | None = None,
     ) -> SamplingParams:
         """The sampling parameters of a request: its `own`, then `defaults`, then the checkpoint's.
 
         What a request sets is taken as it is. What it leaves open gives way to it, and to a prompt of `prompt_tokens`:
         a default length to the room beside the prompt, a default block length and number of steps to the length. What
-        nobody sets is the family's choice. Every front uses this: `generate`, the commands, the server. Raises
-        `ConfigError` on values that are not allowed.
+        nobody sets is the family's choice. With a `template`, whose length `max_tokens` is, default blocks need not
+        divide it. Every front uses this: `generate`, the commands, the server. Raises `ConfigError` on values that are
+        not allowed.
         """
         usual = self.sampling if defaults is None else overlaid(self.sampling, defaults)
-        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens)
+        return fit(usual, own or {}, self.engine.max_model_len - prompt_tokens, template)
 
     def constraint(self, form: StructuredOutputs | Mapping[str, Any] | None) -> Constraint | None:
         """What makes responses have a form, such as `{"choice": ["yes", "no"]}`, compiled once. Safe on any thread.
@@ -344,14 +359,85 @@ class LLM:
         is the form of all answers, as in `docs/sampling.md`. Raises `ConfigError`, before anything runs, where a prompt
         or a setting cannot be used.
         """
+        requests = self.requests(
+            prompts, params, prefix_length=prefix_length, policy=self._chosen_policy(cache, cache_config)
+        )
+        return self._answered(requests, trace, top_logprobs, structured_outputs)
+
+    def infill(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        canvas: Canvas | Sequence[Canvas],
+        params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        *,
+        prefix_length: int | None = None,
+        cache: str | CachePolicy | None = None,
+        cache_config: Mapping[str, Any] | None = None,
+        trace: bool = False,
+        top_logprobs: int | None = None,
+        structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+    ) -> list[Output]:
+        """Fill the holes of responses with fixed parts, batched together, in the order of the prompts.
+
+        `canvas` is a list of parts, for all prompts or one for each: `{"text": ...}` and `{"token_ids": [...]}` stand
+        as they are, `{"mask": n}` is a hole of n tokens, and `{"mask": {"min": a, "max": b}}` one of a to b tokens.
+        Its parts say how long a response is, so `params` are mappings without `max_tokens`. Outputs have the text of
+        each hole in `holes`, and all of the response in `text`. `structured_outputs` is the form of a canvas' one hole.
+        All else is as in `generate`. Raises `ConfigError`, before anything runs, where something cannot be used.
+        """
+        items = as_prompts(prompts)
+        canvases = [canvas] * len(items) if canvas and isinstance(canvas[0], Mapping | Part) else list(canvas)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(items)
+        for name, given in (("canvas", canvases), ("params", each)):
+            if len(given) != len(items):
+                raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(given)}")
+        policy, requests = self._chosen_policy(cache, cache_config), []
+        for index, (prompt, parts, own) in enumerate(zip(items, canvases, each, strict=True)):
+            tokens, shared = encode(prompt, self.tokenizer)
+            length = shared if prefix_length is None else prefix_length
+            chosen, template = self.response(Terms(canvas=parts), own or {}, len(tokens))  # type: ignore[arg-type]
+            requests.append(Request(str(index), tokens, chosen, length, policy, template=template))
+        return self._answered(requests, trace, top_logprobs, structured_outputs)
+
+    def response(
+        self,
+        terms: Terms,
+        own: Mapping[str, Any],
+        prompt_tokens: int,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        command: Mapping[str, Any] | None = None,
+        around: tuple[str, str] | None = None,
+    ) -> tuple[SamplingParams, Template | None]:
+        """The sampling parameters of a request, as `params` resolves them, and its template, if it has one.
+
+        `terms` hold its canvas, its suffix or its replay. What it leaves out and the `command` sets is taken as it is,
+        too; but the parts of a canvas say its length. `around` are texts before and behind the response that are part
+        of it and not shown. Raises `ConfigError` where these and the parameters contradict each other.
+        """
+
+        def resolve(own: Mapping[str, Any], given: int, template: Template | None) -> SamplingParams:
+            return self.params({**(command or {}), **own}, defaults, prompt_tokens=given, template=template)
+
+        stops, longest = self.loaded.config.stop_ids, self.engine.max_model_len
+        return response_of(terms, own, prompt_tokens, self.tokenizer, stops, resolve, longest, around)
+
+    def _chosen_policy(self, cache: str | CachePolicy | None, settings: Mapping[str, Any] | None) -> CachePolicy:
         if cache is None:
-            policy = self.policy(self.cache, cache_config or self.cache_config)
-        else:
-            policy = self.policy(cache, cache_config)
-        requests = self.requests(prompts, params, prefix_length=prefix_length, policy=policy)
-        constraint = self.constraint(structured_outputs)
-        requests = [replace(each, top_logprobs=top_logprobs, constraint=constraint) for each in requests]
-        outputs = {output.id: output for output in self.run(requests, trace=trace)}
+            return self.policy(self.cache, settings or self.cache_config)
+        return self.policy(cache, settings)
+
+    def _answered(
+        self,
+        requests: Sequence[Request],
+        trace: bool,
+        top_logprobs: int | None,
+        form: StructuredOutputs | Mapping[str, Any] | None,
+    ) -> list[Output]:
+        """Run `requests` under these terms. Returns their outputs in their order."""
+        constraint = self.constraint(form)
+        asked = [replace(each, top_logprobs=top_logprobs, constraint=constraint) for each in requests]
+        outputs = {output.id: output for output in self.run(asked, trace=trace)}
         return [outputs[request.id] for request in requests]
 
     def decide(
@@ -454,18 +540,19 @@ class LLM:
                 _step(engine)
 
     def _output(self, request: Request, result: Result, trace: bool) -> Output:
-        text, error = None, result.error
+        text, holes, error, template = None, None, result.error, request.response
         if self.tokenizer is not None:
             try:
-                text = self.tokenizer.decode(result.token_ids)
-                text = cut_at_stop(text, request.params.stop, request.params.include_stop_str_in_output)
+                told = ResponseText(self.tokenizer, template, request.params)
+                text = told.push(result.token_ids) + told.finish()
+                holes = None if request.template is None else tuple(told.holes)
             # A tokenizer is anybody's code: what it raises for one answer loses no other.
             except Exception as failure:
                 log.error("request %s: its tokens could not be decoded: %s", result.id, failure, exc_info=True)
                 error = f"its tokens could not be decoded: {failure}"
         return Output(
             id=result.id,
-            token_ids=result.token_ids,
+            token_ids=tuple(result.token_ids[place] for place in template.shown(len(result.token_ids))),
             text=text,
             finish_reason=result.finish_reason,
             usage=result.usage,
@@ -477,6 +564,7 @@ class LLM:
             logprobs=None
             if request.top_logprobs is None
             else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),
+            holes=holes,
         )
 
 

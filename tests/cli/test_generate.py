@@ -274,3 +274,38 @@ def test_a_bundled_model_answers_a_prompt_as_it_was_trained_to(capsys: pytest.Ca
     assert 24 <= len(departures) <= 32
     assert main([*options, "--sampling", '{"max_tokens": 128}']) == 2
     assert "max_model_len is 128, all that the model takes; shorten one of them" in capsys.readouterr().err
+
+
+def test_lines_and_prompts_with_holes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canvas = [{"text": "go "}, {"mask": 2}, {"text": " alder"}, {"mask": {"min": 1, "max": 3}}]
+    lines: list[Any] = [
+        {"prompt": "abbey", "canvas": canvas, "return_step_maps": True, "top_logprobs": 0},
+        {"prompt": "abbey", "suffix": " alder", "sampling": {"max_tokens": 4}, "return_step_maps": True},
+        {"prompt": "abbey", "canvas": [{"text": "go"}]},
+        {"prompt": "abbey", "canvas": canvas, "sampling": {"max_tokens": 4}},
+    ]
+    options = ("--sampling", '{"max_tokens": 16, "block_length": 16}')
+    status, (filled, fill, *bad) = run(tmp_path, lines, *options, model="bundled-transit")
+    assert status == 1
+    first, second = filled["holes"]
+    assert filled["text"] == f"go{first} alder{second}"
+    assert len(filled["step_maps"]) == len(filled["token_ids"])
+    assert len(filled["logprobs"]) == sum(step > 0 for step in filled["step_maps"]) == 5
+    assert "holes" in fill
+    assert fill["text"] == fill["holes"][0]
+    assert len(fill["token_ids"]) == len(fill["step_maps"]) == fill["usage"]["completion_tokens"] == 4
+    assert min(fill["step_maps"]) == 1
+    assert ["canvas has no hole" in each["error"] for each in bad] == [True, False]
+    assert "max_tokens: the parts of a canvas" in bad[1]["error"]
+    common = ["--quiet", "generate", "--model", "bundled-transit", "--dtype", "float32", "--prompt", "abbey"]
+    capsys.readouterr()
+    assert main([*common, "--canvas", json.dumps(canvas)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("go ")
+    assert " alder" in said
+    assert main([*common, "--suffix", " alder"]) == 0
+    assert main([*common, "--canvas", "{}"]) != 0
+    assert "--canvas must be a JSON list" in capsys.readouterr().err
+    source = tmp_path / "in.jsonl"
+    assert main(["--quiet", "generate", "--model", LLADA, "--input", str(source), "--suffix", "x"]) != 0
+    assert "--suffix goes with --prompt" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from remask.core.canvas import OPEN, Hole, Template
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
@@ -134,6 +135,49 @@ def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow
     torch.testing.assert_close(confidences[1], read[1])
     truth = logits.log_softmax(-1).gather(1, read[0].long()[:, None])[:, 0]
     torch.testing.assert_close(logprobs[1], truth)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_hole_of_a_canvas_has_the_form(family: str, seed: int) -> None:
+    """Fixed tokens stand around it, whatever they are, and blocks are cut anywhere."""
+    rng = random.Random(f"{family} {seed} hole")
+    work, forms = [], {}
+    for number in range(5):
+        constraint, forms[str(number)] = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
+        before, after = (tuple(kinds.tokens(rng, rng.randint(0, 6))) for _ in range(2))
+        template = Template(before + (OPEN,) * LENGTH + after, (Hole(len(before), len(before) + LENGTH),), (EOS,))
+        drawn_by: Any = rng.choice(
+            [{}, {"temperature": 1.0}, {"remasking": "entropy", "eps": 0.01}, {"threshold": 0.2}]
+        )
+        block = rng.randint(1, len(template))
+        params = SamplingParams(max_tokens=len(template), block_length=block, seed=number, **drawn_by)
+        prompt = kinds.tokens(rng, 5)
+        asked = Request(str(number), prompt, params, 3, template=template, constraint=constraint, top_logprobs=1)
+        policy = support.random_policy(rng, family, ordered=False)
+        work.append(Work(asked, Dense() if "elastic" in repr(policy).lower() else policy, rng.randrange(4)))
+    for name, result in run(make_engine(family), work).items():
+        hole = forms[name]
+        assert result.error is None
+        (item,) = [each.request for each in work if each.request.id == name]
+        (place,) = item.response.holes
+        hole.check(result.token_ids[place.start : place.stop])
+        assert result.finish_reason == "stop"
+
+
+def test_forms_of_canvases_that_are_refused() -> None:
+    edges = np.array([(0, 1, 1), (1, 2, 2)])
+    constraint = Constraint(automaton_of(edges, 0, np.array([2]), VOCAB))
+    two = Template((OPEN, 1, OPEN), (Hole(0, 1), Hole(2, 3)))
+    for template, error in (
+        (two, "a form is that of one hole, and the canvas has 2"),
+        (Template((OPEN, OPEN, 1), (Hole(0, 2, 2),)), 'asks for 2 at least; send {"mask": {"max": 2}}'),
+        (Template((OPEN, 1, 1), (Hole(0, 1),)), "the hole's max=1 does not suit structured_outputs"),
+    ):
+        asked = Request("r", [1], SamplingParams(max_tokens=3), constraint=constraint, template=template)
+        with pytest.raises(ConfigError) as raised:
+            make_engine().check(asked)
+        assert error in str(raised.value)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -6,7 +6,17 @@ from torch import Tensor
 
 from tests.oracles.canvas import Canvas
 from tests.oracles.dense import DenseModel
-from tests.oracles.sampling import BlockSampler, Sampler, dream_confidence, ranked, share, take_threshold, timesteps
+from tests.oracles.sampling import (
+    BlockSampler,
+    Sampler,
+    block_steps,
+    block_windows,
+    dream_confidence,
+    ranked,
+    share,
+    take_threshold,
+    timesteps,
+)
 
 
 def unconditional(model: DenseModel, canvas: Canvas) -> Tensor:
@@ -56,27 +66,32 @@ def dream_block_cache(
 ) -> None:
     """Section 2.7: the full pass commits the block's first position alone, which no cached pass could predict.
 
+    Where that is given, the full pass is a step as any other.
     With `threshold` a block runs until it is complete; else `steps`, over all blocks, follow a time grid per block and
     rank by entropy. One step a block leaves the original's canvas unfinished and is refused.
     """
-    blocks = (canvas.length - canvas.prompt_length) // block_length
-    for start in range(canvas.prompt_length, canvas.length, block_length):
-        block = canvas.span(start, start + block_length)
+    windows = block_windows(canvas, block_length)
+    for (start, stop), per_block in zip(windows, block_steps(canvas, windows, steps), strict=True):
+        block = canvas.span(start, stop)
+        opens = bool(canvas.noisy[start])
         out = model.forward(canvas.tokens)
-        rows = canvas.span(start, start + block_length if dual else canvas.length)
+        rows = canvas.span(start, stop if dual else canvas.length)
         cached = out.kv.only(~rows)
         canvas.ran(out.rows)
-        canvas.transfer([start], model.predictions(out.logits))
+        logits = model.predictions(out.logits)
         if threshold is None:
-            if steps is None or steps // blocks < 2:
+            if steps is None or per_block < 2:
                 raise ValueError("the entropy schedule needs two steps a block or more")
-            per_block = steps // blocks
             times = timesteps(per_block, 1e-3)
-        step = 1
-        while (canvas.noisy & block).any() if threshold is not None else step < per_block:
-            out = model.forward(canvas.tokens, rows, cached)
-            canvas.ran(out.rows)
-            logits = model.predictions(out.logits)
+        step = 0
+        if opens:
+            canvas.transfer([start], logits)
+            step = 1
+        while (canvas.noisy & block).any():
+            if step:
+                out = model.forward(canvas.tokens, rows, cached)
+                canvas.ran(out.rows)
+                logits = model.predictions(out.logits)
             candidates = canvas.noisy & block
             if threshold is not None:
                 confidence = logits.softmax(-1).amax(-1)

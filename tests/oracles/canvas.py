@@ -28,13 +28,23 @@ class Decode:
 
 
 class Canvas:
-    """Prompt and response tokens, which of them are still noisy, and the record of what happened."""
+    """Prompt and response tokens, which of them are still noisy, and the record of what happened.
 
-    def __init__(self, prompt: Sequence[int], max_tokens: int, mask_id: int) -> None:
+    `template` has a token, or None for one to be found, at each place of the response; without it all are to be found.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], max_tokens: int, mask_id: int, template: Sequence[int | None] | None = None
+    ) -> None:
         self.prompt_length = len(prompt)
         self.length = len(prompt) + max_tokens
         self.tokens = torch.tensor([*prompt, *[mask_id] * max_tokens])
         self.noisy = torch.arange(self.length) >= len(prompt)
+        for place, token in enumerate(template or ()):
+            if token is not None:
+                self.tokens[len(prompt) + place], self.noisy[len(prompt) + place] = token, False
+        self.fixed = ~self.noisy
+        self.given = int(self.fixed.sum()) - len(prompt)  # tokens of the response
         self.reachable = torch.ones_like(self.noisy)  # which positions the next step may transfer, if noisy
         self.rows: list[list[int]] = []
         self.transfers: list[tuple[int, list[int], list[int]]] = []

@@ -49,14 +49,15 @@ def decode(model: Model, line: Line, boundary: Boundary = "stored") -> Decode:
 
     Stop ids are not honoured, so the output is `max_tokens` long; but block-causal models and `elastic-cache` honour
     `stop_token_ids`. The latter leaves masks after them.
-    `boundary` is for BiCache: whether refreshes restore the prefix rows or run them through the shallow layers.
+    `template`, if the line has one, holds a token or null for each place of the response. `boundary` is for BiCache:
+    whether refreshes restore the prefix rows or run them through the shallow layers.
     """
     if isinstance(model, GiddModel):
         return uniform.decode(model, line)
     if isinstance(model, SdarModel):
         return block_causal.decode(model, line)
     sampling, config = line["sampling"], line.get("cache_config", {})
-    canvas = Canvas(line["prompt_token_ids"], sampling["max_tokens"], model.mask_id)
+    canvas = Canvas(line["prompt_token_ids"], sampling["max_tokens"], model.mask_id, line.get("template"))
     if model.dream:
         _decode_dream(model, canvas, line, sampling, config, boundary)
     else:
@@ -101,7 +102,7 @@ def _decode_dream(
         steps = sampling.get("steps")
         blocks.dream_block_cache(model, canvas, block_length, cache == "block-dual", threshold, steps)
         return
-    steps = sampling.get("steps", sampling["max_tokens"])
+    steps = sampling.get("steps", sampling["max_tokens"] - canvas.given)
     sampler: Sampler
     if sampling["remasking"] == "confidence_threshold":
         sampler = DreamThreshold(canvas, sampling["threshold"], steps)
@@ -150,7 +151,7 @@ def _rule(sampling: Line) -> Rule:
         return Threshold(sampling["threshold"])
     if "factor" in sampling:
         return Factor(sampling["factor"])
-    steps = sampling.get("steps", sampling["max_tokens"])
+    steps = sampling.get("steps")
     return Ordered(steps, sampling["order"]) if sampling["remasking"] == "order" else Fixed(steps)
 
 

@@ -92,7 +92,9 @@ def dream_decode(
     fixed = prompt if prefill else torch.zeros_like(prompt)
     stored, cached = model.empty_kv(canvas.length), torch.zeros_like(prompt)
     while not sampler.done:
-        cacheable = dream_cacheable(canvas, shift) if sampler.step or shift == "right" else prompt
+        cacheable = dream_cacheable(canvas, shift)
+        if shift == "un" and sampler.step == 0:
+            cacheable[-1] = False  # nothing follows the last row, and it is cached one step later
         if sampler.step == 0:
             out = model.forward(canvas.tokens)
         else:

@@ -25,16 +25,16 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
-    """Section 1: a schedule of counts per block; `steps` over all blocks."""
+    """Section 1: a schedule of counts per block; `steps` over all blocks, or one a token."""
 
-    steps: int
+    steps: int | None
 
 
 @dataclass(frozen=True)
 class Ordered:
     """Section 5.2: the counts of `Fixed`, the positions in a given order; one list per block."""
 
-    steps: int
+    steps: int | None
     order: Sequence[Sequence[int]]
 
 
@@ -133,16 +133,39 @@ def slow_fast(knobs: SlowFast) -> Generator[list[int], tuple[Tensor, list[int]],
             confidence, noisy = yield Cut(taken, None if whole else end + 1)
 
 
+def block_windows(canvas: Canvas, length: int) -> list[tuple[int, int]]:
+    """Start and end of the blocks of a response in which there is a token to be found."""
+    starts = range(canvas.prompt_length, canvas.length, length)
+    windows = [(start, min(start + length, canvas.length)) for start in starts]
+    return [(start, stop) for start, stop in windows if canvas.noisy[start:stop].any()]
+
+
+def block_steps(canvas: Canvas, windows: Sequence[tuple[int, int]], steps: int | None) -> list[int]:
+    """Steps of each block: one a token; or a given number, shared evenly, on a canvas with holes in proportion.
+
+    In proportion: a step each, and of the others as many up to the end of a block as its share of the tokens up to
+    there, rounded down.
+    """
+    found = [int(canvas.noisy[start:stop].sum()) for start, stop in windows]
+    if steps is None:
+        return found
+    if not canvas.given:
+        return [steps // len(windows)] * len(windows)
+    shares = [(steps - len(windows)) * sum(found[:count]) // sum(found) for count in range(len(windows) + 1)]
+    return [1 + shares[number + 1] - shares[number] for number in range(len(windows))]
+
+
 class BlockSampler:
-    """LLaDA: blocks from left to right.
+    """LLaDA: blocks from left to right, those without a token to be found left out.
 
     A block ends once it is complete. With `run_out`, a schedule of more steps than masks still runs to its end.
     """
 
     def __init__(self, canvas: Canvas, block_length: int, rule: Rule, run_out: bool = True) -> None:
-        self.canvas, self.block_length, self.rule = canvas, block_length, rule
+        self.canvas, self.rule = canvas, rule
         self.run_out = run_out and isinstance(rule, Fixed | Ordered)
-        self.blocks = (canvas.length - canvas.prompt_length) // block_length
+        self.windows = block_windows(canvas, block_length)
+        self.steps = block_steps(canvas, self.windows, getattr(rule, "steps", None))
         self.step = self.block_step = self.index = 0
         self.tail: int | None = None  # where the next pass ends, if not at the canvas' end
         self._start_block()
@@ -150,17 +173,17 @@ class BlockSampler:
     @property
     def done(self) -> bool:
         """Whether all blocks are complete."""
-        return self.index == self.blocks
+        return self.index == len(self.windows)
 
     @property
     def start(self) -> int:
         """The current block's first position."""
-        return self.canvas.prompt_length + self.index * self.block_length
+        return self.windows[self.index][0]
 
     @property
     def stop(self) -> int:
         """The position after the current block."""
-        return self.start + self.block_length
+        return self.windows[self.index][1]
 
     def upcoming(self) -> list[int]:
         """`Ordered` only: what this step will transfer, in order."""
@@ -173,7 +196,8 @@ class BlockSampler:
         """Transfers this step's positions of the current block and moves on."""
         chosen = self._chosen(logits)
         self.canvas.transfer(chosen, logits)
-        self.tail = chosen.tail if isinstance(chosen, Cut) else None
+        tail = chosen.tail if isinstance(chosen, Cut) else None
+        self.tail = None if tail is None or self.canvas.fixed[tail:].any() else tail  # what is given is not left out
         self.step += 1
         self.block_step += 1
         complete = not (self.canvas.noisy & self.canvas.span(self.start, self.stop)).any()
@@ -190,7 +214,7 @@ class BlockSampler:
             next(self.cycles)
         if isinstance(self.rule, Fixed | Ordered) and not self.done:
             masks = int((self.canvas.noisy & self.canvas.span(self.start, self.stop)).sum())
-            self.counts = schedule(masks, self.rule.steps // self.blocks)
+            self.counts = schedule(masks, self.steps[self.index])
 
     def _chosen(self, logits: Tensor) -> list[int]:
         if isinstance(self.rule, Ordered):

@@ -21,13 +21,18 @@ Pick = Callable[["Step"], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a response is cut: block b is positions prompt + b * length and following; `steps` per block."""
+    """How a response is cut: block b is positions prompt + b * length and following; `steps` per block.
+
+    `given` are the positions of the response that have their tokens from the start. A block in which the response has
+    no others is left out.
+    """
 
     prompt: int
     response: int
     length: int
     steps: int
     canvas: int
+    given: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -38,6 +43,17 @@ class Blocks:
         """First position and end of a block."""
         start = self.prompt + block * self.length
         return start, min(start + self.length, self.canvas)
+
+    @property
+    def worked(self) -> list[int]:
+        """The blocks that are denoised."""
+        end = self.prompt + self.response
+        windows = [(block, *self.window(block)) for block in range(self.count)]
+        return [block for block, start, stop in windows if not self.given >= set(range(start, min(stop, end)))]
+
+    def open(self, block: int) -> Tensor:
+        """Which positions of a block's window may change."""
+        return torch.tensor([position not in self.given for position in range(*self.window(block))])
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,7 @@ class Step:
     out: GiddPass
     tokens: Tensor  # [L] of the window, before the step
     logits: Tensor  # [L, V] of the window, banned tokens at -inf
+    free: Tensor  # [L], which tokens of the window may change
 
 
 class Strategy:
@@ -152,7 +169,7 @@ def generate(
     `grid` is the log-SNR schedule of a block. MASK is never predicted, the end-of-text id not at the first `min_tokens`
     response positions. With `revision` the first step of a later block replaces so many tokens of completed ones.
     """
-    for block in range(blocks.count):
+    for block in blocks.worked:
         start, stop = blocks.window(block)
         early = max(0, min_tokens + blocks.prompt - start)
         for number in range(1, blocks.steps + 1):
@@ -166,7 +183,8 @@ def generate(
             logits[:, model.mask_id] = -torch.inf
             logits[:early, model.eos_id] = -torch.inf
             log_snr = float(grid[blocks.steps - number + 1])
-            step = Step(block, number, log_snr, start, stop, out, tokens[start:stop].clone(), logits)
+            before, free = tokens[start:stop].clone(), blocks.open(block)
+            step = Step(block, number, log_snr, start, stop, out, before, logits, free)
             tokens[start:stop] = pick(step)
             if replaced is not None:
                 tokens[blocks.prompt : start] = replaced
@@ -208,14 +226,17 @@ def greedy(model: GiddModel, tokens_per_step: int) -> Pick:
 
     def pick(step: Step) -> Tensor:
         chosen = adaptive_selection(step_scores(model, step), tokens_per_step)
-        return step.logits.argmax(-1).where(chosen, step.tokens)
+        return step.logits.argmax(-1).where(chosen & step.free, step.tokens)
 
     return pick
 
 
 def step_scores(model: GiddModel, step: Step) -> Tensor:
     """The adaptive scores [L] of a step's window."""
-    return adaptive_scores(step.logits, step.tokens, noise(model).pi(step.log_snr))
+    scores = torch.zeros(len(step.tokens), dtype=step.logits.dtype)
+    free = step.free
+    scores[free] = adaptive_scores(step.logits[free], step.tokens[free], noise(model).pi(step.log_snr))
+    return scores
 
 
 def decode(model: GiddModel, line: Mapping[str, Any]) -> Decode:
@@ -232,7 +253,9 @@ def decode(model: GiddModel, line: Mapping[str, Any]) -> Decode:
     tokens = torch.tensor([*prompt, *sampling["initial_canvas"]])
     block = sampling["block_length"]
     steps = sampling.get("steps_per_block", block)
-    blocks = Blocks(len(prompt), sampling["max_tokens"], block, steps, len(tokens))
+    given = {len(prompt) + place: token for place, token in enumerate(line.get("template", ())) if token is not None}
+    tokens[list(given)] = torch.tensor(list(given.values()), dtype=torch.long)
+    blocks = Blocks(len(prompt), sampling["max_tokens"], block, steps, len(tokens), frozenset(given))
     how = strategy(model, blocks, line["cache"], config)
     grid = schedule(sampling.get("schedule", "cosine"), steps, *model.log_snr_range)
     transfers, rows, before = [], [], tokens.clone()

@@ -30,15 +30,18 @@ def test_blocks_and_steps(max_tokens: int, block: int, steps: int | None) -> Non
     blocks = even_blocks(params)
     assert blocks.length == block
     assert blocks.count * blocks.length == max_tokens
-    assert blocks.steps * blocks.count == (steps or max_tokens)
+    assert set(blocks.steps) == {(steps or max_tokens) // blocks.count}
+    assert blocks.total_steps == (steps or max_tokens)
 
 
 def test_one_block_is_the_default() -> None:
-    assert even_blocks(SamplingParams(max_tokens=12, steps=5)) == Blocks(12, 1, 5)
+    assert even_blocks(SamplingParams(max_tokens=12, steps=5)) == Blocks(12, (range(12),), (5,))
 
 
 def test_steps_may_be_given_per_block() -> None:
-    assert even_blocks(SamplingParams(max_tokens=12, block_length=4, steps_per_block=3)) == Blocks(4, 3, 3)
+    assert even_blocks(SamplingParams(max_tokens=12, block_length=4, steps_per_block=3)) == Blocks(
+        4, (range(4), range(4, 8), range(8, 12)), (3, 3, 3)
+    )
 
 
 def test_an_order_has_a_list_per_block() -> None:

@@ -54,7 +54,11 @@ REMASKING: dict[str, tuple[ModelKind, ...]] = {
     "joint_threshold": ("block_causal",),
 }
 OF_EDITS = {"edit_threshold", "max_post_steps", "min_transfer", "penalty_lambda"}  # not set without joint_threshold
-OF_CORRECTIONS = {"correction_temperature", "correction_tokens", "correction_patience"}  # not set without correction_steps
+OF_CORRECTIONS = {
+    "correction_temperature",
+    "correction_tokens",
+    "correction_patience",
+}  # not without correction_steps
 
 
 def test_no_parameter_is_left_out_of_this_table() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from remask.llm import LLM
 from tests.server.serving import Running, serving
+from tests.server.test_tools import TEMPLATE
 from tests.test_structure import ROBOT, matches
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,21 @@ def test_langchain(bundled: Running) -> None:
     assert found["prompt_tokens"] == own["usage"]["prompt_tokens"]
     assert (found["top_logprobs"], found["tokens"]) == (2, [4, 4])
     matches({"json": ROBOT}, json.dumps(found["parsed"]))
+
+
+def test_tools_of_langchain() -> None:
+    """A forced call, whole and streamed; a free one that is not made is text."""
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        found = told(running, "langchain_tools", json.dumps(ROBOT))
+    (call,) = found["calls"]
+    assert call["name"] == "robot"
+    assert set(call["args"]) == set(found["structured"]) == {"name", "on", "legs"}
+    for other in ("streamed", "any"):
+        assert [each["args"] for each in found[other]] == [call["args"]]
+    assert isinstance(found["free"], str)
 
 
 def test_litellm(bundled: Running) -> None:

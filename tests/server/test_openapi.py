@@ -67,7 +67,8 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             response = case.call(base_url=server.base)
-            assert response.status_code < 500, response.text
+            in_time = response.status_code != 504 or "deadline_s" not in (case.body or ())  # any deadline may be drawn
+            assert response.status_code < 500 or not in_time, response.text
             if response.status_code >= 400:
                 assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 

@@ -576,3 +576,32 @@ def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) 
         assert key not in "".join(tab.asked)
         tab.page.reload()
         tab.shown("#key-form:not([hidden])")
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_holes_are_typed_and_seen_to_be_filled(browser: Any, server: Running, width: int) -> None:
+    with opened(browser, server.base, viewport={"width": width, "height": 800}) as tab:
+        sent: list[dict[str, Any]] = []
+        tab.page.on("request", lambda request: sent.append(request.post_data_json) if "chat" in request.url else None)
+        tab.ask_for(16, block_length=4, steps=6)
+        tab.page.fill("#canvas", "go [[2]] alder[[1-4]] arch")
+        tab.page.click("#run-b-only")
+        tab.ran("b")
+        (body,) = sent
+        assert "max_tokens" not in body
+        parts = [{"text": "go "}, {"mask": 2}, {"text": " alder"}, {"mask": {"min": 1, "max": 4}}, {"text": " arch"}]
+        assert body["canvas"] == parts
+        assert tab.text("#answer-b").split() == api_text(server, body)[0].split()
+        fixed = tab.page.locator("#run-b .token.given").all_inner_texts()
+        assert " ".join(fixed).split() == ["go", "alder", "arch"]
+        for step, filled in ((0, 1), (5, 6)):
+            tab.slide("b", step)
+            assert tab.count("#run-b .token.settled") == filled
+            assert tab.page.locator("#run-b .token.given").all_inner_texts() == fixed, "they stand from the start"
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        tab.page.fill("#canvas", "no hole")
+        tab.page.click("#run-b-only")
+        tab.says("#run-problem", "canvas has no hole")
+        tab.focused("#canvas")
+        tab.forgive(400)
+        assert tab.said == []

@@ -20,7 +20,7 @@ from remask.cli.options import (
     engine_config,
     open_llm,
 )
-from remask.core.checks import json_object
+from remask.core.checks import json_list, json_object
 from remask.core.rollout import step_map
 from remask.core.terms import Terms
 from remask.engine.request import Request
@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="one prompt; its answer is printed as text")
     source.add_argument("--input", metavar="FILE", help="JSONL, one request a line ('-': standard input)")
     parser.add_argument("--system", metavar="TEXT", help="system prompt of --prompt")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--canvas", metavar="JSON", help="parts of --prompt's answer: fixed ones, and holes to be filled"
+    )
+    shape.add_argument("--suffix", metavar="TEXT", help="what stands behind --prompt's answer")
     parser.add_argument("--output", metavar="FILE", help="JSONL answers (default: standard output)")
     add_default_options(parser)
     parser.add_argument("--trace", action="store_true", help="write which positions settled at which step")
@@ -49,8 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer all requests. Returns 0 if all were answered, 1 if some failed."""
     defaults = defaults_of(args)
-    if args.system is not None and args.prompt is None:
-        raise ConfigError("--system goes with --prompt; the lines of --input have messages of their own")
+    for name, own in (("system", "messages"), ("canvas", "canvas"), ("suffix", "suffix")):
+        if getattr(args, name) is not None and args.prompt is None:
+            raise ConfigError(f"--{name} goes with --prompt; the lines of --input have {own} of their own")
     check_folder("--output", args.output)
     with ExitStack() as files:
         llm = files.enter_context(open_llm(args, args.cache, dict(defaults.cache_config), engine_config(args)))
@@ -62,7 +68,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
-    """The line of `--prompt`: a conversation where the model reads these, else the text as it is."""
+    """The line of `--prompt`, and what its answer is made of."""
+    canvas = None if args.canvas is None else json_list("--canvas", args.canvas)
+    return _prompt(llm, args) | {"canvas": canvas, "suffix": args.suffix}
+
+
+def _prompt(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+    """A conversation where the model reads these, else the text as it is."""
     if llm.tokenizer is not None and llm.tokenizer.has_chat_template:
         system = [] if args.system is None else [{"role": "system", "content": args.system}]
         return {"messages": [*system, {"role": "user", "content": args.prompt}]}
@@ -145,7 +157,7 @@ def _answer(output: Output, name: object) -> dict[str, Any]:
         "text": output.text,
         "finish_reason": output.finish_reason,
         "usage": usage,
-    }
+    } | ({} if output.holes is None else {"holes": output.holes})
 
 
 def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Output) -> dict[str, Any]:
@@ -155,7 +167,9 @@ def _report(llm: LLM, request: Request, terms: Terms, steps: bool, output: Outpu
     if terms.top_logprobs is not None:
         found["logprobs"] = [asdict(each) for each in output.logprobs or ()]
     if terms.return_step_maps:
-        found["step_maps"] = step_map(output.trace, len(request.prompt_token_ids), len(output.token_ids))
+        written = step_map(output.trace, len(request.prompt_token_ids), request.params.max_tokens)
+        shown = request.response.shown(len(written))[: len(output.token_ids)]
+        found["step_maps"] = [written[place] for place in shown]
     if terms.return_trace:
         found["trace"] = trace_of(request, output.trace, output.usage, llm.loaded.fingerprint).content
     return found

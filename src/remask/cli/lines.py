@@ -61,12 +61,11 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     if own is not None and not isinstance(own, dict):
         raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
     terms = terms_of(line)
-    params = terms.params(
-        own or {}, lambda: llm.params({**defaults.sampling, **(own or {})}, prompt_tokens=len(tokens))
-    )
+    params, template = llm.response(terms, own or {}, len(tokens), command=defaults.sampling)
     policy = _policy(llm, terms, defaults)
     kind, constraint = llm.loaded.config.kind, llm.constraint(terms.structured_outputs)
-    return request_of(request_id, tokens, params, policy, terms, kind, shared=shared, constraint=constraint)
+    more: dict[str, Any] = {"constraint": constraint, "template": template}
+    return request_of(request_id, tokens, params, policy, terms, kind, shared=shared, **more)
 
 
 def terms_of(line: Mapping[str, Any]) -> Terms:

@@ -199,6 +199,33 @@ class ListOf(Values):
 
 
 @dataclass(frozen=True, slots=True)
+class AnyOf(Values):
+    """Values of any of some sets, the last of which is one of objects."""
+
+    sets: tuple[Values, ...]
+
+    @property
+    def words(self) -> str:
+        """Those of all sets."""
+        return ", or ".join(each.words for each in self.sets)
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is in one of the sets."""
+        return any(each.fits(value) for each in self.sets)
+
+    def schema(self) -> dict[str, Any]:
+        """A choice of schemas."""
+        return {"anyOf": [each.schema() for each in self.sets]}
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `ConfigError`; of an object it says which of its fields is not allowed."""
+        if isinstance(value, Mapping):
+            self.sets[-1].check(name, value)
+        else:
+            Values.check(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings(Values):
     """Objects of at most `most` keys, which are checked where they are used; `noun` says what they hold."""
 
@@ -263,13 +290,25 @@ def listed(name: str, value: object, of: str) -> Sequence[Any]:
 
 def json_object(what: str, text: str) -> dict[str, Any]:
     """The JSON object in `text`; `what` names it in errors."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and too many brackets
-        raise ConfigError(f"{what} is not JSON: {error}") from error
+    value = _parsed(what, text)
     if not isinstance(value, dict):
         raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")
     return value
+
+
+def json_list(what: str, text: str) -> list[Any]:
+    """The JSON list in `text`; `what` names it in errors."""
+    value = _parsed(what, text)
+    if not isinstance(value, list):
+        raise ConfigError(f"{what} must be a JSON list, got {type(value).__name__}")
+    return value
+
+
+def _parsed(what: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits, and too many brackets
+        raise ConfigError(f"{what} is not JSON: {error}") from error
 
 
 def shown(value: object) -> str:

@@ -495,7 +495,7 @@ class View:
     block: range  # positions denoised together now
     prompt: int  # positions 0 .. prompt - 1 were given
     noisy: Mask  # not final yet
-    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for the prompt, NEVER where noisy
+    settled: NDArray[np.int32]  # step at whose end a position became final; -1 for what was given, NEVER where noisy
     prefix: PrefixHit | None
     pass_index: int = 0  # passes since this step began: 1 after a fill pass
     shift: int = 0  # of the model family: row p - shift predicts position p

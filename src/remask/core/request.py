@@ -14,8 +14,8 @@ class Usage:
     """Work done for one request.
 
     Attributes:
-        prompt_tokens: length of the prompt.
-        completion_tokens: length of the response.
+        prompt_tokens: tokens that were given: the prompt, and the fixed parts of the response.
+        completion_tokens: tokens of the response that were generated.
         cached_tokens: tokens whose K/V were read from the store.
         steps: denoising steps, those of a correction included.
         forwards: forward passes. The two canvases of a guided pair count as one, the prefix-only pass does not count.

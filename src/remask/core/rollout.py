@@ -130,12 +130,15 @@ def events_of(trace: Sequence[Transfer], prompt: int) -> tuple[TraceEvent, ...]:
 
 
 def step_map(trace: Sequence[Transfer], prompt: int, length: int) -> list[int]:
-    """For each of the first `length` tokens of a response, the step that first wrote it, counted from 1."""
+    """For each of the first `length` tokens of a response, the step that first wrote it, counted from 1.
+
+    It is 0 for tokens that the request gave.
+    """
     steps: dict[int, int] = {}
     for each in trace:
         for position in each.positions:
             steps.setdefault(position - prompt, each.step + 1)
-    return [steps[place] for place in range(length)]
+    return [steps.get(place, 0) for place in range(length)]
 
 
 def read_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLogprob]]:
@@ -149,10 +152,10 @@ def read_tokens(transfer: Transfer, prompt: int) -> Iterator[tuple[int, TokenLog
 def token_logprobs(trace: Sequence[Transfer], prompt: int, length: int) -> tuple[TokenLogprob, ...]:
     """Each of the first `length` tokens of a response, with what was read of it in the step that wrote it last.
 
-    `trace` is of a request that asked for log-probabilities, on a model whose positions all are written.
+    `trace` is of a request that asked for log-probabilities. Tokens that the request gave are left out.
     """
     found = dict(pair for each in trace for pair in read_tokens(each, prompt))
-    return tuple(found[place] for place in range(length))
+    return tuple(found[place] for place in range(length) if place in found)
 
 
 def _content(event: TraceEvent) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """What a request says beside its prompt and its sampling parameters. Each term is declared here, and nowhere else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import LARGEST, POSITIONS, Flag, Real, Settings, Text, Whole
+from remask.core.checks import LARGEST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
 from remask.core.fields import Nested, check, declare, parse
+from remask.core.infill import MAX_PARTS, Part
 from remask.core.rollout import TOP_LOGPROBS, Trace
 from remask.core.sampling import SamplingParams
 from remask.core.structure import StructuredOutputs
@@ -78,8 +79,17 @@ class Terms:
     structured_outputs: StructuredOutputs | None = declare(
         None,
         Nested(StructuredOutputs, "structured_outputs field"),
-        "The form of the answer, which it always has.",
+        "The form of the answer, which it always has; of the hole, where a canvas has one.",
         kinds=("masked", "block_causal"),
+    )
+    canvas: Sequence[Part] | None = declare(
+        None,
+        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS),
+        "What the response is made of: parts of fixed `text` or `token_ids`, and holes (`mask`), a number of tokens or "
+        "an object of `min` and `max`.",
+    )
+    suffix: str | None = declare(
+        None, Text(POSITIONS), "What stands behind the response, which fills the `max_tokens` positions before it."
     )
 
     def __post_init__(self) -> None:
@@ -89,6 +99,11 @@ class Terms:
             object.__setattr__(self, "structured_outputs", StructuredOutputs.from_mapping(form))
         if self.replay is not None and not isinstance(self.replay, Trace):
             object.__setattr__(self, "replay", Trace.from_mapping(self.replay))
+        if self.canvas is not None:
+            if self.suffix is not None:
+                raise ConfigError("canvas and suffix both say what stands around the response; send one of them")
+            parts = [each if isinstance(each, Part) else _part(each) for each in self.canvas]
+            object.__setattr__(self, "canvas", tuple(parts))
 
     @property
     def policy(self) -> tuple[str | None, Mapping[str, Any] | None]:
@@ -117,3 +132,7 @@ class Terms:
     def from_mapping(cls, values: object) -> "Terms":
         """Terms from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
         return parse(cls, values, "a request", "term")
+
+
+def _part(values: object) -> Part:
+    return parse(Part, values, "canvas", "part field")

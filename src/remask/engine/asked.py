@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from remask.core.canvas import Template
 from remask.core.kinds import ModelKind
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
@@ -24,13 +25,13 @@ def request_of(
     shared: int,
     find_prefix: bool = True,
     constraint: Constraint | None = None,
+    template: Template | None = None,
     drafts: bool = False,
 ) -> Request:
     """The request of these terms on a model of this `kind`; `shared` is its default `prefix_length`.
 
-    Without `find_prefix` that default is what the client said, in words that are no term.
-
-    `constraint` is what `structured_outputs` of the terms is compiled to.
+    Without `find_prefix` that default is what the client said, in words that are no term. `constraint` is what
+    `structured_outputs` of the terms is compiled to, `template` what its canvas or suffix makes.
 
     Where its trace is to be returned its seed is drawn here, as the draws of a run must be known to repeat it. Raises
     `ConfigError` on terms that the kind of model, or a replay of another prompt, cannot meet.
@@ -57,5 +58,6 @@ def request_of(
         drafts=drafts,
         top_logprobs=traced if terms.top_logprobs is None else terms.top_logprobs,
         constraint=constraint,
+        template=template,
         replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
     )

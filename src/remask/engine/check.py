@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable
 
+from remask.core.canvas import OPEN, Hole, Template
 from remask.core.checks import is_whole, whole
 from remask.core.fields import declared
 from remask.core.kinds import in_words
@@ -44,6 +45,7 @@ def check_request(
     params, policy = request.params, request.policy
     _check_terms(request)
     _check_prompt(request, shape)
+    _check_template(request, shape)
     limits.check_stop(params)
     _check_reading(request, shape)
     stops = _stop_rule(request, shape, decode)
@@ -70,14 +72,16 @@ def check_request(
     _check_logprobs(request, shape)
     _check_constraint(request, shape, decoding)
     length, steps = decoding.length, decoding.scheduled_steps
-    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, params.max_tokens, steps))
+    open_places = request.response.open_places
+    policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
     pending = PendingRequest(request, decoding, stops)
     if request.replay is not None:
         if params.correction_steps:
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
         if params.revision_tokens:
             raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
-        check_replay(request.replay, decoding, stops, shape, policy.traits.schedule.idle_passes)
+        tail, idle = request.response.tail, policy.traits.schedule.idle_passes
+        check_replay(request.replay, decoding, stops, shape, idle, tail)
     skips = policy.traits.schedule.idle_passes == "skipped"
     limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
     pending.page_keys = page_keys(request, decoding.block)
@@ -96,13 +100,14 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
 
 def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decoding:
     """The decoding of the model's kind, which checks the sampling parameters."""
-    prompt, params = request.prompt_token_ids, request.params
+    prompt, params, template = request.prompt_token_ids, request.params, request.template
     seed = secrets.randbits(62) if params.seed is None else params.seed
     check_fields(params, shape.kind)
     if request.reading is not None:
         return ReadingDecoding(prompt, request.reading, shape.mask_id, seed)
     if shape.kind == "block_causal":
-        decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, shape.block_length, shape.mask_id, seed)
+        block = shape.block_length
+        decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
         if decoding.rule.edits and shape.shift:
             raise ConfigError(
                 f"remasking {decoding.rule.name!r} edits tokens, which is not defined on {shape.family} models: they "
@@ -112,9 +117,12 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
     if shape.kind == "uniform":
         assert shape.noise is not None
         canvas = min(shape.max_length, max_model_len)
-        return UniformDecoding.of(prompt, params, shape.noise, shape.stop_ids, canvas, seed, shape.structured_attention)
+        stops, structured = shape.stop_ids, shape.structured_attention
+        return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
     blockwise = request.policy.traits.schedule.blockwise
-    return MaskedDecoding.of(prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise)
+    return MaskedDecoding.of(
+        prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
+    )
 
 
 def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) -> None:
@@ -132,7 +140,8 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
             raise ConfigError(
                 f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
             )
-    length, automaton = params.max_tokens, constraint.automaton
+    hole = _formed_hole(request.response)
+    length, automaton = hole.stop - hole.start, constraint.automaton
     transitions = automaton.transitions
     longest = MAX_PATH_STEPS // max(1, transitions)
     if decoding.block > longest:
@@ -144,7 +153,24 @@ def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) 
     if not automaton.alive(length)[automaton.start]:
         short = automaton.shortest(length) is None
         why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
-        raise ConfigError(f"max_tokens={length} does not suit structured_outputs: {why}; raise max_tokens")
+        name = "max_tokens" if request.template is None or request.template.fill_only else "the hole's max"
+        raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
+
+
+def _formed_hole(template: Template) -> Hole:
+    """The hole whose text has a form. Raises `ConfigError` where there are several, or its length is fixed."""
+    if len(template.holes) > 1:
+        raise ConfigError(
+            f"structured_outputs: a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "
+            "or fix the other parts"
+        )
+    (hole,) = template.holes
+    if hole.least:
+        raise ConfigError(
+            f"structured_outputs: the form says how many tokens the hole takes, and the canvas asks for {hole.least} "
+            f'at least; send {{"mask": {{"max": {hole.stop - hole.start}}}}}'
+        )
+    return hole
 
 
 def _check_reading(request: Request, shape: ModelConfig) -> None:
@@ -180,6 +206,20 @@ def _check_terms(request: Request) -> None:
     """Raise `ConfigError` on terms of service that cannot be kept."""
     for name in ("cache_salt", "priority", "deadline_s"):
         declared(Terms)[name].check(name, getattr(request, name))
+
+
+def _check_template(request: Request, shape: ModelConfig) -> None:
+    """Raise `ConfigError` on fixed parts and holes that make no response of this model."""
+    template, length = request.template, request.params.max_tokens
+    if template is None:
+        return
+    if len(template) != length:
+        raise ConfigError(f"max_tokens={length} is not the canvas' length of {len(template)}; leave it out")
+    if not template.holes:
+        raise ConfigError("canvas has no hole, so there is nothing to generate; give a part with mask")
+    bad = [token for token in template.tokens if token != OPEN and not 0 <= token < shape.vocab]
+    if bad:
+        raise ConfigError(f"canvas holds the token id {bad[0]}; token ids go from 0 to {shape.vocab - 1}")
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:

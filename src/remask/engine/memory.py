@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.canvas import Canvas
+from remask.core.canvas import Canvas, Template
 from remask.core.depth import percent
 from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit
@@ -240,9 +240,9 @@ class Memory:
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
-            other = _unconditional(canvas, self.shape.mask_id)
+            other = _unconditional(canvas, self.shape.mask_id, request.template)
             states.append(self._state(other, (plain_table(placement.own[1][0]),), traits))
-        usage = Usage(prompt_tokens=len(request.prompt_token_ids), prefix_note=placement.note)
+        usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
         if prefix is not None:
             usage.prefix_depth, usage.prefix_tokens = prefix.boundary, prefix.length
             usage.cached_tokens = prefix.length if lease is None or lease.hit else 0
@@ -528,9 +528,12 @@ def _page_salt(request: Request, block: int) -> str:
     return f"{block}:{request.cache_salt}"
 
 
-def _unconditional(canvas: Canvas, mask_id: int) -> Canvas:
-    """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance)."""
-    return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id)
+def _unconditional(canvas: Canvas, mask_id: int, template: Template | None) -> Canvas:
+    """The other branch of a guided pair: the same canvas with every prompt position masked (LLaDA's guidance).
+
+    Fixed parts of the response stand there too, as generated tokens do.
+    """
+    return Canvas.masked([mask_id] * canvas.prompt, len(canvas) - canvas.prompt, mask_id, template)
 
 
 def _page_size(size: int | None, shape: ModelConfig) -> int:

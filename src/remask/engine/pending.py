@@ -49,7 +49,14 @@ class PendingRequest:
         """Number of canvases that will run for it: two under classifier-free guidance."""
         return 2 if self.request.params.cfg_scale > 0 else 1
 
+    @property
+    def given_tokens(self) -> int:
+        """Tokens of the prompt and of the fixed parts of the response."""
+        request = self.request
+        fixed = 0 if request.template is None else len(request.template) - request.template.open_places
+        return len(request.prompt_token_ids) + fixed
+
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result of a request that ends before it begins."""
-        usage = Usage(prompt_tokens=len(self.request.prompt_token_ids))
+        usage = Usage(prompt_tokens=self.given_tokens)
         return Result(self.request.id, (), reason, usage, (), None, time.perf_counter() - self.arrived, error)

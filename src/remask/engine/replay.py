@@ -49,15 +49,21 @@ class Replay:
 
 
 def check_replay(
-    transfers: Sequence[Transfer], decoding: Decoding, stops: StopRule, shape: ModelConfig, idle: IdlePasses
+    transfers: Sequence[Transfer],
+    decoding: Decoding,
+    stops: StopRule,
+    shape: ModelConfig,
+    idle: IdlePasses,
+    tail: int = 0,
 ) -> None:
     """Raise `ConfigError` on transfers that no run of this request could have made.
 
-    Their tokens are written on a canvas step by step, as a run would, without the model.
+    Their tokens are written on a canvas step by step, as a run would, without the model. Stops end the response from
+    its place `tail` on.
     """
     _check_form(transfers, shape)
     replay, canvas, scan = Replay(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
-    decoder, left, scanned = decoding.decoder(canvas, idle), Replay(transfers, 0).steps, 0
+    decoder, left, scanned = decoding.decoder(canvas, idle), Replay(transfers, 0).steps, tail
     while not decoder.finished:
         step, block = decoder.step, decoder.block
         positions, tokens = replay.written(step)
@@ -72,10 +78,10 @@ def check_replay(
         canvas.write(positions, tokens)
         canvas.settle(decoder.final(positions), step)
         decoder.advance()
-        lead = canvas.settled_lead
+        lead = max(scanned, canvas.settled_lead)
         scan.push(canvas.response[scanned:lead].tolist())
         scanned = lead
-        if not left and (scan.end is not None or scanned == len(canvas.response)):
+        if not left and (scan.end is not None or canvas.settled_lead == len(canvas.response)):
             break
     if left:
         raise ConfigError(

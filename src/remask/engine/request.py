@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from remask.core.canvas import Template
 from remask.core.reading import Reading
 from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
@@ -34,7 +35,8 @@ class Request:
             computes none.
         replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
             whatever the model proposes.
-        constraint: the response has this form.
+        constraint: what fills the response's one hole has this form.
+        template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
         reading: nothing is generated. One pass reads masks of this answer, whose length `max_tokens` is.
     """
 
@@ -51,7 +53,13 @@ class Request:
     top_logprobs: int | None = None
     replay: tuple[Transfer, ...] | None = None
     constraint: Constraint | None = None
+    template: Template | None = None
     reading: Reading | None = None
+
+    @property
+    def response(self) -> Template:
+        """What the response is made of."""
+        return Template.plain(self.params.max_tokens) if self.template is None else self.template
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""

@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.plan import LastPass, Plan, StepFacts, View
+from remask.core.canvas import Hole, Template
+from remask.core.plan import LastPass, Mask, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
 from remask.core.work import LayerWork, layer_work
@@ -22,7 +23,7 @@ from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.decoder import Decoder
 from remask.sampling.logprobs import PredictedLogprobs
-from remask.sampling.score import Extra, Guidance, Residual, RowGroup
+from remask.sampling.score import Barred, Extra, Guidance, Residual, RowGroup
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
@@ -109,7 +110,10 @@ class RunningRequest:
     reported: bool = False
     reason: FinishReason | None = None
     _stops: StopScan = field(init=False)
-    _scanned: int = 0  # leading response tokens that `_stops` has seen
+    _template: Template = field(init=False)  # of the response
+    _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
+    _given: int = field(init=False)  # leading response tokens that were final from the start
+    _scanned: int = field(init=False)  # leading response tokens that `_stops` has passed
     _first_settled: float | None = None  # when the first response token became final
     _items: Items | None = None  # the next pass, once it is planned
     _tally: Tally = field(init=False)  # of that pass
@@ -135,6 +139,11 @@ class RunningRequest:
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         self._stops = self.pending.stops.scan()
+        self._template = self.request.response
+        self._given, self._scanned = canvas.settled_lead, self._template.tail
+        if self._template.unpadded.any():
+            self._unpadded = np.zeros(len(canvas), dtype=np.bool_)
+            self._unpadded[canvas.prompt : canvas.end] = self._template.unpadded
         self._logprobs = (
             None if self.request.top_logprobs is None else PredictedLogprobs(len(canvas), self.request.top_logprobs)
         )
@@ -253,6 +262,8 @@ class RunningRequest:
             group.given = self._replay.given(self.decoder.step, positions)
         if self.request.constraint is not None:
             group.classes = self.request.constraint.table
+        if self._unpadded is not None and (rows := self._unpadded[positions]).any():
+            group.barred = Barred(self._template.padding, rows)
         if len(self.branches) == 2:
             self._guide(group, positions, at + count)
         return group
@@ -291,7 +302,9 @@ class RunningRequest:
         tokens, confidence, more = scores
         read = np.concatenate([np.stack([tokens.astype(np.float32), confidence]), more])
         canvas, top = self.branches[0].canvas, self.request.top_logprobs
-        chosen = constraint.choose(canvas, self.decoder.block, self.plan.predicted, read, top)
+        (hole,) = self._template.holes  # as `check_request` saw to
+        scope = range(canvas.prompt + hole.start, canvas.prompt + hole.stop)
+        chosen = constraint.choose(canvas, scope, self.decoder.block, self.plan.predicted, read, top)
         return chosen[0].astype(np.int64), chosen[1], chosen[2:]
 
     def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
@@ -336,7 +349,7 @@ class RunningRequest:
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if self._stop_written:
             self._stop = self._settled_stop()
-        if self._first_settled is None and self.branches[0].canvas.settled_lead:
+        if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
         if self._fill_passes:
@@ -354,9 +367,7 @@ class RunningRequest:
         if may_stop and self._stop_at() is not None:
             self.reason = "stop"
         elif finished or (inside and may_stop and self._stop_behind()):
-            # An answer of a given form is whole wherever it ends, and one that is read is whole from the start.
-            whole = self.request.constraint is not None or self.request.reading is not None
-            self.reason = "stop" if whole else "length"
+            self.reason = "stop" if self._whole() else "length"
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -378,7 +389,7 @@ class RunningRequest:
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and self.request.reading is None:
             tokens = tuple(self.branches[0].canvas.response[: self._stop_at()].tolist())
-        self.usage.completion_tokens = len(tokens)
+        self.usage.completion_tokens = sum(min(h.stop, len(tokens)) - h.start for h in self._template.holes if tokens)
         return Result(
             id=self.request.id,
             token_ids=tokens,
@@ -488,11 +499,24 @@ class RunningRequest:
         )
 
     def _settled_stop(self) -> int | None:
-        """The first position of the response where a stop token has settled; there may be noise before it."""
-        canvas = self.branches[0].canvas
+        """The first position of the hole at the end where a stop token has settled; there may be noise before it."""
+        canvas, tail = self.branches[0].canvas, self.branches[0].canvas.prompt + self._template.tail
         stops = np.fromiter(self.pending.stops.token_ids, dtype=np.int64)
-        found = np.isin(canvas.response, stops) & ~canvas.noisy[canvas.prompt : canvas.end]
-        return canvas.prompt + int(found.argmax()) if found.any() else None
+        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(found.argmax()) if found.any() else None
+
+    def _whole(self) -> bool:
+        """Whether no room that was left made an end of the response, which has filled all of its places."""
+        if self.request.constraint is not None or self.request.reading is not None:
+            return True  # an answer of a given form wherever it ends, one that is read from the start
+        return not any(hole.variable and self._full(hole) for hole in self._template.holes)
+
+    def _full(self, hole: Hole) -> bool:
+        """Whether a hole holds neither padding nor a stop."""
+        tokens = self.branches[0].canvas.response[hole.start : hole.stop].tolist()
+        stops = self.pending.stops.scan()
+        stops.push(tokens)
+        return stops.end is None and not any(token in self._template.padding for token in tokens)
 
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
@@ -504,12 +528,15 @@ class RunningRequest:
         return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _stop_at(self) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where none has settled yet."""
+        """Length of the response that the first honoured stop leaves, or None where none has settled yet.
+
+        Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
+        """
         canvas, begin = self.branches[0].canvas, self._scanned
         if canvas.settled_lead > begin:
             self._scanned = canvas.settled_lead
             self._stops.push(canvas.response[begin : self._scanned].tolist())
-        return self._stops.end
+        return None if self._stops.end is None else self._template.tail + self._stops.end
 
 
 _NO_FACTS = StepFacts()

@@ -50,7 +50,7 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation. Safe on any thread; the interpreter's lock is not held meanwhile.
 
-        `variables` are further ones that the template reads, such as `enable_thinking`.
+        `variables` are further ones that the template reads, such as `enable_thinking` and `tools`.
 
         Raises:
             ConfigError: the template refuses the conversation, fails on it, or goes beyond a limit; or `variables` hold
@@ -59,7 +59,7 @@ class ChatTemplate:
         # A key without a value is left out: templates ask whether a key is there.
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         values = {"messages": chat, "add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
-        taken = sorted(values.keys() & (variables or {}))
+        taken = sorted((set(values) - {"tools"}) & set(variables or {}))
         if taken:
             raise ConfigError(f"chat_template_kwargs: {taken[0]} is no variable to choose; leave it out")
         values |= variables or {}

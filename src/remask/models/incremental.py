@@ -11,12 +11,13 @@ class IncrementalDecoder:
     """Decodes tokens as they come. The joined pieces equal the text of all tokens; what was returned never changes.
 
     `decode` returns the text of tokens. A character whose bytes span tokens is held back until it is complete. Bytes
-    that never make a character are held back for `MAX_PENDING` tokens at most.
+    that never make a character are held back for `MAX_PENDING` tokens at most. `context` holds tokens that stand before
+    the first one.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._context: list[int] = []  # tokens of the last piece, as spaces depend on the token before
+        self._context = list(context)  # tokens of the last piece, as spaces depend on the token before
         self._pending: list[int] = []  # tokens without text so far
 
     def push(self, tokens: Sequence[int]) -> str:

@@ -45,6 +45,12 @@ class Tokenizer:
         """Whether `apply_chat` can render messages."""
         return bool(self._backend.chat_template)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the chat template; None where there is none, or are several without a default."""
+        template = self._backend.chat_template
+        return template.get("default") if isinstance(template, dict) else template
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Names of special tokens in it become these tokens.
 

@@ -19,7 +19,7 @@ class Blockwise(CachePolicy):
     """Computes all rows in the first step of a block, and then only the rows of `_rows` (Fast-dLLM section 3.2).
 
     Where a row predicts the position after it (Dream), cached passes lack the row before the block. So the first pass
-    commits the first token of the block, whatever its confidence, and nothing else.
+    commits the first token of the block, whatever its confidence, and nothing else; unless that token is given.
     """
 
     @property
@@ -36,7 +36,7 @@ class Blockwise(CachePolicy):
         if view.block_step > 0:
             spans = self._spans(view)
             return Plan(spans, self._predict(view, spans), refreshes=self._renews(view))
-        commit = view.first if view.shift else None
+        commit = view.first if view.shift and view.noisy[view.block.start] else None
         predict = view.candidates if commit is None else commit
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
 

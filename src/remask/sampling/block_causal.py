@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.canvas import Canvas
+from remask.core.canvas import Canvas, Template
 from remask.core.plan import Reach
 from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, BlockStart, Remasking, Step
 from remask.core.sampling import SamplingDefaults, SamplingParams
@@ -24,6 +24,7 @@ class BlockCausalDecoding:
 
     Blocks are cut at multiples of `block` from the start of the canvas, so the first one may begin with the prompt's
     last tokens, and the last one may reach beyond the response; what it holds there is not part of the answer.
+    Fixed tokens of a `template` stand before its first hole, or in the block of its last one.
     """
 
     prompt: Sequence[int]
@@ -32,6 +33,7 @@ class BlockCausalDecoding:
     block: int
     mask_id: int
     seed: int
+    template: Template | None = None
 
     @classmethod
     def of(
@@ -42,6 +44,7 @@ class BlockCausalDecoding:
         block: int | None,
         mask_id: int,
         seed: int,
+        template: Template | None = None,
     ) -> "BlockCausalDecoding":
         """Return the decoding on a model of a family with these `defaults`, trained with blocks of `block`.
 
@@ -63,7 +66,29 @@ class BlockCausalDecoding:
             )
         if params.eb_threshold is not None and rule.name != "entropy_bounded":
             raise ConfigError("eb_threshold is for remasking 'entropy_bounded': set both, or neither")
-        return cls(prompt, params, rule, length, mask_id, seed)
+        decoding = cls(prompt, params, rule, length, mask_id, seed, template)
+        decoding._check_template()
+        return decoding
+
+    def _check_template(self) -> None:
+        """Raise `ConfigError` where a fixed part stands behind the block of a hole, which would never see it."""
+        if self.template is None:
+            return
+        pinned = np.flatnonzero(self.template.pinned) + len(self.prompt)
+        late = pinned[pinned // self.block > self.first]
+        if len(late):
+            place = int(late[0]) - len(self.prompt)
+            raise ConfigError(
+                f"canvas: place {place} of the response is fixed, and stands in a block behind one with a hole. A "
+                f"block-causal model sees its own block of {self.block} positions and what is before it, so it cannot "
+                "fill a hole to suit what follows; end the canvas with its hole, or use a masked or uniform model"
+            )
+
+    @property
+    def first(self) -> int:
+        """Number of the first block with a position to be denoised."""
+        start = 0 if self.template is None else self.template.holes[0].start
+        return (len(self.prompt) + start) // self.block
 
     @property
     def length(self) -> int:
@@ -72,12 +97,12 @@ class BlockCausalDecoding:
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks of the grid that the response reaches into."""
-        return blocks_of(self.block, len(self.prompt) // self.block * self.block, self.length)
+        """Blocks of the grid that hold positions to be denoised."""
+        return blocks_of(self.block, self.first * self.block, self.length)
 
     @property
     def total_steps(self) -> int:
-        """Steps of all blocks that the response reaches into."""
+        """Steps of all blocks."""
         return self._blocks * (self.params.steps_per_block or self.block) + self._edit_steps
 
     @property
@@ -86,7 +111,8 @@ class BlockCausalDecoding:
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
         """Return the number of response positions, as every step fills one at least, and of steps that only edit."""
-        return self.length - len(self.prompt) + self._edit_steps
+        fixed = 0 if self.template is None else len(self.template) - self.template.open_places
+        return self.length - len(self.prompt) - fixed + self._edit_steps
 
     @property
     def max_post_steps(self) -> int:
@@ -96,7 +122,7 @@ class BlockCausalDecoding:
 
     @property
     def _blocks(self) -> int:
-        return self.length // self.block - len(self.prompt) // self.block
+        return self.length // self.block - self.first
 
     @property
     def _edit_steps(self) -> int:
@@ -117,7 +143,7 @@ class BlockCausalDecoding:
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt, with masks to the end of the last block."""
         masks = [self.mask_id] * (self.length - len(self.prompt))
-        return Canvas(self.prompt, masks, self.params.max_tokens)
+        return Canvas(self.prompt, masks, self.params.max_tokens, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "BlockCausalDecoder":  # noqa: ARG002
         """Return a decoder at the first step. No step is idle: each may transfer a token."""
@@ -132,7 +158,7 @@ class BlockCausalDecoder(Uncorrected):
         self.step = 0
         self.block_step = 0
         self._steps = decoding.params.steps_per_block or decoding.block
-        self._index = canvas.prompt // decoding.block
+        self._index = decoding.first
         self._begin_block()
 
     @property

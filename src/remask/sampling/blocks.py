@@ -1,18 +1,43 @@
 """Blocks of a masked response, and the steps of each."""
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+import numpy as np
+
+from remask.core.canvas import Template
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """`count` blocks of `length` positions, each denoised in `steps` scheduled steps."""
+    """Places of a response that are denoised together, block after block.
+
+    Attributes:
+        length: places of a block; the last one may be shorter.
+        ranges: the places of each block, counted from the start of the response.
+        steps: scheduled steps of each.
+    """
 
     length: int
-    count: int
-    steps: int
+    ranges: tuple[range, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.ranges)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all blocks."""
+        return sum(self.steps)
+
+
+def blocks_for(params: SamplingParams, template: Template | None) -> Blocks:
+    """Return the blocks of a response. Raises `ConfigError` where the response or the steps cannot be divided."""
+    return even_blocks(params) if template is None else hole_blocks(params, template)
 
 
 def even_blocks(params: SamplingParams) -> Blocks:
@@ -32,6 +57,37 @@ def even_blocks(params: SamplingParams) -> Blocks:
             f"steps={params.steps} cannot be shared evenly among {count} blocks "
             f"(max_tokens / block_length); use a multiple of {count}"
         )
+    _check_orders(params, count)
+    steps = params.steps_per_block or (params.steps or params.max_tokens) // count
+    return Blocks(length, tuple(range(i * length, (i + 1) * length) for i in range(count)), (steps,) * count)
+
+
+def hole_blocks(params: SamplingParams, template: Template) -> Blocks:
+    """Return the blocks of a response with fixed parts: those that hold a place of a hole, the last maybe shorter.
+
+    A block takes a step for each place to be denoised. A number of steps is shared in proportion to these, and at
+    least one step each. Raises `ConfigError` where there are fewer.
+    """
+    length, is_open = params.block_length or len(template), ~template.pinned
+    every = [range(start, min(start + length, len(template))) for start in range(0, len(template), length)]
+    counts = np.add.reduceat(is_open, [block.start for block in every], dtype=np.int64).tolist()
+    ranges = tuple(block for block, count in zip(every, counts, strict=True) if count)
+    masks = [count for count in counts if count]
+    _check_orders(params, len(ranges))
+    if params.steps_per_block is not None:
+        return Blocks(length, ranges, (params.steps_per_block,) * len(ranges))
+    if params.steps is None:
+        return Blocks(length, ranges, tuple(masks))
+    left, total = params.steps - len(ranges), sum(masks)
+    if left < 0:
+        raise ConfigError(
+            f"steps={params.steps} is less than the {len(ranges)} blocks of the canvas that hold positions to be "
+            f"filled; use {len(ranges)} or more"
+        )
+    shared = accumulate(masks, initial=0)
+    return Blocks(length, ranges, tuple(1 + left * b // total - left * a // total for a, b in pairwise(shared)))
+
+
+def _check_orders(params: SamplingParams, count: int) -> None:
     if params.order is not None and len(params.order) != count:
         raise ConfigError(f"order must hold one list per block: {count} blocks, got {len(params.order)} lists")
-    return Blocks(length, count, params.steps_per_block or (params.steps or params.max_tokens) // count)

@@ -55,24 +55,31 @@ class Constraint:
         return 4 * self.table.count
 
     def choose(
-        self, canvas: Canvas, block: range, positions: NDArray[np.int64], read: NDArray[np.float32], top: int | None
+        self,
+        canvas: Canvas,
+        scope: range,
+        block: range,
+        positions: NDArray[np.int64],
+        read: NDArray[np.float32],
+        top: int | None,
     ) -> NDArray[np.float32]:
         """Return `read` [n, rows] with the path's tokens, confidences and log-probabilities in the first rows.
 
         `read` holds what the device answered at `positions`: token, confidence and the log-probabilities of a request
-        that asks for `top` of them, then what this constraint needs. Positions outside of `block` and of the response
-        stay as they are.
+        that asks for `top` of them, then what this constraint needs. The positions in `scope` have the form; those
+        outside of it and of `block` stay as they are.
         """
         count, own = self.table.count, 2 + width(top, len(self.automaton.classes))
         scores, tokens, confidences, logprobs = read[own : own + self.width].reshape(4, count, -1)
-        stop = min(block.stop, canvas.end)
-        begin = max(block.start, canvas.prompt)
-        state = self.automaton.after(canvas.tokens[canvas.prompt : begin])
+        begin, stop = max(block.start, scope.start), min(block.stop, scope.stop)
+        if begin >= stop:
+            return read
+        state = self.automaton.after(canvas.tokens[scope.start : begin])
         fixed = np.where(canvas.noisy[begin:stop], FREE, canvas.tokens[begin:stop])
         offered = np.zeros((stop - begin, count), dtype=np.float32)
         inside = np.flatnonzero((positions >= begin) & (positions < stop))
         offered[positions[inside] - begin] = scores[:, inside].T
-        path = self.automaton.best_path(state, offered, fixed, canvas.end - stop)
+        path = self.automaton.best_path(state, offered, fixed, scope.stop - stop)
         chosen = path[positions[inside] - begin]
         out = read.copy()
         out[0, inside], out[1, inside] = tokens[chosen, inside], confidences[chosen, inside]

@@ -20,6 +20,11 @@ def blocks_of(length: int, start: int, stop: int) -> list[range]:
     return [range(first, first + length) for first in range(start, stop, length)]
 
 
+def moved(places: range, by: int) -> range:
+    """Return `places` that many positions further on."""
+    return range(places.start + by, places.stop + by)
+
+
 class Decoder(Protocol):
     """The decoding of one request in progress. It reads the canvas and never writes to it."""
 

@@ -3,20 +3,25 @@
 from collections.abc import Mapping
 from typing import Any
 
+from remask.core.canvas import Template
 from remask.core.checks import POSITIONS
 from remask.core.fields import declared
 from remask.core.sampling import SamplingParams
 from remask.core.uniform import PRESET_FIELDS
-from remask.sampling.blocks import even_blocks
+from remask.sampling.blocks import even_blocks, hole_blocks
 
 
-def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> SamplingParams:
+def fit(
+    defaults: Mapping[str, Any], own: Mapping[str, Any], room: int, template: Template | None = None
+) -> SamplingParams:
     """Return a request's `own` parameters, with `defaults` for the rest, which are made to fit them.
 
     What a request sets is taken as it is, and refused where it contradicts itself. The defaults give way: a default
     `max_tokens` to the `room` beside the prompt, a default `block_length` to the longest one below it that
     `max_tokens` is a multiple of, and default `steps` keep their number per token. Defaults of one group of declared
-    fields are dropped where the request sets another field of the group. None leaves a field out. Raises `ConfigError`.
+    fields are dropped where the request sets another field of the group. None leaves a field out. The
+    response of a `template`, of `max_tokens` places, need not be a multiple of its block, and its steps follow the
+    places that are filled. Raises `ConfigError`.
     """
     defaults, own = _given(defaults), _given(own)
     merged, kept = _layered(defaults, own), _kept(defaults, own)
@@ -25,10 +30,12 @@ def fit(defaults: Mapping[str, Any], own: Mapping[str, Any], room: int) -> Sampl
     length = merged["max_tokens"]
     if length >= 1:  # else nothing fits it, and its error is the one to report
         if "block_length" in kept and "block_length" not in own:
-            merged["block_length"] = _divisor(length, kept["block_length"])
+            most = kept["block_length"]
+            merged["block_length"] = _divisor(length, most) if template is None else min(length, most)
         if "steps" in kept:
             block = merged.get("block_length", length)
-            merged["steps"] = _steps(SamplingParams.from_mapping(defaults), length, block)
+            usual = SamplingParams.from_mapping(defaults)
+            merged["steps"] = _steps(usual, length, block) if template is None else _shared(usual, template, block)
     return SamplingParams.from_mapping(merged)
 
 
@@ -82,4 +89,12 @@ def _steps(usual: SamplingParams, length: int, block: int) -> int:
     if not 1 <= block <= length:
         return 1
     blocks = even_blocks(usual)
-    return max(1, round(block * blocks.steps / blocks.length)) * (length // block)
+    return max(1, round(block * blocks.steps[0] / blocks.length)) * (length // block)
+
+
+def _shared(usual: SamplingParams, template: Template, block: int) -> int:
+    """Return the steps for the places of a template that are filled, at the usual number per token."""
+    if block < 1:
+        return 1
+    blocks, usual_blocks = hole_blocks(SamplingParams(block_length=block), template), even_blocks(usual)
+    return max(blocks.count, round(template.open_places * usual_blocks.steps[0] / usual_blocks.length))

@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.canvas import Canvas
+from remask.core.canvas import Canvas, Template
 from remask.core.remasking import BlockStart, Step, scheduled
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.blocks import Blocks, even_blocks
-from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
+from remask.sampling.blocks import Blocks, blocks_for
+from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, moved
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_count
 from remask.sampling.score import Basis, RowGroup
@@ -21,7 +21,10 @@ from remask.sampling.score import Basis, RowGroup
 
 @dataclass(frozen=True, slots=True)
 class MaskedDecoding:
-    """Masked diffusion of one request (LLaDA, Dream): the response starts as masks, each of which is filled once."""
+    """Masked diffusion of one request (LLaDA, Dream): the response starts as masks, each of which is filled once.
+
+    With a `template` its holes do. Fixed tokens on either side are seen from the first step on.
+    """
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -29,6 +32,7 @@ class MaskedDecoding:
     blocks: Blocks
     mask_id: int
     seed: int
+    template: Template | None = None
 
     @classmethod
     def of(
@@ -40,14 +44,15 @@ class MaskedDecoding:
         seed: int,
         *,
         blockwise: bool,
+        template: Template | None = None,
     ) -> "MaskedDecoding":
         """Return the decoding on a model whose family has these `defaults`.
 
         `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other or
         cannot be met.
         """
-        blocks = even_blocks(params)
-        decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed)
+        blocks = blocks_for(params, template)
+        decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed, template)
         decoding.decoder(decoding.canvas(), "all")  # checks what depends on the canvas
         return decoding
 
@@ -63,13 +68,13 @@ class MaskedDecoding:
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks from the end of the prompt on."""
-        return blocks_of(self.block, len(self.prompt), self.length)
+        """Blocks from the end of the prompt on that hold positions to be filled."""
+        return [moved(block, len(self.prompt)) for block in self.blocks.ranges]
 
     @property
     def total_steps(self) -> int:
         """Steps of all blocks; one per position where no schedule is followed."""
-        return self.params.max_tokens if self.unscheduled else self.blocks.steps * self.blocks.count
+        return self._masks if self.unscheduled else self.blocks.total_steps
 
     @property
     def scheduled_steps(self) -> int | None:
@@ -78,7 +83,11 @@ class MaskedDecoding:
 
     def passes(self, *, skips: bool) -> int:
         """Return the number of steps, or of positions where only steps that transfer something are run."""
-        return min(self.total_steps, self.params.max_tokens) if skips else self.total_steps
+        return min(self.total_steps, self._masks) if skips else self.total_steps
+
+    @property
+    def _masks(self) -> int:
+        return self.params.max_tokens if self.template is None else self.template.open_places
 
     @property
     def unscheduled(self) -> bool:
@@ -97,7 +106,7 @@ class MaskedDecoding:
 
     def canvas(self) -> Canvas:
         """Return a canvas of the prompt and masks."""
-        return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id)
+        return Canvas.masked(self.prompt, self.params.max_tokens, self.mask_id, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "MaskedDecoder":
         """Return a decoder at the first step."""
@@ -128,7 +137,6 @@ class MaskedDecoder(Uncorrected):
         self.block_index = 0
         by_value = params.threshold is not None or params.factor is not None
         self._by_value = by_value and rule.remasking.counts != "rule"
-        self._times = TimeSchedule(blocks.steps, rule.eps) if rule.eps is not None else None
         self._orders = self._checked_orders()
         basis: Basis = "filtered" if rule.remasking.filtered else "logits"
         temperature = 0.0 if params.greedy else params.temperature
@@ -197,20 +205,24 @@ class MaskedDecoder(Uncorrected):
                 self._begin_block()
 
     def _begin_block(self) -> None:
-        start = self.canvas.prompt + self.block_index * self.blocks.length
-        self.block = range(start, start + self.blocks.length)
+        self.block = self._block(self.block_index)
+        self._steps = self.blocks.steps[self.block_index]
+        self._times = None if self.rule.eps is None else TimeSchedule(self._steps, self.rule.eps)
         self.block_step = 0
         masks = self._masks()
         self._begun_with = masks
         self.cut = None
-        begun = BlockStart(masks, self.blocks.steps, self.params, self._leave_out)
+        begun = BlockStart(masks, self._steps, self.params, self._leave_out)
         self._choose = self.rule.remasking.begin(begun)
 
     def _leave_out(self, tail: int | None) -> None:
-        if tail is None:
+        if tail is None or (self.canvas.settled[tail:] == -1).any():  # what is fixed is not left out
             self.cut = None
         elif self.cut is None:  # a tail stays until none is left out, and equal arrays would be packed anew
             self.cut = np.full(len(self.canvas), tail, dtype=np.int64)
+
+    def _block(self, index: int) -> range:
+        return moved(self.blocks.ranges[index], self.canvas.prompt)
 
     def _masks(self) -> int:
         return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
@@ -220,7 +232,7 @@ class MaskedDecoder(Uncorrected):
         if self._masks():
             return False
         unscheduled = self._by_value or self.rule.remasking.counts == "rule"
-        return unscheduled or self.idle == "within_block" or self.block_step >= self.blocks.steps
+        return unscheduled or self.idle == "within_block" or self.block_step >= self._steps
 
     def _skip_idle(self) -> None:
         """Go on to the next step that is not known to transfer nothing, over any number of steps at once."""
@@ -233,7 +245,7 @@ class MaskedDecoder(Uncorrected):
         """How many steps from this one on transfer nothing; they end with the block where no position is noisy."""
         if self._scheduled():
             return 0
-        masks, left = self._masks(), self.blocks.steps - self.block_step
+        masks, left = self._masks(), self._steps - self.block_step
         if not masks:
             return max(1, left)
         if self._times is not None:
@@ -243,9 +255,9 @@ class MaskedDecoder(Uncorrected):
     def _scheduled(self) -> int:
         if self._times is not None:
             return self._times.count(self.block_step, self._masks())
-        if self.block_step >= self.blocks.steps - 1:
+        if self.block_step >= self._steps - 1:
             return self._masks()
-        return even_count(self._begun_with, self.blocks.steps, self.block_step)
+        return even_count(self._begun_with, self._steps, self.block_step)
 
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Draw `count` uniform numbers that depend on the request's seed and step alone."""
@@ -254,18 +266,20 @@ class MaskedDecoder(Uncorrected):
     def _drawn_orders(self) -> Sequence[Positions]:
         """Draw an order of every block's positions from the request's seed alone."""
         rng = np.random.default_rng(self.seed)
-        starts = range(self.canvas.prompt, self.canvas.prompt + self.params.max_tokens, self.blocks.length)
-        return [start + rng.permutation(self.blocks.length) for start in starts]
+        blocks = [self._block(index) for index in range(self.blocks.count)]
+        return [block.start + rng.permutation(len(block)) for block in blocks]
 
     def _checked_orders(self) -> Sequence[Positions]:
         if self.params.order is None:
             return self._drawn_orders() if self.rule.remasking.order == "drawn" else ()
         orders = [np.asarray(order, dtype=np.int64) for order in self.params.order]
         for index, order in enumerate(orders):
-            start = self.canvas.prompt + index * self.blocks.length
-            if sorted(order.tolist()) != list(range(start, start + self.blocks.length)):
+            block = self._block(index)
+            wanted = block.start + np.flatnonzero(self.canvas.noisy[block.start : block.stop])
+            if sorted(order.tolist()) != wanted.tolist():
+                fixed = "" if len(wanted) == len(block) else " that is to be filled"
                 raise ConfigError(
-                    f"order: list {index} must hold each canvas position from {start} to "
-                    f"{start + self.blocks.length - 1} once, got {order.tolist()}"
+                    f"order: list {index} must hold each canvas position from {block.start} to {block.stop - 1}"
+                    f"{fixed} once, got {order.tolist()}"
                 )
         return orders

@@ -45,6 +45,25 @@ class Penalty:
         vocabulary.lower(logits, tokens.clamp_min(0), losses)
 
 
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Tokens that are not chosen in some rows. They count in the probabilities, as the mask token does.
+
+    Attributes:
+        tokens: the token ids.
+        rows: in which rows, bool [rows].
+    """
+
+    tokens: tuple[int, ...]
+    rows: NDArray[np.bool_]
+
+    def apply(self, logits: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
+        """Set their logits to minus infinity, in place; `logits` are [rows, V]."""
+        losses = torch.where(send(self.rows, logits.device), torch.inf, 0.0).to(logits.dtype)
+        for token in self.tokens:
+            vocabulary.lower(logits, torch.full_like(losses, token, dtype=torch.int64), losses)
+
+
 @dataclass(eq=False)
 class Guidance:
     """The guidance of a pass, conditional logits minus unconditional ones, for steps that run without the latter.
@@ -87,7 +106,7 @@ class RowGroup:
 
     `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
     after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
-    A `penalty` lowers logits before all of that.
+    A `penalty` lowers logits before all of that. `barred` tokens are never chosen.
 
     `extra` asks for one more number a row.
 
@@ -117,6 +136,7 @@ class RowGroup:
     noisy: NoisyRows | None = None
     penalty: Penalty | None = None
     extra: Extra | None = None
+    barred: Barred | None = None
     top_logprobs: int | None = None
     classes: ClassTable | None = None
     given: NDArray[np.int64] | None = None
@@ -140,7 +160,11 @@ class RowGroup:
     def greedy(self) -> bool:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
-        return plain and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
+        return (
+            plain
+            and self.barred is None
+            and not (self.basis == "filtered" and (self.top_k is not None or self.top_p is not None))
+        )
 
 
 def _cover(groups: Sequence[RowGroup], rows: int) -> bool:
@@ -232,6 +256,9 @@ def _completed(read: Tensor, group: RowGroup, asked: _Asked, more: int) -> Tenso
 def _sampled(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
     """Return token and confidence of one request's rows, float32 [2, rows]. Does not change `logits`."""
     if group.noisy is not None:
+        if group.barred is not None:
+            logits = logits.clone()
+            group.barred.apply(logits, vocabulary)
         return read_noisy(
             logits, group.noisy, mask_id, group.temperature, group.top_k, group.top_p, group.draws, vocabulary
         )
@@ -272,7 +299,7 @@ def _distributions(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what is measured (log-probabilities), and logits to choose by: of all tokens, and filtered; [rows, V].
 
-    The mask token is left out of the latter two.
+    The mask token is left out of the latter two, and so are barred ones.
     """
     top_k, top_p = vocabulary.top_k, vocabulary.top_p
     tempered = logits / group.temperature if group.temperature > 0 else logits
@@ -282,6 +309,8 @@ def _distributions(
     # The mask is taken out before filtering, or it could be all that a filter leaves.
     choice = tempered.clone()
     vocabulary.bar(choice, [mask_id])
+    if group.barred is not None:
+        group.barred.apply(choice, vocabulary)
     return vocabulary.log_softmax(measured), choice, top_k(top_p(choice, group.top_p), group.top_k)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.canvas import Canvas
+from remask.core.canvas import OPEN, Canvas, Template
 from remask.core.noise import Noise
 from remask.core.plan import Mask, Reach
 from remask.core.sampling import SamplingParams, is_greedy
@@ -28,6 +28,8 @@ class UniformDecoding:
 
     The canvas is as long as the model's, or as `canvas_length` says; what stands after the response is noise that is
     attended to and never changed. The last block may reach into it; what it writes there is not part of the answer.
+    Blocks without a hole of the `template` are passed over. A fixed token counts as noise for attention until its block
+    is done or passed, as a row sees a leading part of the canvas.
     """
 
     prompt: Sequence[int]
@@ -37,6 +39,7 @@ class UniformDecoding:
     length: int
     seed: int
     structured: bool = True
+    template: Template | None = None
 
     @classmethod
     def of(
@@ -48,6 +51,7 @@ class UniformDecoding:
         model_length: int,
         seed: int,
         structured: bool = True,
+        template: Template | None = None,
     ) -> "UniformDecoding":
         """Return the decoding on a model whose canvas has `model_length` positions.
 
@@ -76,7 +80,7 @@ class UniformDecoding:
                 f"correction_steps={params.correction_steps}: this model's noise is masks alone, so it never learned "
                 "which tokens are wrong; leave it out"
             )
-        decoding = cls(prompt, params, noise, stop_ids, length, seed, structured)
+        decoding = cls(prompt, params, noise, stop_ids, length, seed, structured, template)
         decoding._check_revision()
         if params.sampler == "ancestral" and params.tokens_per_step is not None:
             raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral one draws every position")
@@ -99,6 +103,8 @@ class UniformDecoding:
             )
         if self.noise.only_masks:
             raise ConfigError(f"revision_tokens={tokens}: this model's noise is masks alone; leave it out")
+        if self.template is not None:
+            raise ConfigError(f"revision_tokens={tokens}: a canvas has fixed parts; leave one of the two out")
         if self.params.sampler == "ancestral":
             raise ConfigError(f"revision_tokens={tokens} is the adaptive sampler's; leave sampler='ancestral' out")
 
@@ -109,17 +115,21 @@ class UniformDecoding:
 
     @property
     def block_ranges(self) -> list[range]:
-        """Blocks from the end of the prompt on."""
-        return blocks_of(self.block, len(self.prompt), len(self.prompt) + self.params.max_tokens)
+        """Blocks from the end of the prompt on that hold positions to be denoised."""
+        end = len(self.prompt) + self.params.max_tokens
+        every = blocks_of(self.block, len(self.prompt), end)
+        return [block for block in every if self._pinned(block) < min(block.stop, end) - block.start]
 
     @property
     def total_steps(self) -> int:
         """Steps of all blocks, and of the correction."""
-        return -(-self.params.max_tokens // self.block) * self.steps + (self.params.correction_steps or 0)
+        return sum(self.steps_of(self._pinned(block)) for block in self.block_ranges) + (
+            self.params.correction_steps or 0
+        )
 
     @property
     def scheduled_steps(self) -> int:
-        """The same: every block takes as many steps."""
+        """The same: a schedule says how many steps a block takes."""
         return self.total_steps
 
     def passes(self, *, skips: bool) -> int:  # noqa: ARG002
@@ -128,8 +138,18 @@ class UniformDecoding:
 
     @property
     def steps(self) -> int:
-        """Steps per block."""
-        return self.params.steps_per_block or max(1, self.block // self.per_step)
+        """Steps of a block without fixed tokens."""
+        return self.steps_of(0)
+
+    def steps_of(self, pinned: int) -> int:
+        """Return the steps of a block of which so many tokens are fixed."""
+        return self.params.steps_per_block or max(1, (self.block - pinned) // self.per_step)
+
+    def _pinned(self, block: range) -> int:
+        if self.template is None:
+            return 0
+        first = block.start - len(self.prompt)
+        return sum(token != OPEN for token in self.template.tokens[first : first + len(block)])
 
     @property
     def per_step(self) -> int:
@@ -152,7 +172,7 @@ class UniformDecoding:
             noise = self.noise.draw(self.length - len(self.prompt), self.seed)
         else:
             noise = self.params.initial_canvas
-        return Canvas(self.prompt, noise, self.params.max_tokens)
+        return Canvas(self.prompt, noise, self.params.max_tokens, self.template)
 
     def decoder(self, canvas: Canvas, idle: IdlePasses) -> "UniformDecoder":  # noqa: ARG002
         """Return a decoder at the first step. All steps are run, as in the original code."""
@@ -170,17 +190,16 @@ class UniformDecoder(Unedited):
         self.step = 0
         self.block_step = 0
         self._index = 0
-        self._blocks = -(-decoding.params.max_tokens // decoding.block)
+        self._blocks = decoding.block_ranges
         self._correction: Correction | None = None
-        noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
-        self._levels = log_snrs(schedule, decoding.steps, noise.min_log_snr, noise.max_log_snr)
+        self._begin_block()
 
     @property
     def finished(self) -> bool:
         """Whether every block is done and the response is corrected."""
         if self._correction is not None:
             return self._correction.finished
-        return self._index == self._blocks
+        return self._index == len(self._blocks)
 
     @property
     def block(self) -> range:
@@ -190,6 +209,8 @@ class UniformDecoder(Unedited):
         """
         if self._correction is not None:
             return self._correction.scope
+        if self.finished:  # nothing is left that noise could see
+            return range(self._blocks[-1].stop, self._blocks[-1].stop)
         fresh = self._fresh
         return range(self._canvas.prompt, fresh.stop) if self._revises else fresh
 
@@ -200,12 +221,12 @@ class UniformDecoder(Unedited):
 
     @property
     def _fresh(self) -> range:
-        start = self._canvas.prompt + self._index * self._decoding.block
-        return range(start, min(start + self._decoding.block, len(self._canvas)))
+        block = self._blocks[self._index]
+        return range(block.start, min(block.stop, len(self._canvas)))
 
     @property
     def _revises(self) -> bool:
-        at_border = self.block_step == 0 and 0 < self._index < self._blocks and self._correction is None
+        at_border = self.block_step == 0 and 0 < self._index < len(self._blocks) and self._correction is None
         return at_border and bool(self._decoding.params.revision_tokens)
 
     @property
@@ -255,7 +276,7 @@ class UniformDecoder(Unedited):
         decoding, params = self._decoding, self._decoding.params
         if self._correction is not None:
             return self._proposals(rows, positions)
-        level = self._decoding.steps - self.block_step
+        level = self._steps - self.block_step
         before, after = float(self._levels[level]), float(self._levels[level - 1])
         current = self._canvas.tokens[positions]
         ancestral = params.sampler == "ancestral"
@@ -310,24 +331,36 @@ class UniformDecoder(Unedited):
         if self._correction is not None:
             over, start = self._correction.finished, self.block.start
         else:
-            over, start = self.block_step + 1 == self._decoding.steps and not params.correction_steps, self._fresh.start
+            over, start = self.block_step + 1 == self._steps and not params.correction_steps, self._fresh.start
             if params.revision_tokens:
-                over, start = over and self._index + 1 == self._blocks, self._canvas.prompt
+                over, start = over and self._index + 1 == len(self._blocks), self._canvas.prompt
         return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
         """Go on to the next step, to the next block at full noise after the last one, and to corrections in the end."""
         self.step += 1
         self.block_step += 1
-        if self._correction is None and self.block_step == self._decoding.steps:
+        if self._correction is None and self.block_step == self._steps:
             self._index += 1
             self.block_step = 0
             params, canvas = self._decoding.params, self._canvas
-            if self._index == self._blocks and params.correction_steps:
+            if not self.finished:
+                self._begin_block()
+            elif params.correction_steps:
                 scope = range(canvas.prompt, canvas.end)
                 patience = PATIENCE if params.correction_patience is None else params.correction_patience
                 changes = params.correction_tokens or 1
-                self._correction = Correction(scope, params.correction_steps, changes, patience)
+                tokens = int(np.count_nonzero(canvas.noisy[scope.start : scope.stop]))
+                self._correction = Correction(scope, params.correction_steps, changes, patience, tokens)
+
+    def _begin_block(self) -> None:
+        """Set the schedule of the block, which begins at full noise."""
+        decoding, block = self._decoding, self._fresh
+        noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
+        self._steps = decoding.steps_of(
+            len(block) - int(np.count_nonzero(self._canvas.noisy[block.start : block.stop]))
+        )
+        self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params

@@ -21,11 +21,15 @@ class Correction:
     tokens that are the argmax of their row has not grown for `patience` steps (GIDD's published code).
     """
 
-    def __init__(self, scope: range, limit: int, per_step: int, patience: int = 0) -> None:
-        """Begin a correction of at most `limit` steps, each of up to `per_step` changes; `patience` 0 has no end."""
+    def __init__(self, scope: range, limit: int, per_step: int, patience: int = 0, tokens: int | None = None) -> None:
+        """Begin a correction of at most `limit` steps, each of up to `per_step` changes; `patience` 0 has no end.
+
+        `tokens` of the scope may change, those that a pass predicts; by default all of them.
+        """
         self.scope, self.steps, self.finished = scope, 0, False
         self.changed: Positions = np.empty(0, dtype=np.int64)
         self._limit, self._per_step = limit, per_step
+        self._open = len(scope) if tokens is None else tokens
         self._patience, self._waited, self._most = patience, 0, -1
         self._likeliest: Tokens = np.full(len(scope), -1, dtype=np.int64)
         self._tokens: Tokens = np.zeros(len(scope), dtype=np.int64)
@@ -42,7 +46,7 @@ class Correction:
         chosen = select.top(gains, self._per_step)
         self.changed = self.scope.start + chosen[gains[chosen] > 0]
         self.steps += 1
-        nothing_left = not len(self.changed) and len(positions) == len(self.scope)
+        nothing_left = not len(self.changed) and len(positions) == self._open
         self.finished = self.steps == self._limit or nothing_left or self._stagnates(current)
         return self.changed
 

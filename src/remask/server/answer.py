@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from remask.core.canvas import OPEN
 from remask.core.request import Draft, Result, Transfer
 from remask.core.rollout import TokenLogprob, read_tokens
-from remask.detokenize import Detokenizer
+from remask.detokenize import ResponseText
 from remask.engine.engine import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
+from remask.server.tools import CallPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,10 @@ class Scored:
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine step added to a choice. `canvas` is None unless the request asked for drafts."""
+    """What one engine step added to a choice. `canvas` is None unless the request asked for drafts.
+
+    `calls` are pieces of calls of tools.
+    """
 
     index: int
     text: str = ""
@@ -30,6 +35,7 @@ class Delta:
     scored: list[Scored] = field(default_factory=list)
     canvas: dict[str, Any] | None = None
     result: Result | None = None
+    calls: list[CallPiece] = field(default_factory=list)
 
 
 class Answer:
@@ -57,19 +63,28 @@ class Answer:
         rewrites: bool = False,
         scored: bool = False,
     ) -> None:
-        params = request.params
+        params, template = request.params, request.response
+        given = [None if token == OPEN else token for token in template.tokens]
         self.index, self.request = index, request
         self._prompt = len(request.prompt_token_ids)
-        self._written: list[int | None] = [None] * params.max_tokens  # the step that wrote each token
-        self._tokens: list[int | None] = [None] * params.max_tokens  # drafts until they are written
+        # The step that wrote each token: none yet, or -1 for what was given.
+        self._written: list[int | None] = [None if token is None else -1 for token in given]
+        self._tokens: list[int | None] = given  # drafts until they are written
         self._read: list[TokenLogprob | None] = [None] * params.max_tokens
         self._final: list[int] = []  # the leading tokens that are final
         self._lead = 0  # how many of `_final` are in the text
         self._rewrites, self._scored = rewrites, scored
         self._stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(stop_ids))
         self._ended = False
-        self._text = Detokenizer(tokenizer, params.stop, params.include_stop_str_in_output)
+        self._text = ResponseText(tokenizer, template, params)
+        self._template = template
         self._token_text, self._blocks = token_text, blocks
+
+    @property
+    def holes(self) -> list[str] | None:
+        """The text of each hole so far, where the request says what the response is made of and shows all of it."""
+        template = self.request.template
+        return None if template is None or template.fill_only else self._text.holes
 
     @property
     def prompt(self) -> list[Mapping[str, Any]]:
@@ -79,13 +94,19 @@ class Answer:
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
-        """The blocks as places of the response, from and to before. The first one may begin within the prompt."""
-        places = len(self._tokens)
-        return [
-            (max(0, block.start - self._prompt), min(places, block.stop - self._prompt))
-            for block in self._blocks
-            if block.start - self._prompt < places
-        ]
+        """The blocks as places of the response, from and to before. The first one may begin within the prompt.
+
+        What is fixed between them, and around them, stands as a block of its own.
+        """
+        places, found, end = len(self._tokens), [], 0
+        for block in self._blocks:
+            start, stop = max(0, block.start - self._prompt), min(places, block.stop - self._prompt)
+            if start >= places:
+                break
+            found += [(end, start)] if start > end else []
+            found.append((start, stop))
+            end = stop
+        return [*found, (end, places)] if end < places else found
 
     def take(self, events: Sequence[Event]) -> Delta:
         """Apply the events of one step. Returns what they add."""
@@ -129,18 +150,18 @@ class Answer:
             # A stop text may end the response before tokens that settled in the same step.
             end = max(self._lead, min(end, len(result.token_ids)))
         new = [] if self._ended else self._final[self._lead : end]
-        stop = next((place for place, token in enumerate(new) if token in self._stops), None)
+        before = max(0, self._template.tail - self._lead)  # there something fixed follows, and no stop ends it all
+        stop = next((place for place, token in enumerate(new) if place >= before and token in self._stops), None)
         if stop is not None:
             self._ended = True
             del new[stop + 1 :]
+        first = self._lead
         for tokens in ([token] for token in new) if self._scored else (new,):
-            if self._scored:
-                read = self._read[self._lead]
-                assert read is not None
+            if self._scored and (read := self._read[self._lead]) is not None:
                 delta.scored.append(Scored(read, self._text.length))
-            delta.tokens += tokens
             delta.text += self._text.push(tokens)
             self._lead += len(tokens)
+        delta.tokens += [new[place - first] for place in self._template.shown(self._lead, first)]
         if result is not None and result.finish_reason in ("stop", "length"):
             delta.text += self._text.finish()
 
@@ -156,7 +177,7 @@ class Answer:
         ]
 
     def _settled(self, place: int) -> int | None:
-        """The step in which a position became final; None while its token may still change."""
+        """The step in which a position became final, -1 for what was given; None while its token may still change."""
         return None if self._rewrites and place >= len(self._final) else self._written[place]
 
 

@@ -27,6 +27,7 @@ HONOURED: Mapping[str, str] = {
     "min_tokens": f"{_SAMPLING}; 0 on every model, more on uniform ones",
     "model": "a served name",
     "n": "choice i has `seed + i`",
+    "parallel_tool_calls": "chat; false reads one call from an answer at most",
     "priority": f"{_TERM}; lower numbers begin first, as in vLLM",
     "prompt": "completions; a text, token ids, or a list of either",
     "response_format": "`text`, `json_object` or `json_schema`: see [structured outputs](#structured-outputs)",
@@ -37,7 +38,10 @@ HONOURED: Mapping[str, str] = {
     "stream": "server-sent events",
     "stream_options": "`include_usage`; `include_obfuscation` is ignored",
     "structured_outputs": "`regex`, `choice`, `json`, `json_object`: see [structured outputs](#structured-outputs)",
+    "suffix": "what stands behind the response: see [infilling](#infilling)",
     "temperature": _SAMPLING,
+    "tool_choice": "chat; `none`, `auto`, `required` or the name of one: see [tools](#tools)",
+    "tools": "chat; functions: see [tools](#tools)",
     "top_k": f"{_SAMPLING}; -1 and 0 keep all",
     "top_logprobs": "chat; 0 to 20, with `logprobs: true`",
     "top_p": _SAMPLING,
@@ -86,7 +90,7 @@ _NO_VOCABULARY = "which tokens may be chosen cannot be restricted"
 _ONE_PASS = "a prompt is never predicted, as its positions hold no masks"
 _TEXT_ONLY = "models read and write text alone"
 _NO_STRUCTURE = "`structured_outputs` asks for the form of an answer"
-_NO_TOOLS = "calls of tools are not parsed from answers"
+_NO_FUNCTIONS = "`tools` and `tool_choice` are their newer names"
 _NO_CODE = "a request names no code of the server"
 _BY_OPERATOR = "the chat template is the operator's (`--chat-template`), as it is a program"
 
@@ -96,13 +100,12 @@ FOREIGN: Mapping[str, Foreign] = {
     "best_of": Foreign("every choice is returned: send `n`", (1,)),
     "echo": Foreign("an answer does not repeat its prompt", (False,)),
     "frequency_penalty": Foreign(_NO_PENALTY, (0,)),
-    "function_call": Foreign(_NO_TOOLS, ("none", "auto")),
-    "functions": Foreign(_NO_TOOLS, ([],)),
+    "function_call": Foreign(_NO_FUNCTIONS, ("none", "auto")),
+    "functions": Foreign(_NO_FUNCTIONS, ([],)),
     "logit_bias": Foreign(_NO_VOCABULARY, ({},)),
     "metadata": _ignored(_NOT_KEPT),
     "modalities": Foreign(_TEXT_ONLY, (["text"],)),
     "moderation": Foreign("nothing is screened"),
-    "parallel_tool_calls": _ignored("it speaks of calls of tools, which an answer does not hold"),
     "prediction": _ignored(_SPEED),
     "presence_penalty": Foreign(_NO_PENALTY, (0,)),
     "prompt_cache_key": _ignored(_OWN_CACHE),
@@ -112,9 +115,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "safety_identifier": _ignored("it names the user to the provider"),
     "service_tier": _ignored(_SPEED),
     "store": _ignored(_NOT_KEPT),
-    "suffix": Foreign("a text behind the response is not placed on the canvas", ("",)),
-    "tool_choice": Foreign(_NO_TOOLS, ("none", "auto")),
-    "tools": Foreign(f'{_NO_TOOLS}; with `tool_choice: "none"` they are ignored', ([],)),
     "verbosity": _ignored("no served model knows it; say it in the prompt"),
     "web_search_options": Foreign("nothing is searched for"),
     # vLLM's
@@ -183,6 +183,7 @@ FOREIGN_TO_READS: Mapping[str, Foreign] = {
 """Fields of others' bodies that ask for decisions, scores or rankings, and are not honoured."""
 
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
     "min_tokens": (0,),
     "top_k": (-1, 0),
 }
@@ -206,7 +207,7 @@ def read_fields(body: Any, known: Iterable[str], foreign: Mapping[str, Foreign] 
             kept[name] = value
         elif name not in foreign:
             raise UnknownNameError("field", str(name), names | foreign.keys())
-        elif name != "tools" or body.get("tool_choice") != "none":
+        else:
             foreign[name].check(name, value)
     return kept
 

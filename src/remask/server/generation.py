@@ -15,6 +15,7 @@ from remask.server.answer import Answer, Delta, Scored
 from remask.server.errors import ApiError, error_object
 from remask.server.protocol import GenerationBody
 from remask.server.shapes import Json, usage, work
+from remask.server.tools import CallPiece, ToolCalls
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +31,18 @@ class Shape(Protocol):
     def part(self, delta: Delta, logprobs: bool) -> Json:
         """A choice that carries settled text."""
 
-    def end(self, delta: Delta) -> Json:
+    def end(self, index: int, finish: str) -> Json:
         """The choice that carries the finish reason."""
 
-    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+    def whole(
+        self,
+        index: int,
+        text: str,
+        scored: Sequence[Scored],
+        finish: str,
+        logprobs: bool,
+        calls: Sequence[CallPiece] = (),
+    ) -> Json:
         """A choice that is not streamed."""
 
     def chunk(self, choices: list[Json]) -> Json:
@@ -50,13 +59,20 @@ class Generation:
     """The choices of one request body while they run. `results` maps the index of a finished choice to its result."""
 
     def __init__(
-        self, ticket: Ticket, answers: Sequence[Answer], shape: Shape, body: GenerationBody, fingerprint: str
+        self,
+        ticket: Ticket,
+        answers: Sequence[Answer],
+        shape: Shape,
+        body: GenerationBody,
+        fingerprint: str,
+        calls: ToolCalls | None = None,
     ) -> None:
         self.ticket, self.answers, self.shape, self.body, self.fingerprint = ticket, answers, shape, body, fingerprint
         self.terms = body.terms
         self.results: dict[int, Result] = {}
         self.queued_s: float | None = None
         self._by_id = {answer.request.id: answer for answer in answers}
+        self._readers = [] if calls is None else [calls.reader() for _ in answers]
 
     @property
     def ordered(self) -> list[Result]:
@@ -67,17 +83,20 @@ class Generation:
         """Return the whole answer. Raises `RemaskError` if a choice fails."""
         texts = [""] * len(self.answers)
         scored: list[list[Scored]] = [[] for _ in self.answers]
+        calls: list[list[CallPiece]] = [[] for _ in self.answers]
         async for deltas in self._steps():
             for delta in deltas:
                 texts[delta.index] += delta.text
                 scored[delta.index] += delta.scored
+                calls[delta.index] += delta.calls
         choices = [
-            self.shape.whole(i, texts[i], scored[i], result.finish_reason, self._wants_logprobs) | self._extras(i)
-            for i, result in enumerate(self.ordered)
+            self.shape.whole(i, texts[i], scored[i], self._finish(i), self._wants_logprobs, calls[i]) | self._extras(i)
+            for i in range(len(self.answers))
         ]
         if self.body.return_token_ids:
-            for choice, result in zip(choices, self.ordered, strict=True):
-                choice["token_ids"] = list(result.token_ids)
+            for choice, answer, result in zip(choices, self.answers, self.ordered, strict=True):
+                shown = answer.request.response.shown(len(result.token_ids))
+                choice["token_ids"] = [result.token_ids[place] for place in shown]
         return {
             **self._with_prompts(self.shape.response(choices)),
             "usage": self._usage(),
@@ -123,20 +142,32 @@ class Generation:
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
                     check_end(delta.result)
+                if self._readers:
+                    final = delta.result is not None
+                    delta.text, delta.calls = self._readers[delta.index].read(delta.text, final=final)
             yield deltas
+
+    def _finish(self, index: int) -> str:
+        """Why a choice has ended, in OpenAI's words."""
+        reason = self.results[index].finish_reason
+        return self._readers[index].finish_reason(reason) if self._readers else reason
 
     @property
     def _wants_logprobs(self) -> bool:
         return self.terms.top_logprobs is not None
 
     def _extras(self, index: int) -> Json:
-        """What a choice carries beside OpenAI's keys once it has ended: its step maps and its trace, if asked for."""
+        """What a choice carries beside OpenAI's keys once it has ended: the texts of its canvas' holes, its step maps
+        and its trace, if asked for.
+        """
         request, result, told = self.answers[index].request, self.results[index], Json()
         if self.terms.return_step_maps:
-            told["step_maps"] = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
+            steps = step_map(result.trace, len(request.prompt_token_ids), len(result.token_ids))
+            told["step_maps"] = [steps[place] for place in request.response.shown(len(steps))]
         if self.terms.return_trace:
             told["trace"] = trace_of(request, result.trace, result.usage, self.fingerprint).content
-        return {"remask": told} if told else {}
+        holes = self.answers[index].holes
+        return ({} if holes is None else {"holes": holes}) | ({"remask": told} if told else {})
 
     def _with_prompts(self, answer: Json) -> Json:
         """`answer`, or the first chunk of a stream, with the prompts' token ids where they are asked for."""
@@ -173,14 +204,16 @@ class Generation:
     def _chunks(self, delta: Delta) -> list[bytes]:
         chunks = []
         told = delta.tokens and (self._wants_logprobs or self.body.return_token_ids)
-        if delta.text or told or delta.canvas is not None:
+        if delta.text or delta.calls or told or delta.canvas is not None:
             choice = self.shape.part(delta, self._wants_logprobs)
             if self.body.return_token_ids:
                 choice["token_ids"] = delta.tokens
             shown = {} if delta.canvas is None else {"remask": {"index": delta.index, **delta.canvas}}
             chunks.append({**self.shape.chunk([choice]), **shown})
         if delta.result is not None:
-            chunks.append(self.shape.chunk([self.shape.end(delta) | self._extras(delta.index)]))
+            chunks.append(
+                self.shape.chunk([self.shape.end(delta.index, self._finish(delta.index)) | self._extras(delta.index)])
+            )
         return [self._chunk(chunk) for chunk in chunks]
 
     def _chunk(self, chunk: Json) -> bytes:

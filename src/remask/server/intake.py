@@ -5,7 +5,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from remask.core.checks import LARGEST
@@ -24,6 +23,7 @@ from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.protocol import ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
 from remask.server.texts import ITEM, LONG
+from remask.server.tools import ToolCalls
 
 
 class Intake:
@@ -86,9 +86,12 @@ class Intake:
             if isinstance(body, ChatBody):
                 self._check_choices(body, 1)
             prompt = body.prompt if isinstance(body, TokenizeBody) else None
-            variables = body.chat_template_kwargs if isinstance(body, ChatBody | TokenizeBody) else None
+            variables = body.chat_template_kwargs if isinstance(body, TokenizeBody) else None
+            variables = body.variables if isinstance(body, ChatBody) else variables
             chars = len(json.dumps(variables)) if variables else 0
             lengths = [len(prompt or "") + chars + sum(message.chars for message in messages)]
+        if isinstance(body, GenerationBody):
+            lengths = [length + body.fixed_chars for length in lengths] or [body.fixed_chars]
         field = "prompt" if isinstance(body, CompletionBody) or getattr(body, "prompt", None) else "messages"
         most, together = self.max_prompt_chars, self.max_request_chars
         if max(lengths, default=0) > most:
@@ -98,8 +101,14 @@ class Intake:
                 f"{field} has {sum(lengths)} characters altogether; at most {together} are taken (max_request_chars)"
             )
         size = sum(lengths) + ITEM * len(lengths)
-        compiles = isinstance(body, GenerationBody) and self.llm.compiles(body.terms.structured_outputs)
-        return max(size, LONG) if compiles else size
+        return max(size, LONG) if isinstance(body, GenerationBody) and self._compiles(body) else size
+
+    def _compiles(self, body: GenerationBody) -> bool:
+        """Whether the form of its answers, or that of a call that must be made, is still to be compiled."""
+        calls = self.calls(body)
+        if calls is not None and calls.forced is not None:
+            return self.llm.compiles(calls.constraint())
+        return self.llm.compiles(body.terms.structured_outputs)
 
     def check_decisions(self, asked: Sequence[Decisions]) -> int:
         """Return about how many characters are to be tokenized for decisions.
@@ -134,15 +143,28 @@ class Intake:
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
-        tokens = self.conversation(body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        tokens = self.conversation(body.messages, body.add_generation_prompt, body.variables)
+        calls, terms, around = self.calls(body), body.terms, None
+        if calls is not None and calls.forced is not None:
+            if self.llm.loaded.config.kind == "uniform":
+                raise ConfigError(
+                    "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
+                    "change once they are chosen; send 'auto', or use a masked or block-causal model"
+                )
+            terms, around = replace(terms, structured_outputs=calls.constraint()), calls.around
         marked = any(message.cache_control is not None for message in body.messages)
-        return self._requests(body, [(tokens, self._shared(body, tokens))], request_id, find_prefix=not marked)
+        prompts = [(tokens, self._shared(body, tokens))]
+        return self._requests(body, terms, prompts, request_id, around, find_prefix=not marked)
+
+    def calls(self, body: GenerationBody) -> ToolCalls | None:
+        """What a body says of calls of tools; None where it offers none. Raises `ConfigError` as `ChatBody.calls`."""
+        return body.calls(self.tokenizer.chat_template) if isinstance(body, ChatBody) else None
 
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
         self.check_model(body.model)
         tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompts_of(body)]
-        return self._requests(body, [(each, 0) for each in tokens], request_id)
+        return self._requests(body, body.terms, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
@@ -151,7 +173,7 @@ class Intake:
             if marked:
                 raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
             return length
-        messages, variables = [message.rendered for message in body.messages], body.chat_template_kwargs
+        messages, variables = [message.rendered for message in body.messages], body.variables
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables)
         return self.tokenizer.shared_prefix(messages, tokens, variables)
@@ -159,8 +181,10 @@ class Intake:
     def _requests(
         self,
         body: GenerationBody,
+        terms: Terms,
         prompts: Sequence[tuple[list[int], int]],
         request_id: str,
+        around: tuple[str, str] | None = None,
         *,
         find_prefix: bool = True,
     ) -> list[Request]:
@@ -168,7 +192,7 @@ class Intake:
         for name in ("stream_options", "stream_drafts"):
             if getattr(body, name) and not body.stream:
                 raise ConfigError(f"{name} is for streams: send it with stream=true, or leave it out")
-        terms, own = body.terms, body.sampling
+        own = body.sampling
         if terms.replay is not None and choices * len(prompts) > 1:
             raise ConfigError(f"replay: a trace is of one answer, and {choices * len(prompts)} are asked for; send one")
         policy, kind, drafts = self.policy(terms), self.llm.loaded.config.kind, bool(body.stream_drafts)
@@ -176,11 +200,14 @@ class Intake:
         more: dict[str, Any] = {"constraint": constraint, "drafts": drafts, "find_prefix": find_prefix}
         requests: list[Request] = []
         for tokens, shared in prompts:
-            params = terms.params(own, partial(self._params, own, len(tokens)))
+            usual = self.config.sampling
+            params, template = self.llm.response(terms, own, len(tokens), defaults=usual, around=around)
             for choice in range(choices):
                 name = f"{request_id}-{self.number()}"
                 seeded = params if terms.replay is not None else self._seeded(params, own.get("seed"), choice)
-                requests.append(request_of(name, tokens, seeded, policy, terms, kind, shared=shared, **more))
+                requests.append(
+                    request_of(name, tokens, seeded, policy, terms, kind, shared=shared, template=template, **more)
+                )
         return requests
 
     def _check_choices(self, body: GenerationBody, prompts: int) -> None:
@@ -206,9 +233,6 @@ class Intake:
                 "bicache, which measures one"
             )
         return self._lookup
-
-    def _params(self, own: Mapping[str, Any], prompt: int) -> SamplingParams:
-        return self.llm.params(own, self.config.sampling, prompt_tokens=prompt)
 
     def _seeded(self, params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
         """Choices of one request differ, and a seed gives the same ones again."""

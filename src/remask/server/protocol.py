@@ -16,6 +16,7 @@ from remask.errors import ConfigError
 from remask.server.declared import Checked, given, with_declared
 from remask.server.fields import FOREIGN_TO_READS, read_fields
 from remask.server.limits import MAX_ITEMS
+from remask.server.tools import Tool, ToolCalls, format_of
 
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TERMS = declared(Terms)
@@ -26,6 +27,7 @@ _VARIABLES = Declared(
 
 MAX_TOKEN_IDS = 1 << 20
 RELEVANCE = "Does the document answer the query?"
+MAX_TOOLS = 128
 
 # The first item that does not fit ends the check: a list may hold a million of them.
 Count: TypeAlias = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
@@ -144,6 +146,41 @@ class Message(Body):
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
+class Function(Body):
+    """A function that the model may call. `parameters` is a JSON schema; forced calls always follow it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolOffer(Body):
+    """A tool of a request. Functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def rendered(self) -> dict[str, Any]:
+        """The tool in the form that chat templates read."""
+        kept = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": self.type, "function": {"parameters": {"type": "object", "properties": {}}} | kept}
+
+
+class ChosenFunction(Body):
+    """The name of the function to call."""
+
+    name: str
+
+
+class ChosenTool(Body):
+    """The tool that the answer calls."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class JsonSchema(Body):
     """A schema that an answer follows. `name` and `description` say what it is for; an answer is always `strict`."""
 
@@ -190,6 +227,13 @@ class GenerationBody(Body):
         return read_fields(body, cls.model_fields)
 
     @property
+    def fixed_chars(self) -> int:
+        """Characters of the texts that the response is to hold."""
+        terms: Any = given(self, Terms)
+        parts = [each["text"] for each in terms.get("canvas") or () if each.get("text") is not None]
+        return sum(map(len, [*parts, terms.get("suffix") or ""]))
+
+    @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that the request sets, by name."""
         return given(self, SamplingParams)
@@ -214,6 +258,58 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", _VARIABLES)] = None
+    tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[ToolOffer]:
+        """The tools that the model is told of. Raises `ConfigError` where a choice is made among none."""
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise ConfigError("tool_choice asks for a call, and there are no tools; send some")
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def variables(self) -> dict[str, Any] | None:
+        """Variables of the chat template: the request's own, and its tools."""
+        if not self.offered:
+            return self.chat_template_kwargs
+        if "tools" in (self.chat_template_kwargs or {}):
+            raise ConfigError("tools and chat_template_kwargs both name tools; send the former")
+        return {**(self.chat_template_kwargs or {}), "tools": [tool.rendered for tool in self.offered]}
+
+    def calls(self, template: str | None) -> ToolCalls | None:
+        """What the request says of calls, under a chat `template`; None where there are no tools to call.
+
+        Raises `ConfigError` where a call cannot be made as it is asked for.
+        """
+        tools, choice = [Tool(each.function.name, each.function.parameters) for each in self.offered], self.tool_choice
+        names = [tool.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise ConfigError("tools: two of them have one name; give each a name of its own")
+        if not tools:
+            return None
+        if isinstance(choice, ChosenTool):
+            if choice.function.name not in names:
+                raise ConfigError(
+                    f"tool_choice names {choice.function.name!r}, which is none of tools: {', '.join(names)}"
+                )
+            tools = [tool for tool in tools if tool.name == choice.function.name]
+        elif choice != "required" and (template is None or "tools" not in template):
+            raise ConfigError(
+                "tools: the model's chat template does not tell it of tools, so it would call none by itself; send "
+                "tool_choice 'required' or the name of one, or start the server with a --chat-template that does"
+            )
+        forced: Any = "named" if isinstance(choice, ChosenTool) else "required" if choice == "required" else None
+        if forced is not None:
+            self._check_free(super().terms)
+        return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
+
+    def _check_free(self, terms: Terms) -> None:
+        """Raise `ConfigError` where something else says what the answer is, too."""
+        for name in ("canvas", "suffix", "structured_outputs"):
+            if getattr(terms, name) is not None:
+                raise ConfigError(f"{name} and tool_choice both say what the answer is; send one of them")
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class Service:
             Answer(i, each.request, texts, stops, token_text, each.decoding.block_ranges, **kind)
             for i, each in enumerate(pending)
         ]
-        generation = Generation(ticket, answers, shape(names), body, self.llm.loaded.fingerprint)
+        calls = self.intake.calls(body)
+        generation = Generation(ticket, answers, shape(names), body, self.llm.loaded.fingerprint, calls)
 
         def finish() -> None:
             ticket.cancel()

@@ -7,6 +7,7 @@ from typing import Any
 from remask.core.request import Result
 from remask.core.rollout import TokenLogprob
 from remask.server.answer import Delta, Scored
+from remask.server.tools import CallPiece, whole_calls
 
 Json = dict[str, Any]
 
@@ -34,15 +35,28 @@ class ChatShape:
 
     def part(self, delta: Delta, logprobs: bool) -> Json:
         """A choice that carries settled text."""
-        return _streamed(delta.index, {"delta": {"content": delta.text}}, self._logprobs(delta.scored, logprobs))
+        said: Json = {"tool_calls": [call.streamed for call in delta.calls]} if delta.calls else {}
+        if delta.text or not delta.calls:
+            said["content"] = delta.text
+        return _streamed(delta.index, {"delta": said}, self._logprobs(delta.scored, logprobs))
 
-    def end(self, delta: Delta) -> Json:
+    def end(self, index: int, finish: str) -> Json:
         """The choice that says why it ended."""
-        return _streamed(delta.index, {"delta": {}}, finish=_finish(delta))
+        return _streamed(index, {"delta": {}}, finish=finish)
 
-    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+    def whole(
+        self,
+        index: int,
+        text: str,
+        scored: Sequence[Scored],
+        finish: str,
+        logprobs: bool,
+        calls: Sequence[CallPiece] = (),
+    ) -> Json:
         """A choice that is not streamed."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": (text.strip() and text) or None, "tool_calls": whole_calls(calls)}
         scores = self._logprobs(scored, logprobs)
         return {"index": index, "message": message, "logprobs": scores, "finish_reason": finish}
 
@@ -99,11 +113,19 @@ class CompletionShape:
         """A choice that carries settled text."""
         return self._choice(delta.index, delta.text, delta.scored, logprobs, None)
 
-    def end(self, delta: Delta) -> Json:
+    def end(self, index: int, finish: str) -> Json:
         """The choice that says why it ended."""
-        return self._choice(delta.index, "", (), False, _finish(delta))
+        return self._choice(index, "", (), False, finish)
 
-    def whole(self, index: int, text: str, scored: Sequence[Scored], finish: str, logprobs: bool) -> Json:
+    def whole(
+        self,
+        index: int,
+        text: str,
+        scored: Sequence[Scored],
+        finish: str,
+        logprobs: bool,
+        calls: Sequence[CallPiece] = (),  # noqa: ARG002 - completions call no tools
+    ) -> Json:
         """A choice that is not streamed."""
         return self._choice(index, text, scored, logprobs, finish)
 
@@ -182,8 +204,3 @@ def work(results: Sequence[Result]) -> Json:
 
 def _streamed(index: int, fields: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
     return {"index": index, **fields, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _finish(delta: Delta) -> str:
-    assert delta.result is not None
-    return delta.result.finish_reason

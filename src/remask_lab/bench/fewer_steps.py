@@ -90,7 +90,7 @@ def _number(word: str, workload: Workload) -> float:
 
 def _steps(params: SamplingParams) -> int:
     blocks = even_blocks(params)
-    return blocks.steps * blocks.count
+    return blocks.total_steps
 
 
 def _check_scheduled(params: SamplingParams) -> None:

@@ -96,7 +96,7 @@ def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
     times = []
     for _ in range(turns + 1):
         began = time.thread_time()
-        constraint.choose(canvas, range(3, 3 + block), positions, read, None)
+        constraint.choose(canvas, range(3, 3 + left), range(3, 3 + block), positions, read, None)
         times.append(time.thread_time() - began)
     return float(np.median(times[1:]))
 

@@ -188,7 +188,7 @@ def _values(llm: LLM, workload: Workload, setting: str, values: Any) -> tuple[An
         return tuple(range(llm.loaded.config.layers + 1))
     if values == FEWER:
         blocks = even_blocks(workload.tasks[0].request.params)
-        number = blocks.steps if setting == "steps_per_block" else blocks.steps * blocks.count
+        number = blocks.steps[0] if setting == "steps_per_block" else blocks.total_steps
         return tuple(number // divisor for divisor in (8, 4, 2, 1) if number % divisor == 0)
     return tuple(values)
 

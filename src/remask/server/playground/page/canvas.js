@@ -77,11 +77,12 @@ export class Canvas {
 }
 
 function drawToken(cell, token, settled, last) {
-  const kind = settled ? "settled" : token.text === null ? "masked" : "draft";
+  const given = token.settled === -1; // the request fixed it
+  const kind = given ? "given" : settled ? "settled" : token.text === null ? "masked" : "draft";
   cell.className = `token ${kind}`;
   cell.replaceChildren(token.text === null ? "▒" : token.text === "" ? "␣" : token.text.replaceAll("\n", "⏎"));
-  cell.title = settled ? `settled at step ${token.settled + 1}` : kind === "draft" ? "draft" : "not predicted yet";
-  if (settled) {
+  cell.title = { given: "fixed by the request", settled: `settled at step ${token.settled + 1}`, draft: "draft", masked: "not predicted yet" }[kind];
+  if (kind === "settled") {
     cell.append(make("sub", { text: String(token.settled + 1) }));
     cell.style.setProperty("--age", token.settled / last);
   }

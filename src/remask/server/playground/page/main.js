@@ -66,12 +66,30 @@ function fill(example, everything) {
   find("settings").open = settings !== "";
 }
 
+/** The parts of an answer with holes, such as "a [[2]] b"; null where nothing is typed. */
+function partsOf(text) {
+  if (!text) return null;
+  const found = text.split(/\[\[(\d+)(?:-(\d+))?\]\]/); // text, first number, second number, text, ...
+  const parts = [];
+  for (let at = 0; at < found.length; at += 3) {
+    if (found[at]) parts.push({ text: found[at] });
+    if (at + 1 === found.length) break;
+    const [first, second] = [Number(found[at + 1]), found[at + 2]];
+    parts.push({ mask: second === undefined ? first : { min: first, max: Number(second) } });
+  }
+  return parts;
+}
+
 /** The request body of one run. Throws `Problem` if a field cannot be sent. */
 function bodyOf(which) {
   const messages = [{ role: "user", content: find("user").value }];
   if (find("system").value) messages.unshift({ role: "system", content: find("system").value });
   const body = { messages, cache: find(`cache-${which}`).value };
-  for (const name of NUMBERS) if (find(name).value !== "") body[name] = Number(find(name).value);
+  const canvas = partsOf(find("canvas").value);
+  if (canvas) body.canvas = canvas;
+  for (const name of NUMBERS) {
+    if (find(name).value !== "" && !(canvas && name === "max_tokens")) body[name] = Number(find(name).value);
+  }
   const settings = find(`config-${which}`).value.trim();
   if (settings) {
     try {

@@ -1,0 +1,245 @@
+"""Calls of tools: how an answer must be written that calls one, and how calls are read from answers."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from remask.core.structure import StructuredOutputs
+from remask.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family writes a call: an object of `name` and arguments, between two texts.
+
+    Attributes:
+        begin: what stands before the object; "" where an answer that is an object is a call.
+        end: what stands behind it.
+        arguments: the key of the arguments.
+    """
+
+    begin: str
+    end: str
+    arguments: str
+
+    def around(self, name: str) -> tuple[str, str]:
+        """What stands before and behind the arguments of a call of the tool `name`."""
+        return f'{self.begin}{{"name": {json.dumps(name)}, "{self.arguments}": ', f"}}{self.end}"
+
+
+# Of Hermes, which Qwen 2.5 and 3 took over, and so what began as them (Dream, Fast-dLLM v2, SDAR).
+HERMES = CallFormat("<tool_call>\n", "\n</tool_call>", "arguments")
+# Of Llama 3.1 and later.
+LLAMA = CallFormat("", "", "parameters")
+
+
+def format_of(template: str | None) -> CallFormat:
+    """The format that a chat template teaches, or by default Hermes'."""
+    reads = template is not None and "tools" in template
+    return LLAMA if reads and template is not None and HERMES.begin.strip() not in template else HERMES
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that an answer may call. `parameters` is a JSON schema of an object; None takes no arguments."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+
+    @property
+    def form(self) -> Mapping[str, Any]:
+        """The schema of its arguments."""
+        return self.parameters if self.parameters and self.parameters.get("properties") else {"const": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """What a request says of calls.
+
+    Attributes:
+        tools: those that may be called.
+        forced: a call must be made: of the tool that is named ("named"), or of any ("required"). None leaves it open.
+        single: an answer makes one call at most.
+        format: how calls are written.
+    """
+
+    tools: Sequence[Tool]
+    forced: Literal["named", "required"] | None
+    single: bool
+    format: CallFormat
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """What stands before and behind the hole of an answer whose call is forced."""
+        if len(self.tools) == 1:
+            return self.format.around(self.tools[0].name)
+        return self.format.begin, self.format.end
+
+    def constraint(self) -> StructuredOutputs:
+        """The form of that hole: arguments of the one tool, or a call of one of several.
+
+        Raises `ConfigError` on schemas that cannot be guaranteed.
+        """
+        if len(self.tools) == 1:
+            return _form(self.tools[0], self.tools[0].form)
+        every = []
+        for tool in self.tools:
+            if {"$defs", "definitions"} & tool.form.keys():
+                raise ConfigError(
+                    f"tools: the parameters of {tool.name!r} hold $defs, which one call of several tools cannot refer "
+                    "to; write the schemas where they are used, or name the tool in tool_choice"
+                )
+            _form(tool, tool.form)
+            properties = {"name": {"const": tool.name}, self.format.arguments: tool.form}
+            every.append({"type": "object", "properties": properties, "required": list(properties)})
+        return StructuredOutputs(json={"anyOf": every})
+
+    def reader(self) -> "CallReader":
+        """A reader of one answer."""
+        return CallReader(self)
+
+
+def _form(tool: Tool, schema: Mapping[str, Any]) -> StructuredOutputs:
+    if schema == {"const": {}}:
+        return StructuredOutputs(regex=r"\{\}")
+    try:
+        return StructuredOutputs(json=schema)
+    except ConfigError as error:
+        reason = str(error).replace("structured_outputs.json", "its schema")
+        raise ConfigError(f"tools: the parameters of {tool.name!r} cannot be guaranteed: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What a step adds to a call: its id and name at first, then text of its arguments."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+    @property
+    def streamed(self) -> dict[str, Any]:
+        """The piece as OpenAI streams it."""
+        function = {"arguments": self.arguments} if self.name is None else self._function
+        opening = {} if self.id is None else {"id": self.id, "type": "function"}
+        return {"index": self.index, **opening, "function": function}
+
+    @property
+    def _function(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": self.arguments}
+
+
+def whole_calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """The calls that pieces make up, as an answer that is not streamed has them."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.id is not None:
+            function = {"name": piece.name, "arguments": ""}
+            calls.append({"id": piece.id, "type": "function", "function": function})
+        calls[piece.index]["function"]["arguments"] += piece.arguments
+    return calls
+
+
+@dataclass(slots=True)
+class CallReader:
+    """Reads calls from the text of one answer as it settles. What is no call stays text.
+
+    A call whose arguments stand in a hole is told piece by piece; any other once it is complete. The text within the
+    marks of a call that is no object, or names an unknown tool, is given back as it is.
+    """
+
+    asked: ToolCalls
+    calls: int = 0
+    _held: str = field(default="")
+    _within: bool = False  # whether the mark of a call stands before `_held`
+    _behind: bool = False  # whether a call does, and nothing but line ends behind it
+
+    def finish_reason(self, reason: str) -> str:
+        """OpenAI's name for the end of an answer that ended for `reason`: calls that the model chose to make end it."""
+        return "tool_calls" if self.calls and self.asked.forced != "named" else reason
+
+    def read(self, text: str, *, final: bool) -> tuple[str, list[CallPiece]]:
+        """Take new text. Returns text of the answer, and pieces of calls; `final` says that no more follows."""
+        if self.asked.forced is None:
+            return self._parsed(text, final)
+        if len(self.asked.tools) == 1:
+            opening = [] if self.calls else [self._begin(self.asked.tools[0].name, "")]
+            return "", opening + ([CallPiece(0, text)] if text else [])
+        self._held += text
+        if not final:
+            return "", []
+        call = self._call(self._held)
+        return ("", [call]) if call is not None else (self._held, [])
+
+    def _parsed(self, text: str, final: bool) -> tuple[str, list[CallPiece]]:
+        self._held += text
+        if self._over:
+            self._held = ""
+            return "", []
+        if not self.asked.format.begin:
+            return self._object(final)
+        told, pieces = "", list[CallPiece]()
+        begin, end = self.asked.format.begin.strip(), self.asked.format.end.strip()
+        while not self._over:
+            if self._behind:  # line ends between calls are no text
+                self._held = self._held.lstrip("\n")
+                self._behind = not self._held
+            mark = end if self._within else begin
+            before, found, rest = self._held.partition(mark)
+            if not found:
+                break
+            self._held = rest
+            if not self._within:
+                told += before
+            elif (call := self._call(before)) is not None:
+                pieces.append(call)
+                self._behind = True
+            else:
+                told += f"{begin}{before}{end}"
+            self._within = not self._within
+        if self._over:
+            self._held = ""  # one call was asked for at most
+        elif final:
+            told, self._held = told + (begin if self._within else "") + self._held, ""
+        elif not self._within:
+            keep = next((n for n in range(len(begin) - 1, 0, -1) if self._held.endswith(begin[:n])), 0)
+            told, self._held = told + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return told, pieces
+
+    @property
+    def _over(self) -> bool:
+        return self.asked.single and self.calls > 0
+
+    def _object(self, final: bool) -> tuple[str, list[CallPiece]]:
+        """Of an answer that is an object as a whole, or none."""
+        begun = self._held.lstrip()
+        if begun and not begun.startswith("{"):
+            return self._let_go(), []
+        if not final:
+            return "", []
+        call = self._call(self._held)
+        return (self._let_go(), []) if call is None else ("", [call])
+
+    def _let_go(self) -> str:
+        told, self._held = self._held, ""
+        return told
+
+    def _call(self, text: str) -> CallPiece | None:
+        """The call that `text` is; None where it is none of a known tool."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        name = value.get("name") if isinstance(value, dict) else None
+        arguments = value.get(self.asked.format.arguments) if isinstance(value, dict) else None
+        if not isinstance(arguments, dict) or name not in [tool.name for tool in self.asked.tools]:
+            return None
+        return self._begin(name, json.dumps(arguments, ensure_ascii=False))
+
+    def _begin(self, name: str, arguments: str) -> CallPiece:
+        piece = CallPiece(self.calls, arguments, f"call_{secrets.token_hex(12)}", name)
+        self.calls += 1
+        return piece

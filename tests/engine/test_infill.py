@@ -1,0 +1,212 @@
+"""Responses with fixed parts: these never change, company does not matter, and bad ones are refused by name."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remask.core.canvas import OPEN, Hole, Template
+from remask.core.depth import DepthLookup
+from remask.core.request import Result
+from remask.core.sampling import SamplingParams
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.policies import BiCache, CachePolicy, parse
+from remask.policies.dkv import DkvGreedy
+from remask.policies.elastic import ElasticCache
+from tests.engine import kinds
+from tests.engine.support import (
+    EOS,
+    FAMILIES,
+    VOCAB,
+    Work,
+    alone,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    random_work,
+    request,
+    run,
+)
+
+
+def policy_of(name: str, **settings: Any) -> CachePolicy:
+    return parse(name, settings, lambda: DepthLookup({}))
+
+
+def random_template(rng: random.Random, vocab: int = VOCAB) -> Template:
+    """Fixed runs and holes in turn, eight places or more; holes want some of their tokens not to be padding."""
+    tokens: list[int] = []
+    holes: list[Hole] = []
+    while len(tokens) < 8 or not holes:
+        count = rng.randint(1, 4)
+        if rng.random() < 0.5:
+            tokens += [rng.randrange(vocab) for _ in range(count)]
+        else:
+            holes.append(Hole(len(tokens), len(tokens) + count, rng.randint(0, count)))
+            tokens += [OPEN] * count
+    return Template(tuple(tokens), tuple(holes), rng.choice([(), (EOS,)]))
+
+
+def with_holes(rng: random.Random, item: Work) -> Work:
+    template = random_template(rng)
+    params = replace(item.request.params, max_tokens=len(template))
+    if params.remasking == "confidence_threshold" or (params.steps or 99) < len(template):
+        params = replace(params, steps=None)
+    policy = item.policy
+    inner = policy.inner if isinstance(policy, BiCache) else policy
+    if isinstance(inner, ElasticCache):
+        inner = replace(inner, window=template.open_places)
+    elif isinstance(inner, DkvGreedy):
+        inner = replace(inner, window=min(inner.window, template.open_places))
+    policy = replace(policy, inner=inner) if isinstance(policy, BiCache) else inner
+    return Work(replace(item.request, params=params, template=template), policy, item.joins)
+
+
+def check_kept(item: Work, result: Result) -> None:
+    """What is fixed stands there, nothing wrote to it, and holes have as many tokens as they want."""
+    template, asked = item.request.template, item.request
+    assert template is not None
+    assert result.error is None
+    fixed = template.pinned[: len(result.token_ids)]
+    found = np.array(result.token_ids)
+    assert (found[fixed] == np.array(template.tokens)[: len(found)][fixed]).all()
+    places = {position - len(asked.prompt_token_ids) for each in result.trace for position in each.positions}
+    assert places.isdisjoint(np.flatnonzero(template.pinned).tolist())
+    for hole in template.holes:
+        assert set(found[hole.start : hole.start + hole.least].tolist()).isdisjoint(template.padding)
+    if template.tail == len(template):
+        assert len(found) == len(template), "nothing ends a response whose end is fixed"
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fixed_parts_never_change(family: str, seed: int) -> None:
+    """Under any policy and sampler, in a batch of many as alone."""
+    rng = random.Random(f"{family} {seed}")
+    work = [with_holes(rng, random_work(rng, family, str(number))) for number in range(8)]
+    together = run(make_engine(family, max_num_seqs=rng.choice([2, 8]), max_row_layers=rng.choice([None, 300])), work)
+    for item in work:
+        result = together[item.request.id]
+        check_kept(item, result)
+        assert outcome(result) == outcome(alone(item, family))
+
+
+@pytest.mark.parametrize("model", kinds.UNIFORM)
+def test_uniform_models_with_any_sampler(model: str) -> None:
+    rng = random.Random(model)
+    work = []
+    for number in range(12):
+        template = random_template(rng, kinds.MASK)
+        sampling: dict[str, Any] = {"max_tokens": len(template), "canvas_length": 40, "seed": number}
+        sampling |= {"block_length": rng.randint(1, 9), "temperature": rng.choice([0.0, 1.0])}
+        sampling |= rng.choice([{}, {"sampler": "ancestral"}, {"tokens_per_step": 2 if model != "gidd, masks" else 1}])
+        if model != "gidd, masks" and rng.random() < 0.4:
+            sampling |= {"correction_steps": 4, "correction_tokens": 2}
+        policy = policy_of(rng.choice(["none", "block-prefix", "uniform-cache"]))
+        asked = Request(str(number), kinds.tokens(rng, 5), SamplingParams(**sampling), template=template)
+        work.append(Work(asked, policy, rng.randrange(6)))
+    engine = poisoned_engine(kinds.checkpoint(model).model)
+    results = run(engine, work)
+    for item in work:
+        check_kept(item, results[item.request.id])
+        lone = run(poisoned_engine(kinds.checkpoint(model).model), [replace(item, joins=0)])
+        assert outcome(results[item.request.id]) == outcome(lone[item.request.id])
+
+
+def hole_then(fixed: int, length: int = 6) -> Template:
+    return Template((OPEN,) * length + (7,) * fixed, (Hole(0, length),), (EOS,))
+
+
+def asked_with(template: Template, **more: Any) -> Request:
+    return replace(request(max_tokens=len(template), **more), template=template)
+
+
+def run_one(asked: Request, policy: str = "none") -> Result:
+    return run(make_engine(), [Work(asked, policy_of(policy))])[asked.id]
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.0}, {"remasking": "entropy"}, {"top_k": 1, "cfg_scale": 1.0}]
+)
+@pytest.mark.parametrize("cache", ["none", "block-dual", "dkv-decode"])
+def test_padding_stands_only_where_it_may(sampling: dict[str, Any], cache: str) -> None:
+    """Where all tokens but one are padding, the first places of a hole hold that one."""
+    padding = tuple(token for token in range(VOCAB) if token != 9)
+    template = replace(hole_then(2), holes=(Hole(0, 6, 4),), padding=padding)
+    result = run_one(asked_with(template, seed=1, **sampling), cache)
+    assert result.token_ids[:4] == (9, 9, 9, 9)
+    assert set(result.token_ids[4:6]) - {9}, "the others are free"
+    assert result.token_ids[6:] == (7, 7)
+
+
+def test_why_it_ended() -> None:
+    """A hole that had room for more, and has none left, ran out of it; one of a fixed length is whole."""
+    assert run_one(asked_with(replace(hole_then(2), padding=()))).finish_reason == "length"
+    assert run_one(asked_with(replace(hole_then(2), holes=(Hole(0, 6, 6),), padding=()))).finish_reason == "stop"
+    every = tuple(range(VOCAB))
+    assert run_one(asked_with(replace(hole_then(2), padding=every))).finish_reason == "stop"
+    stopped = asked_with(replace(hole_then(2), padding=()), stop_token_ids=every)
+    result = run_one(stopped)
+    assert (result.finish_reason, len(result.token_ids)) == ("stop", 8), "the fixed end stays"
+
+
+def test_a_stop_in_the_hole_at_the_end_ends_the_response() -> None:
+    tokens = (7, 7, OPEN, OPEN, OPEN, OPEN)
+    every = tuple(token for token in range(VOCAB) if token != 7)
+    result = run_one(asked_with(Template(tokens, (Hole(2, 6),)), stop_token_ids=(7, *every), block_length=3))
+    assert (result.finish_reason, len(result.token_ids)) == ("stop", 3), "a stop token that was given ends nothing"
+    assert result.usage.completion_tokens == 1
+
+
+def test_replay_repeats_a_run() -> None:
+    template = Template((7, OPEN, OPEN, OPEN, 7, OPEN, OPEN, 7), (Hole(1, 4), Hole(5, 7)))
+    asked = asked_with(template, temperature=1.0, seed=3)
+    first = run_one(asked)
+    again = run_one(replace(asked, replay=first.trace, params=replace(asked.params, temperature=0.0)))
+    assert (again.token_ids, again.trace) == (first.token_ids, first.trace)
+    moved = replace(asked, replay=(replace(first.trace[0], positions=(8 + 4,), token_ids=(1,)),))
+    with pytest.raises(ConfigError, match="not open then"):
+        make_engine().check(moved)
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "told"),
+    [
+        (Template((1, 2), ()), {}, "canvas has no hole"),
+        (Template((1, OPEN, VOCAB), (Hole(1, 2),)), {}, "canvas holds the token id 64; token ids go from 0 to 63"),
+        (hole_then(2), {"max_tokens": 4}, "max_tokens=4 is not the canvas' length of 8"),
+        (hole_then(2, 60), {}, "max_model_len is 64"),
+        (
+            Template((OPEN, 1, 1, OPEN, 1, 1), (Hole(0, 1), Hole(3, 4))),
+            {"block_length": 3, "steps": 1},
+            "steps=1 is less than the 2 blocks of the canvas that hold positions to be filled; use 2 or more",
+        ),
+        (
+            hole_then(2, 2),
+            {"remasking": "order", "order": [[8, 9, 10, 11]]},
+            "list 0 must hold each canvas position from 8 to 11 that is to be filled once",
+        ),
+    ],
+)
+def test_refused(template: Template, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_engine().check(replace(request(**({"max_tokens": len(template)} | more)), template=template))
+
+
+def test_a_block_causal_model_cannot_look_ahead() -> None:
+    engine = poisoned_engine(kinds.checkpoint("sdar, blocks of 3").model, page_size=3)
+    with pytest.raises(ConfigError, match="place 4 of the response is fixed, and stands in a block behind one"):
+        engine.check(Request("r", [1], SamplingParams(max_tokens=8), template=replace(hole_then(4, 4), padding=())))
+    template = Template((OPEN, 1), (Hole(0, 1),))  # both in the prompt's block
+    results = run(
+        engine, [Work(Request("r", [1], SamplingParams(max_tokens=2), template=template), policy_of("exact"))]
+    )
+    assert results["r"].token_ids[1] == 1
+
+
+def test_policies_count_the_positions_that_are_filled() -> None:
+    with pytest.raises(ConfigError, match="window=7 exceeds the response's 6 positions"):
+        make_engine().check(replace(asked_with(hole_then(20)), policy=policy_of("elastic-cache", window=7)))

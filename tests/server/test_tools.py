@@ -1,0 +1,306 @@
+"""Tools: forced calls always parse, free ones are read from answers, and OpenAI's client sees what it expects."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.errors import ConfigError
+from remask.llm import LLM
+from remask.server.config import ServerConfig
+from remask.server.intake import Intake
+from remask.server.protocol import ChatBody
+from remask.server.tools import HERMES, LLAMA, CallReader, Tool, ToolCalls, format_of, whole_calls
+from tests.server.serving import Running, serving
+
+TEMPLATE = (
+    "{% if tools %}Tools in <tool_call> marks: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"who": {"enum": ["Nina", "Ruth"]}, "price": {"type": "integer"}, "gift": {"type": "boolean"}},
+    "required": ["who", "price"],
+    "additionalProperties": False,
+}
+BUY = {"type": "function", "function": {"name": "buy", "description": "Buys.", "parameters": ORDER, "strict": True}}
+STOP = {"type": "function", "function": {"name": "stop"}}
+NAMED = {"type": "function", "function": {"name": "buy"}}
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Buy it"}],
+    "max_tokens": 48,
+    "block_length": 64,
+    "steps": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def taught() -> Iterator[Running]:
+    """The bundled model, whose bytes spell everything, under a template that tells of tools."""
+    llm = LLM("bundled", cache="none", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    with serving(llm, model_names=["bundled"], sampling={}) as running:
+        yield running
+
+
+@pytest.fixture
+def client(taught: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{taught.base}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def forms() -> None:
+    pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
+
+
+def say(client: openai.OpenAI, **fields: Any) -> Any:
+    own = {name: fields.pop(name) for name in ("cache",) if name in fields}
+    body = {**ASK, **fields}
+    body["extra_body"] = {"block_length": body.pop("block_length"), "steps": body.pop("steps"), **own}
+    return client.chat.completions.create(model="bundled", **body)
+
+
+def valid(arguments: str) -> bool:
+    """Whether they follow `ORDER`, by hand."""
+    read = json.loads(arguments)
+    kinds = {"who": str, "price": int, "gift": bool}
+    kept = all(type(value) is kinds[name] for name, value in read.items())
+    return kept and {"who", "price"} <= read.keys() <= kinds.keys() and read["who"] in ("Nina", "Ruth")
+
+
+@pytest.mark.parametrize("cache", ["none", "block-dual", "dkv-decode"])
+def test_a_named_call_always_has_arguments_of_its_schema(client: openai.OpenAI, cache: str) -> None:
+    forms()
+    for seed in range(2):
+        fields = {"tools": [BUY, STOP], "tool_choice": NAMED, "temperature": 1.2, "seed": seed, "cache": cache}
+        (choice,) = say(client, **fields).choices
+        assert choice.finish_reason == "stop", "as OpenAI says of a named call"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls
+        assert (call.type, call.function.name) == ("function", "buy")
+        assert call.id.startswith("call_")
+        assert valid(call.function.arguments)
+
+
+def test_a_required_call_is_one_of_the_tools(client: openai.OpenAI) -> None:
+    forms()
+    answer = say(client, tools=[BUY, STOP], tool_choice="required", temperature=1.0, seed=3, n=3, max_tokens=64)
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert valid(call.function.arguments) if call.function.name == "buy" else call.function.arguments == "{}"
+    (choice,) = say(client, tools=[STOP], tool_choice="required").choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.arguments == "{}"
+
+
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+def test_a_stream_carries_the_same_call(client: openai.OpenAI, choice: Any) -> None:
+    forms()
+    fields: dict[str, Any] = {
+        "tools": [BUY, STOP],
+        "tool_choice": choice,
+        "seed": 5,
+        "temperature": 1.0,
+        "max_tokens": 64,
+    }
+    (whole,) = say(client, **fields).choices
+    pieces: list[Any] = []
+    finish, text = None, ""
+    for chunk in say(client, **fields, stream=True):
+        for part in chunk.choices:
+            pieces += part.delta.tool_calls or []
+            text += part.delta.content or ""
+            finish = part.finish_reason or finish
+    assert (text, finish) == ("", whole.finish_reason)
+    assert [piece.index for piece in pieces] == [0] * len(pieces)
+    (expected,) = whole.message.tool_calls
+    assert pieces[0].id is not None
+    assert pieces[0].function.name == expected.function.name
+    assert all(piece.id is None and piece.function.name is None for piece in pieces[1:])
+    assert "".join(piece.function.arguments for piece in pieces) == expected.function.arguments
+    assert len(pieces) > 1 or choice == "required", "the arguments of a named call come as they settle"
+
+
+def spelled(running: Running, text: str) -> dict[str, Any]:
+    """A trace of a run that answers with `text`."""
+    tokens = running.service.intake.tokenizer.encode(text, add_special_tokens=False)
+    fields = {**ASK, "max_tokens": len(tokens), "block_length": len(tokens), "ignore_eos": True, "steps": 1}
+    told = running.chat({**fields, "tools": [BUY, STOP], "return_trace": True}).json()
+    trace: dict[str, Any] = told["choices"][0]["remask"]["trace"]
+    trace["events"] = [{"step": 0, "positions": list(range(len(tokens))), "token_ids": tokens}]
+    return trace
+
+
+def test_calls_that_the_model_makes_are_read(client: openai.OpenAI, taught: Running) -> None:
+    """The model is made to say so: it was not trained for it."""
+    call = '<tool_call>\n{"name": "buy", "arguments": {"who": "Nina", "price": 5}}\n</tool_call>'
+    trace = spelled(taught, f"Sure. {call}\n{call}")
+    fields: dict[str, Any] = {"tools": [BUY, STOP], "replay": trace}
+    body = {"messages": ASK["messages"], **fields}
+    (choice,) = taught.chat(body).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Sure. "
+    first, second = choice["message"]["tool_calls"]
+    assert first["function"] == second["function"] == {"name": "buy", "arguments": '{"who": "Nina", "price": 5}'}
+    assert first["id"] != second["id"]
+    single = taught.chat({**body, "parallel_tool_calls": False}).json()["choices"][0]
+    assert len(single["message"]["tool_calls"]) == 1
+    chunks = taught.stream(body)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Sure. "
+    streamed = [piece for delta in deltas for piece in delta.get("tool_calls", [])]
+    assert [piece["index"] for piece in streamed] == [0, 1]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    plain = taught.chat({**body, "tool_choice": "none", "replay": None, "max_tokens": 8}).json()["choices"][0]
+    assert plain["finish_reason"] in ("stop", "length")
+    assert "tool_calls" not in plain["message"]
+
+
+def test_the_template_tells_of_tools_and_of_calls_made(taught: Running) -> None:
+    turns = [
+        {"role": "user", "content": "Buy it"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "buy", "arguments": '{"price": 5}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "done"},
+    ]
+    body = {"messages": turns, "tools": [BUY], "max_tokens": 8, "return_token_ids": True}
+    told = taught.chat(body).json()
+    text = taught.service.intake.tokenizer.decode(told["prompt_token_ids"])
+    assert '"description": "Buys."' in text
+    assert '<tool_call>{"name": "buy", "arguments": {"price": 5}}</tool_call>' in text
+    assert "tool: done" in text
+    silent = taught.chat({**body, "tool_choice": "none"}).json()
+    assert "Buys" not in taught.service.intake.tokenizer.decode(silent["prompt_token_ids"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tool_choice": "required"}, "tool_choice asks for a call, and there are no tools"),
+        ({"tools": [BUY], "tool_choice": {"type": "function", "function": {"name": "sell"}}}, "none of tools: buy"),
+        ({"tools": [BUY, BUY]}, "two of them have one name"),
+        ({"tools": [{"type": "retrieval"}]}, "tools"),
+        ({"tools": [BUY], "chat_template_kwargs": {"tools": []}}, "both name tools"),
+        ({"tools": [BUY], "tool_choice": NAMED, "canvas": [{"mask": 1}]}, "canvas and tool_choice both say"),
+        (
+            {"tools": [BUY], "tool_choice": NAMED, "response_format": {"type": "json_object"}},
+            "structured_outputs and tool_choice both say",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"if": 1}}}}}
+                ],
+                "tool_choice": "required",
+            },
+            "the parameters of 'f' cannot be guaranteed",
+        ),
+    ],
+)
+def test_what_cannot_be_called_is_refused(taught: Running, fields: dict[str, Any], told: str) -> None:
+    response = taught.chat({**ASK, **fields})
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+
+
+def test_a_call_needs_room(taught: Running) -> None:
+    forms()
+    response = taught.chat({**ASK, "max_tokens": 4, "block_length": 4, "tools": [BUY], "tool_choice": NAMED})
+    assert "max_tokens=4 does not suit structured_outputs" in response.json()["error"]["message"]
+
+
+def test_a_template_without_tools_cannot_offer_them(server: Running) -> None:
+    body = {**ASK, "tools": [BUY]}
+    assert "does not tell it of tools" in server.chat(body).json()["error"]["message"]
+    assert server.chat({**body, "tool_choice": "none", "max_tokens": 4, "block_length": 4}).status_code == 200
+    completion = server.client.post("/v1/completions", json={"prompt": "x", "tools": [BUY]})
+    assert "Unknown field 'tools'" in completion.json()["error"]["message"]
+
+
+def test_a_uniform_model_cannot_be_held_to_a_schema() -> None:
+    llm = LLM("bundled-uniform", dtype="float32", device="cpu")
+    assert llm.tokenizer is not None
+    llm.tokenizer.use_chat_template(TEMPLATE)
+    intake = Intake(llm, ServerConfig(model_names=["uniform"]))
+    free = {"messages": ASK["messages"], "tools": [STOP]}
+    assert len(intake.chat(ChatBody.model_validate(free), "r")) == 1
+    with pytest.raises(ConfigError, match="tool_choice: a call that must be made is held to its schema"):
+        intake.chat(ChatBody.model_validate({**free, "tool_choice": "required"}), "r")
+
+
+def calls(form: Any = HERMES, **more: Any) -> ToolCalls:
+    settings: dict[str, Any] = {"tools": [Tool("f", None), Tool("g", ORDER)], "forced": None, "single": False}
+    return ToolCalls(**{**settings, **more}, format=form)
+
+
+def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[Any]]:
+    text, made = "", list[Any]()
+    for number, piece in enumerate(pieces):
+        told, found = reader.read(piece, final=number == len(pieces) - 1)
+        text, made = text + told, made + found
+    return text, [call["function"] for call in whole_calls(made)]
+
+
+F = {"name": "f", "arguments": '{"é": [1]}'}
+HERMES_TEXTS = [
+    ("a < b", "a < b", []),
+    ("a <tool", "a <tool", []),
+    ('a<tool_call>{"name": "f", "arguments": {"é": [1]}}</tool_call>b', "ab", [F]),
+    ('<tool_call>\n{"arguments": {"é": [1]}, "name": "f"}\n</tool_call>\n' * 2, "", [F, F]),
+    (
+        '<tool_call>{"name": "h", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "h", "arguments": {}}</tool_call>',
+        [],
+    ),
+    ("<tool_call>no</tool_call> x", "<tool_call>no</tool_call> x", []),
+    ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
+]
+LLAMA_TEXTS = [
+    ("plain", "plain", []),
+    ('{"name": "f", "parameters": {"é": [1]}}', "", [F]),
+    ('{"name": "f"}', '{"name": "f"}', []),
+    ('{"a": ', '{"a": ', []),
+    ("", "", []),
+]
+CASES = [(HERMES, *case) for case in HERMES_TEXTS] + [(LLAMA, *case) for case in LLAMA_TEXTS]
+
+
+@pytest.mark.parametrize(("form", "said", "text", "made"), CASES)
+@given(data=st.data())
+def test_calls_are_read_however_their_text_arrives(form: Any, said: str, text: str, made: list[Any], data: Any) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
+    pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+    reader = calls(form).reader()
+    assert read(reader, pieces) == (text, made)
+    assert reader.finish_reason("length") == ("tool_calls" if made else "length")
+
+
+def test_one_call_at_most_where_that_is_asked_for() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert read(calls(single=True).reader(), [f"a{call}", f"b{call}"]) == ("a", [{"name": "f", "arguments": "{}"}])
+
+
+def test_the_template_says_how_calls_are_written() -> None:
+    assert format_of(None) == format_of("{{ messages }}") == format_of("{{ tools }}<tool_call>") == HERMES
+    assert format_of("{{ tools }} as JSON") == LLAMA
+
+
+def test_several_schemas_cannot_share_definitions() -> None:
+    defined = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "null"}}, "type": "object"}
+    with pytest.raises(ConfigError, match=r"parameters of 'f' hold \$defs"):
+        calls(tools=[Tool("f", defined), Tool("g", None)], forced="required").constraint()
+    assert calls(tools=[Tool("f", defined)], forced="named").constraint().json == defined
