@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask import LLM
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Span
 from remask.policies import CachePolicy
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender

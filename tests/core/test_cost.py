@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from remask.core.cost import NOTHING, OPERATIONS, FeedForward, OperationCost, Widths
 from remask.core.pass_cost import CostMeter, ExecutedPlan, pass_cost
-from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho, Watch
+from remask.core.plan import Plan, PrefixHit, Watch
+from remask.core.spans import Mask, Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
 from remask.policies.block import BlockDual
 from remask.policies.dllm import DllmCache

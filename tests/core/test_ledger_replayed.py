@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.ledger import LEASED, UNWRITTEN, Ledger
-from remask.core.plan import Mask, Plan, PrefixHit, Span, Spans, TopRho, Watch
+from remask.core.plan import Plan, PrefixHit, Watch
+from remask.core.spans import Mask, Span, Spans, TopRho
 from remask.errors import PlanError
 
 

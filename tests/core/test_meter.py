@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from remask.core.ledger import Ledger
 from remask.core.meter import CacheMeter
-from remask.core.plan import Mask, Plan, PrefixHit, Span, TopRho
+from remask.core.plan import Plan, PrefixHit
+from remask.core.spans import Mask, Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, TopRho, View, Watch
+from remask.core.plan import NEVER, Plan, PrefixHit, View, Watch
+from remask.core.spans import Mask, Span, TopRho
 from remask.errors import PlanError
 
 LENGTH = 6

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, Span, TopRho, View
+from remask.core.plan import NEVER, Plan, PrefixHit, View
+from remask.core.spans import Mask, Span, TopRho
 from remask.core.work import LayerWork, layer_work
 from remask.policies import BiCache, DkvDecode, Reuse
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.plan import Plan, Reach, Span
+from remask.core.plan import Plan, Reach
+from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import pack
 from remask.models.invariant import batch_invariant

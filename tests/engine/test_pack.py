@@ -11,7 +11,8 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.plan import Plan, PrefixHit, Span, View
+from remask.core.plan import Plan, PrefixHit, View
+from remask.core.spans import Span
 from remask.engine.canvas_state import (
     CanvasState,
     leased_tables,

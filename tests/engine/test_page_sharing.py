@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from remask.core.canvas import Canvas
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
 from remask.core.request import Result
+from remask.core.spans import Span
 from remask.engine.engine import Engine
 from remask.engine.sharing import PageSharing
 from remask.policies import CachePolicy

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from remask.core.depth import DepthLookup
-from remask.core.plan import Mask, Plan, Span, SpanMemo, Spans, TopRho, Watch
+from remask.core.plan import Plan, Watch
+from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho
 from remask.engine.running import RunningRequest
 from remask.policies import parse
 from tests.engine.support import Work, alone, make_engine, outcome, request, run

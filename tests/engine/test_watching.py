@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import LastPass, Plan, Span, View
+from remask.core.plan import LastPass, Plan, View
+from remask.core.spans import Span
 from remask.engine.running import RunningRequest
 from remask.models.pool import Pool
 from remask.models.presets import preset

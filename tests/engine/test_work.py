@@ -11,7 +11,7 @@ from torch import Tensor
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.plan import Span
+from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, SlotTable, runs
 from remask.engine.stage_rows import StageRows
 from remask.engine.work import TILE, make_work

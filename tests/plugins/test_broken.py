@@ -23,7 +23,8 @@ from tests.server.serving import make_llm, serving
 POLICIES, FAMILIES = "remask.policies", "remask.families"
 HEAD = """
 from dataclasses import dataclass, field, replace
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Span
 from remask.models.config import ModelConfig
 from remask.models.families.llada import LLADA
 from remask.policies.base import CachePolicy, Traits

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Mask, Plan, PrefixHit, StepFacts, View
+from remask.core.plan import NEVER, Plan, PrefixHit, StepFacts, View
+from remask.core.spans import Mask
 
 MAX_LAYERS = 6
 

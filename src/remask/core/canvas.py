@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.plan import NEVER, Mask
+from remask.core.plan import NEVER
+from remask.core.spans import Mask
 
 OPEN = -1
 """Stands in a `Template` for the token of a place that is to be denoised."""

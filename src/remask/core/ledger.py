@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.plan import Mask, Plan, PrefixHit, Reach, Span, Spans
+from remask.core.plan import Plan, PrefixHit, Reach
+from remask.core.spans import Mask, Span, Spans
 from remask.errors import PlanError
 
 UNWRITTEN = -2

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
-from remask.core.plan import Mask, Plan, PrefixHit, Span
+from remask.core.plan import Plan, PrefixHit
+from remask.core.spans import Mask, Span
 
 
 @dataclass(frozen=True, slots=True)

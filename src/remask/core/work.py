@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remask.core.plan import Mask, Plan, PrefixHit
+from remask.core.plan import Plan, PrefixHit
+from remask.core.spans import Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.pass_cost import ExecutedPlan
-from remask.core.plan import Plan, Positions, PrefixHit, Span, SpanMemo
+from remask.core.plan import Plan, PrefixHit
+from remask.core.spans import Positions, Span, SpanMemo
 from remask.engine.tracker import Tracker
 from remask.errors import PlanError
 from remask.models.stage import Run

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remask.core.plan import Plan, Span
+from remask.core.plan import Plan
+from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState
 from remask.engine.pending import PendingRequest
 from remask.models.stage import Save, Stage, StepBatch

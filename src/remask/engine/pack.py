@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.core.plan import Plan, Reach, Span, Spans
+from remask.core.plan import Plan, Reach
+from remask.core.spans import Span, Spans
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import Index, StageRows, send_run
 from remask.engine.work import make_work

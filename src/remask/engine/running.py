@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.canvas import Hole, Template
-from remask.core.plan import LastPass, Mask, Plan, StepFacts, View
+from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
+from remask.core.spans import Mask
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState
 from remask.engine.pending import PendingRequest

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import Span
+from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, SlotTable, runs
 from remask.models.stage import Run
 from remask.sending import send

@@ -6,7 +6,8 @@ import numpy as np
 
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
-from remask.core.plan import Mask, Plan, Reach, Span
+from remask.core.plan import Plan, Reach
+from remask.core.spans import Mask, Span
 from remask.engine.canvas_state import CanvasState, plain_table
 from remask.engine.pack import pack
 from remask.models.stage import StepBatch

@@ -6,7 +6,8 @@ from typing import Literal
 
 from remask.core.checks import is_whole, one_of, whole
 from remask.core.depth import Audits, DepthLookup
-from remask.core.plan import Plan, PrefixHit, Span, Spans, View
+from remask.core.plan import Plan, PrefixHit, View
+from remask.core.spans import Span, Spans
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Traits
 from remask.policies.dense import Dense

@@ -6,7 +6,8 @@ from typing import Literal
 
 from remask.core.checks import one_of, whole
 from remask.core.kinds import ModelKind
-from remask.core.plan import Mask, Plan, Spans, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Mask, Spans
 from remask.errors import ConfigError
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
 

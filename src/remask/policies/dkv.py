@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.checks import one_of, whole
-from remask.core.plan import Mask, Plan, Spans, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Mask, Spans
 from remask.errors import ConfigError
 from remask.policies.base import ALWAYS, CachePolicy, RequestFacts
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.core.checks import flag, one_of, real, whole
-from remask.core.plan import Mask, Plan, Similarity, Span, View, Watch
+from remask.core.plan import Plan, Similarity, View, Watch
+from remask.core.spans import Mask, Span
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
 

@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 
 from remask.core.checks import one_of, real, whole
-from remask.core.plan import Mask, Plan, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Mask
 from remask.policies.base import CachePolicy, Schedule, Traits
 
 MASKS = ("response", "block")

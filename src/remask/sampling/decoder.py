@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.canvas import Canvas
-from remask.core.plan import Mask, Reach
+from remask.core.plan import Reach
+from remask.core.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.sampling.score import Extra, RowGroup
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from remask.core import select
 from remask.core.canvas import OPEN, Canvas, Template
 from remask.core.noise import Noise
-from remask.core.plan import Mask, Reach
+from remask.core.plan import Reach
 from remask.core.sampling import SamplingParams, is_greedy
+from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of

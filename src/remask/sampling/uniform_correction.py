@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core import select
-from remask.core.plan import Mask
+from remask.core.spans import Mask
 from remask.sampling.decoder import Confidence, Positions, Tokens
 
 TEMPERATURE = 0.1  # the published code's default

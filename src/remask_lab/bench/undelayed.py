@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from remask.core.checks import whole
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Span
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy, RequestFacts
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from remask.core.plan import Mask
+from remask.core.spans import Mask
 from remask.llm import LLM
 from remask_lab.likelihood.draws import Floats, Likelihood, StratifiedDraws
 from remask_lab.likelihood.masked_pass import MaskedPair, MaskedPasses

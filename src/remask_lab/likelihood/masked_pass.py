@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.plan import Mask
+from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.likelihood.pairs import Pair

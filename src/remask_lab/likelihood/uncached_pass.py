@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.plan import Mask, Reach
+from remask.core.plan import Reach
+from remask.core.spans import Mask
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.llm import LLM

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from remask.core.canvas import Canvas
-from remask.core.plan import Mask, Plan, Span
+from remask.core.plan import Plan
+from remask.core.spans import Mask, Span
 from remask.engine.sharing import PageSharing
 from remask.errors import RemaskError
 from remask.store.chain import PageChain

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remask.core.plan import Plan, Span, View
+from remask.core.plan import Plan, View
+from remask.core.spans import Span
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
 

@@ -1,0 +1,242 @@
+"""Spans: runs of layers over sets of rows, of which a plan is made.
+
+What follows from a span alone is computed once and kept with it, so nobody may write to its arrays.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.errors import PlanError
+
+Mask: TypeAlias = NDArray[np.bool_]  # [T], one entry per canvas position
+
+Positions: TypeAlias = NDArray[np.int64]  # ascending positions of a canvas
+
+
+def index_of(positions: Positions) -> slice | Positions:
+    """What `positions` are indexed by: a slice where they are one run, which copies nothing; else themselves."""
+    if not len(positions):
+        return slice(0, 0)
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1) if last - first == len(positions) - 1 else positions
+
+
+@dataclass(frozen=True, slots=True)
+class TopRho:
+    """Computes the `count` rows of `among` whose value vectors moved most (dLLM-Cache section 3.2).
+
+    V is projected and renewed for all rows of `among`. Q, K, attention and FFN are computed for the chosen rows only,
+    and the others add their cached attention and FFN outputs. With `by="key"` K and V change places.
+    """
+
+    among: Mask
+    count: int
+    by: Literal["value", "key"] = "value"
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
+
+    layers: range
+    rows: Mask  # live rows; those not live just before are restored from the boundary state at layers.start
+    frozen: Mask | None = None  # live, but write no K/V: what stands there is lent and read-only, or is to stay
+    save: Mask | None = None  # rows whose input hidden state at layers.start is kept
+    pick: TopRho | None = None
+    held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
+
+    @cached_property
+    def computed(self) -> Mask:
+        """Rows that are fully computed in any case."""
+        rows = self.rows
+        if self.held is not None:
+            rows = rows & ~self.held
+        if self.pick is not None:
+            rows = rows & ~self.pick.among
+        return rows
+
+    @cached_property
+    def written(self) -> Mask:
+        """Those of `computed` whose K and V are written."""
+        return self.computed if self.frozen is None else self.computed & ~self.frozen
+
+    @cached_property
+    def written_index(self) -> slice | Positions:
+        """What `written` is indexed by on the canvas."""
+        return index_of(np.flatnonzero(self.written))
+
+    @cached_property
+    def positions(self) -> Positions:
+        """The live rows."""
+        return np.flatnonzero(self.rows)
+
+    @cached_property
+    def index(self) -> slice | Positions:
+        """What the live rows are indexed by on the canvas."""
+        return index_of(self.positions)
+
+    @cached_property
+    def last(self) -> int:
+        """The last row that is computed or may be picked; -1 where there is none."""
+        rows = self.rows if self.pick is not None else self.computed
+        return int(np.flatnonzero(rows)[-1]) if rows.any() else -1
+
+    @cached_property
+    def fixed(self) -> int:
+        """Number of rows that are fully computed in any case."""
+        return int(np.count_nonzero(self.computed))
+
+    @cached_property
+    def writes_all(self) -> bool:
+        """Whether every computed row writes its K and V."""
+        return self.frozen is None or not (self.computed & self.frozen).any()
+
+    @property
+    def count(self) -> int:
+        """Number of rows that are computed, chosen ones included."""
+        return self.fixed + (0 if self.pick is None else self.pick.count)
+
+    @property
+    def cost(self) -> int:
+        """Row-layers computed; a projection of V or K alone is not counted."""
+        return self.count * len(self.layers)
+
+    def live(self, rows: Positions) -> bool:
+        """Whether all of the ascending `rows` are live."""
+        index = self.index
+        if isinstance(index, slice):
+            return not len(rows) or bool(index.start <= rows[0] and rows[-1] < index.stop)
+        return bool(np.count_nonzero(self.rows[rows]) == len(rows))
+
+    def within(self, layers: range) -> "Span":
+        """The same in some of its layers. What follows from the rows is found out once for all parts."""
+        _ = self.written_index, self.index, self.last, self.fixed, self.writes_all
+        part = object.__new__(Span)
+        # Rows pass through a boundary that is new, so what is to be saved is saved at the old one.
+        save = self.save if layers.start == self.layers.start else None
+        vars(part).update(vars(self), layers=layers, save=save)
+        return part
+
+    def below(self, stop: int) -> "Span":
+        """The same without the positions from `stop` on. Of a choice it takes at most what is left."""
+        lead = np.arange(len(self.rows)) < stop
+
+        def left(mask: Mask | None) -> Mask | None:
+            return None if mask is None else mask & lead
+
+        pick = self.pick
+        if pick is not None:
+            among = pick.among & lead
+            pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
+        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
+
+    @property
+    def masks(self) -> tuple[Mask | None, ...]:
+        """All arrays."""
+        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
+
+
+class Spans(tuple[Span, ...]):
+    """Spans that cover the layers of a model in order.
+
+    Plans that compute the same rows may have the same `Spans`. What was found out about them then serves again: the
+    ledger need not look at them twice, nor is anything but tokens and predictions packed anew.
+    """
+
+    def __new__(cls, spans: Iterable[Span]) -> "Spans":
+        """Raises `PlanError` where layers are left out or come twice."""
+        self = super().__new__(cls, spans)
+        if not self:
+            raise PlanError("a plan needs at least one span")
+        at = 0
+        for span in self:
+            if span.layers.start != at or span.layers.step != 1 or not len(span.layers):
+                raise PlanError(f"spans must cover the layers in order without gaps: {[s.layers for s in self]}")
+            at = span.layers.stop
+        return self
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of layers covered."""
+        return self[-1].layers.stop
+
+    @cached_property
+    def cost(self) -> int:
+        """Row-layers computed."""
+        return sum(span.cost for span in self)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the arrays, each once."""
+        return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})
+
+    @cached_property
+    def joins(self) -> tuple[tuple[int, Mask], ...]:
+        """Where rows are live that were not in the layer before: the layer, and which rows."""
+        found = []
+        for before, span in pairwise(self):
+            if span.rows is not before.rows:
+                joining = span.rows & ~before.rows
+                if joining.any():
+                    found.append((span.layers.start, joining))
+        return tuple(found)
+
+    @cached_property
+    def saves(self) -> bool:
+        """Whether hidden states are kept."""
+        return any(span.save is not None for span in self)
+
+    @cached_property
+    def picks(self) -> bool:
+        """Whether rows are chosen on the device."""
+        return any(span.pick is not None for span in self)
+
+    def at(self, layer: int) -> Span:
+        """The span that covers `layer`."""
+        return next(span for span in self if layer in span.layers)
+
+    def cut(self, at: int) -> "Spans":
+        """The same with a boundary before layer `at`, 0 <= at <= layers. Raises `PlanError` elsewhere."""
+        if not 0 <= at <= self.layers:
+            raise PlanError(f"cannot cut a plan of {self.layers} layers at {at}")
+        spans: list[Span] = []
+        for span in self:
+            if span.layers.start < at < span.layers.stop:
+                spans += [span.within(range(span.layers.start, at)), span.within(range(at, span.layers.stop))]
+            else:
+                spans.append(span)
+        return self if len(spans) == len(self) else Spans(spans)
+
+    def map(self, f: Callable[[Span], Span]) -> "Spans":
+        """`f` of each span."""
+        return Spans(f(span) for span in self)
+
+
+class SpanMemo:
+    """The spans that the plans of one canvas had lately, by what they were made of.
+
+    It saves work and changes no plan: what is made of the same is the same.
+    """
+
+    KEPT = 8  # a policy alternates between very few, and those of earlier blocks do not come again
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[Hashable, Spans] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:
+        """What is kept under `key`, or else the spans that `make` returns, which are kept then."""
+        spans = self._made.get(key)
+        if spans is not None:
+            self._made.move_to_end(key)
+            return spans
+        spans = self._made[key] = Spans(make())
+        if len(self._made) > self.KEPT:
+            self._made.popitem(last=False)
+        return spans
