@@ -125,6 +125,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         forwards=sum(usage.forwards for usage in usages),
         row_layers=sum(usage.row_layers for usage in usages),
         prefix_depth=max((usage.prefix_depth for usage in usages), default=0),
+        prefix_tokens=max((usage.prefix_tokens for usage in usages), default=0),
         prefix_note="; ".join(notes) or None,
     )
 

@@ -579,6 +579,36 @@ def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) 
 
 
 @pytest.mark.parametrize("width", [1200, 360])
+def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
+    """On a model whose tokens can spell it."""
+    llm = LLM("bundled", dtype="float32", device="cpu")
+    with serving(llm) as own, opened(browser, own.base, viewport={"width": width, "height": 800}) as tab:
+        tab.ask_for(8, block_length=8, steps=8)
+        tab.page.locator("#form-of-answer summary").click()
+        for kind, form, fits in (
+            ("regex", "[0-9]{2}-[0-9]", r"\d\d-\d"),
+            ("choice", "rope\n  soap\n\n", "rope|soap"),
+            ("json", '{"type": "boolean"}', "true|false"),
+        ):
+            tab.page.select_option("#form-kind", kind)
+            tab.page.fill("#structured_outputs", form)
+            tab.page.click("#run-b-only")
+            tab.ran("b")
+            assert re.fullmatch(fits, tab.text("#answer-b")), kind
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        tab.page.fill("#structured_outputs", "{")
+        tab.page.click("#run-b-only")
+        tab.says("#run-problem", "no JSON schema")
+        tab.focused("#structured_outputs")
+        tab.page.select_option("#form-kind", "regex")
+        tab.page.fill("#structured_outputs", "(")
+        tab.page.click("#run-b-only")
+        tab.says("#run-problem", "structured_outputs")
+        tab.forgive(400)
+        assert tab.said == []
+
+
+@pytest.mark.parametrize("width", [1200, 360])
 def test_holes_are_typed_and_seen_to_be_filled(browser: Any, server: Running, width: int) -> None:
     with opened(browser, server.base, viewport={"width": width, "height": 800}) as tab:
         sent: list[dict[str, Any]] = []

@@ -80,6 +80,20 @@ function partsOf(text) {
   return parts;
 }
 
+/** The form that answers must have; null where any text will do. Throws `Problem` for a schema that is no JSON. */
+function formOf() {
+  const kind = find("form-kind").value;
+  const text = find("structured_outputs").value.trim();
+  if (!kind) return null;
+  if (kind === "choice") return { choice: text.split("\n").map((line) => line.trim()).filter(Boolean) };
+  if (kind === "regex") return { regex: text };
+  try {
+    return { json: JSON.parse(text) };
+  } catch {
+    throw new Problem(0, 'The form is no JSON schema, such as {"type": "integer"}.', "structured_outputs");
+  }
+}
+
 /** The request body of one run. Throws `Problem` if a field cannot be sent. */
 function bodyOf(which) {
   const messages = [{ role: "user", content: find("user").value }];
@@ -87,6 +101,8 @@ function bodyOf(which) {
   const body = { messages, cache: find(`cache-${which}`).value };
   const canvas = partsOf(find("canvas").value);
   if (canvas) body.canvas = canvas;
+  const form = formOf();
+  if (form) body.structured_outputs = form;
   for (const name of NUMBERS) {
     if (find(name).value !== "" && !(canvas && name === "max_tokens")) body[name] = Number(find(name).value);
   }
