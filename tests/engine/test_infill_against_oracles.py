@@ -62,6 +62,7 @@ def fitted(rng: random.Random, line: Line, places: Places) -> Line:
     sampling, config, prompt = dict(line["sampling"]), dict(line["cache_config"]), len(line["prompt_token_ids"])
     found = sum(token is None for token in places)
     canvas = Canvas(line["prompt_token_ids"], len(places), VOCAB - 1, places)
+    blocks = len(block_windows(canvas, sampling["block_length"]))
     if "order" in sampling:
         starts = range(0, len(places), sampling["block_length"])
         ends = [min(start + sampling["block_length"], len(places)) for start in starts]
@@ -70,7 +71,9 @@ def fitted(rng: random.Random, line: Line, places: Places) -> Line:
     if "window" in config:
         config["window"] = min(config["window"], found)
     if sampling["remasking"] == "confidence_threshold" and "steps" in sampling:
-        sampling["steps"] = rng.choice([steps for steps in range(1, found + 1) if found % steps == 0])
+        sampling["steps"] = rng.choice([steps for steps in range(blocks, found + 1) if found % steps == 0])
+    elif "steps" in sampling:
+        sampling["steps"] = max(sampling["steps"], blocks)
     if line["cache"].startswith("block-") and sampling["remasking"] == "entropy":
         windows = block_windows(canvas, sampling["block_length"])
         while min(block_steps(canvas, windows, sampling["steps"])) < 2:  # fewer are not defined
@@ -139,6 +142,7 @@ def test_dream(model: str, seed: int) -> None:
 def drawn_uniform(rng: random.Random, model: str) -> tuple[Line, Decode]:
     for _ in range(50):
         line = uniform.draw_line(rng, model)
+        line["sampling"].pop("revision_tokens", None)  # refused beside fixed parts
         line["template"] = draw_template(rng, line["sampling"]["max_tokens"], kinds.VOCAB)
         expected = uniform.oracle(model, line)
         if expected is not None:

@@ -127,7 +127,7 @@ class UniformCache(Strategy):
         self.refresh_next, self.border = refresh_next, border
 
     def run(self, tokens: Tensor, block: int, step: int) -> GiddPass:
-        if step == 1 and (block == 0 or self.border == "full"):
+        if step == 1 and (block == self.blocks.worked[0] or self.border == "full"):
             out = self.everything(tokens, block)
         elif step == 1:
             start, stop = self.blocks.window(block)

@@ -134,8 +134,8 @@ class UniformCache(Blockwise):
     def plan(self, view: View) -> Plan:
         """As in every block-wise policy, but at borders where not all rows are computed."""
         begun = view.block if view.decoding.fresh is None else view.decoding.fresh
-        # The first block begins behind the prompt, and so does the scope of a correction: there all rows are computed.
-        if self.border == "full" or view.block_step > 0 or begun.start == view.prompt:
+        # All rows are computed in the first step, and where the scope of a correction begins, behind the prompt.
+        if self.border == "full" or view.block_step > 0 or view.step == 0 or begun.start == view.prompt:
             return Blockwise.plan(self, view)
         spans = view.over(max(0, begun.start - len(begun)), begun.stop)
         return Plan(spans, view.candidates & spans[0].rows, refreshes=True)

@@ -60,6 +60,6 @@ class EntropyCache(CachePolicy):
 
     def _latest(self, view: View) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The decoded positions that are computed again."""
-        decoded = np.flatnonzero(~view.noisy[view.prompt :]) + view.prompt
+        decoded = np.flatnonzero(~view.noisy & (view.settled >= 0))
         newest_first = np.argsort(-view.settled[decoded].astype(np.int64), kind="stable")
         return decoded[newest_first[: self.recent]]
