@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from remask.core.canvas import Template
 from remask.core.noise import Noise
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
@@ -250,6 +251,13 @@ def test_revisions_that_cannot_be(given: dict[str, Any], shift: float, structure
     params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2, **given)
     with pytest.raises(ConfigError, match=f"revision_tokens=2.*{message}"):
         UniformDecoding.of([5, 6], params, Noise(shift, -9.0, 9.0, VOCAB, MASK), (EOS,), 32, 0, structured)
+
+
+def test_revisions_beside_fixed_parts() -> None:
+    params = SamplingParams(max_tokens=8, block_length=4, steps_per_block=4, revision_tokens=2)
+    noise, template = Noise(1000.0, -9.0, 9.0, VOCAB, MASK), Template.plain(8)
+    with pytest.raises(ConfigError, match="revision_tokens=2: a canvas has fixed parts"):
+        UniformDecoding.of([5, 6], params, noise, (EOS,), 32, 0, False, template)
 
 
 def test_revisions_keep_every_block_open_to_the_end() -> None:
