@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from remask.core.checks import Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
+from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Settings, Text, Values, Whole
 from remask.core.fields import Declared, Nested, declared
 from remask.core.kinds import ModelKind
 from remask.core.remasking import names_on
@@ -54,6 +54,8 @@ def values_of(values: Values, usual: bool = True) -> st.SearchStrategy[Any]:
             return (several | values_of(of, usual)) if values.single else several
         case Nested(cls):
             return fields_of(declared(cls), usual)
+        case AnyOf(sets):
+            return st.one_of([values_of(each, usual) for each in sets])
         case Settings():
             return st.just({})
         case _:
@@ -93,6 +95,15 @@ def _lists(prompt: list[Any]) -> list[list[int]]:
     return prompt if isinstance(prompt[0], list) else [prompt]
 
 
+def canvases(vocab: int) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """Parts around a hole."""
+    ids = st.lists(st.integers(0, vocab - 2), min_size=1, max_size=3)
+    fixed = st.lists(ids.map(lambda tokens: {"token_ids": tokens}), max_size=2)
+    length = st.integers(1, 8)
+    hole = (length | length.map(lambda most: {"max": most})).map(lambda mask: {"mask": mask})
+    return st.tuples(fixed, hole, fixed).map(lambda parts: [*parts[0], parts[1], *parts[2]])
+
+
 @st.composite
 def bodies(
     draw: st.DrawFn, kind: ModelKind, policies: tuple[str, ...], vocab: int, usual: bool = True
@@ -103,7 +114,10 @@ def bodies(
         for name, declaration in declared(SamplingParams).items()
         if kind in declaration.kinds and name not in _CHOSEN
     }
-    terms = {name: declaration for name, declaration in declared(Terms).items() if name not in _CHOSEN}
+    apart = {*_CHOSEN, "canvas"} if usual else set(_CHOSEN)  # most lists of parts are none of a canvas
+    if usual and kind == "block_causal":
+        apart.add("suffix")  # refused, as a hole stands before it
+    terms = {name: declaration for name, declaration in declared(Terms).items() if name not in apart}
     if "remasking" in sampling:
         rules = tuple(name for name in names_on(kind) if name != "order")
         sampling["remasking"] = replace(sampling["remasking"], values=Choice(rules))
@@ -132,6 +146,10 @@ def bodies(
     if usual and "prefix_length" in body:
         shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
         body["prefix_length"] = min(body["prefix_length"], shortest)
+    if usual and kind != "block_causal" and draw(st.integers(0, 5)) == 0:
+        body.pop("suffix", None)
+        del body["max_tokens"]  # the parts of a canvas say it
+        body["canvas"] = draw(canvases(vocab))
     if draw(st.booleans()):
         body["cache"] = draw(st.sampled_from(policies))
     for name, values in {
