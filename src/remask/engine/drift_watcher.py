@@ -123,9 +123,8 @@ class _Asked:
     window: int
 
 
-Looked: TypeAlias = tuple[
-    Tensor, Tensor
-]  # mass of the window's attention, float32 [T]; `attention_rows` of the rows after it
+Looked: TypeAlias = tuple[Tensor, Tensor]
+"""Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
 
 
 def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -> list[Looked]:
@@ -151,7 +150,7 @@ def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Aske
     heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in found]))
     flat = torch.split(heads, [rows.numel() for _, rows in found], dim=1)
     return [
-        (total, part.view(-1, *rows.shape).transpose(0, 1).flatten(1, 2))
+        (total, part.view(len(heads), *rows.shape).transpose(0, 1).flatten(1, 2))
         for total, part, (mass, rows) in zip(
             torch.split(masses, [len(mass) for mass, _ in found]), flat, found, strict=True
         )
