@@ -38,6 +38,8 @@ MASKED: list[tuple[str, dict[str, Any], dict[str, Any], int, int]] = [
     ("dllm-cache", {"prompt_interval": 5, "response_interval": 3}, {**FOUR, "cfg_scale": 1.0}, 4, 0),
     ("elastic-cache", {"window": 4, "threshold": 0.0}, FOUR, 1, 0),
     ("elastic-cache", {"window": 4, "threshold": 1.0}, FOUR, 8, 0),
+    ("entropy-cache", {"threshold": 0.0}, FOUR, 8, 0),  # each step decodes a token, which is less than certain
+    ("entropy-cache", {"threshold": 20.0}, FOUR, 1, 0),
     ("bicache+block-dual", SHARED, FOUR, 4, 3),  # steps 0, 3 and 6, and 4, where the second block begins
     ("bicache+block-dual", {**SHARED, "fill_pass": "separate"}, FOUR, 4, 3),
 ]

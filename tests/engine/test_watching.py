@@ -325,7 +325,7 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         with torch.inference_mode():
             cos, sin = model.cos[:5], model.sin[:5]
             model._attend(
-                h,
+                model.norm(h, w.attn_norm),
                 w,
                 0,
                 type("S", (), {"written": None, "work": WorkList.of(5, 5)})(),

@@ -96,14 +96,21 @@ def test_tails_that_are_left_out(name: str) -> None:
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 @pytest.mark.parametrize(("name", "settings"), UNIFORM, ids=str)
 def test_uniform_models(model: str, name: str, settings: dict[str, Any]) -> None:
-    """Clean rows see less than noise, and few rows are masked together; the sink is a key more."""
-    engine = poisoned_engine(kinds.checkpoint(model).model, max_model_len=48)
+    """Clean rows see less than noise, and few rows are masked together; the sink is a key more.
+
+    In a model without the mask every row sees all of the canvas.
+    """
+    transformer = kinds.checkpoint(model).model
+    engine = poisoned_engine(transformer, max_model_len=48)
     more: dict[str, Any] = {"block_length": 4, "steps_per_block": 4, "canvas_length": 30}
     executed = measured(engine, [Work(request("r", kinds.tokens(random.Random(0), 9), **more), policy(name, settings))])
     cost = executed.meter.total
     padding = executed.flops - cost.total.flops
     assert cost.repeated == 0
-    assert 0 < padding < 2 * cost.operations["attention"].flops, "clean rows are masked, not left out"
+    if transformer.config.structured_attention:
+        assert 0 < padding < 2 * cost.operations["attention"].flops, "clean rows are masked, not left out"
+    else:
+        assert padding == 0
 
 
 @pytest.mark.parametrize("model", [*kinds.BLOCK_CAUSAL, "fast-dllm-v2"])
