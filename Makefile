@@ -4,7 +4,7 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 
-.PHONY: demo test check suite soak docs
+.PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab
 	scripts/demo
 test: check suite
@@ -12,6 +12,8 @@ suite: .venv/installed-$(EXTRAS)
 	scripts/test
 check: .venv/installed-$(EXTRAS)
 	scripts/check
+thorough: .venv/installed-$(EXTRAS)
+	scripts/thorough
 soak: .venv/installed-$(EXTRAS)
 	scripts/soak
 docs: .venv/installed-$(EXTRAS)

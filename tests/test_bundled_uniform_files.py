@@ -74,6 +74,7 @@ def test_tokenizer_round_trips_every_text_of_the_task(tokenizer: PreTrainedToken
     assert typed == tokenizer("bus every 4 minutes : 7")["input_ids"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cache", ["none", "block-prefix", "uniform-cache"])
 def test_it_lists_held_out_timetables(cache: str) -> None:
     llm = LLM("bundled-uniform", dtype="float32")
@@ -84,6 +85,7 @@ def test_it_lists_held_out_timetables(cache: str) -> None:
     assert right >= 7, "a guess of 32 departures is right with probability 60 ** -32"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cache", ["none", "block-prefix", "uniform-cache"])
 def test_corrections_mend_what_half_of_the_steps_left(cache: str) -> None:
     llm = LLM("bundled-uniform", dtype="float32")

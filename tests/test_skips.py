@@ -44,6 +44,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_the_summary_groups_skips_by_reason(inner: pytest.Pytester, processes: str) -> None:
     result = inner.runpytest_subprocess("-n", processes)
@@ -62,6 +63,7 @@ def test_the_summary_groups_skips_by_reason(inner: pytest.Pytester, processes: s
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_only_a_missing_gpu_is_an_excuse_where_skips_are_forbidden(inner: pytest.Pytester, processes: str) -> None:
     result = inner.runpytest_subprocess("--no-skips", "--continue-on-collection-errors", "-n", processes)
@@ -74,6 +76,7 @@ def test_only_a_missing_gpu_is_an_excuse_where_skips_are_forbidden(inner: pytest
     result.stdout.fnmatch_lines(["needs a GPU", "    test_tests.py: 1 test"])
 
 
+@pytest.mark.thorough
 def test_nothing_is_written_where_nothing_was_skipped(inner: pytest.Pytester) -> None:
     result = inner.runpytest_subprocess("-k", "runs", "test_tests.py")
     result.assert_outcomes(passed=1, deselected=5)

@@ -107,6 +107,7 @@ def matches(form: dict[str, Any], text: str) -> None:
         jsonschema_rs.validator_for(form["json"], validate_formats=True).validate(json.loads(text))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_every_answer_has_its_form(llm: LLM, seed: int) -> None:
     """Random schemas, expressions and choices under random samplers and caches, some answers together."""
@@ -151,6 +152,7 @@ def test_over_http_in_openais_way_and_vllms(served: Running) -> None:
 HOSTILE = ("(a{1000}){1000}", "(a|aa)+b{0,900}(c|d{0,900}){0,900}", r"(\p{L}|\p{N}){0,5000}", "(?=a)b", "(", "x*+?{")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("regex", HOSTILE)
 def test_a_hostile_expression_ends_in_an_error(served: Running, regex: str) -> None:
     begun = time.thread_time()

@@ -52,6 +52,7 @@ def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> No
         check(run, answers[name], LAYERS[model])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"]])
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
     """One at a time, or a few at a time under a tight budget and odd pages."""

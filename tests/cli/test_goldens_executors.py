@@ -39,6 +39,7 @@ def test_mixtures_of_experts(tmp_path: Path) -> None:
         test_goldens_moe.check(tmp_path, model, moe.runs(model)[::19], "exact", *OPTIONS)
 
 
+@pytest.mark.thorough
 @NEEDS_TRITON
 def test_a_shared_prefix_in_the_interpreter(tmp_path: Path) -> None:
     """The shortest run of BiCache over blocks: its rows read a leased prefix and slots of their own."""

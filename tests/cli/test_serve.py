@@ -146,6 +146,7 @@ def answered(process: Process) -> int:
     return sum('"path": "/v1/chat/completions", "status": 200' in line for line in process.lines)
 
 
+@pytest.mark.thorough
 def test_a_server_is_restarted_on_its_port_under_load() -> None:
     """What the first process accepts it answers in full; what it refuses the second one answers, as the first would.
 
@@ -207,6 +208,7 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     assert not any("from-the-environment" in line for line in process.lines)
 
 
+@pytest.mark.thorough
 def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
     def draw() -> list[str]:
         body = {"messages": CHATS[0], "temperature": 2.0, "ignore_eos": True}

@@ -107,6 +107,7 @@ def cases(draw: st.DrawFn) -> Case:
     return case
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("make", QUICK)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_any_list(make: Make, dtype: torch.dtype) -> None:

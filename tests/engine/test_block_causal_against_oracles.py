@@ -180,6 +180,7 @@ def answers(model: str, work: Sequence[Work], settings: dict[str, Any]) -> dict[
     return run(poisoned_engine(kinds.checkpoint(model).model, **settings), work)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
 def test_mixed_batches(model: str, seed: int) -> None:
@@ -232,6 +233,7 @@ def edited(rng: random.Random, model: str) -> tuple[Line, BlockDecode]:
     raise AssertionError("every decode turns on a rounding")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("model", ["sdar", "llada2"])
 def test_blocks_that_are_edited(model: str, seed: int) -> None:

@@ -87,6 +87,7 @@ def test_states_that_have_seen_the_suffix_give_other_keys(family: str) -> None:
     assert same == [True, False, False, False]
 
 
+@pytest.mark.few(5)
 @FAMILIES
 @DEPTHS
 @pytest.mark.parametrize("interval", [None, 1, 3])

@@ -55,6 +55,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(5)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(14))
 def test_many_together_are_many_alone(family: str, seed: int) -> None:
@@ -70,6 +71,7 @@ def test_many_together_are_many_alone(family: str, seed: int) -> None:
         assert together[item.request.id].finish_reason in ("stop", "length")
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(8))
 def test_cancelling_some_leaves_the_others_as_they_were(family: str, seed: int) -> None:
@@ -168,6 +170,7 @@ def some_work(policy: CachePolicy, prefix: int) -> list[Work]:
     ]
 
 
+@pytest.mark.few(2)
 @FAMILIES
 def test_bicache_in_all_layers_is_reuse(family: str) -> None:
     states: tuple[Literal["stored", "recomputed"], ...] = ("stored", "recomputed")
@@ -213,6 +216,7 @@ IDENTITIES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("family", "policy"),
     [
@@ -264,6 +268,7 @@ def test_bicache_without_a_prefix_or_at_depth_0_is_its_inner_policy(family: str,
             assert got == expected, (name, prefix, depth)
 
 
+@pytest.mark.few(2)
 @FAMILIES
 def test_caching_is_an_approximation(family: str) -> None:
     """Were all these equal, the identities above would show nothing."""
@@ -455,6 +460,7 @@ def settled(result: Result, prompt: int) -> list[int]:
     return [tokens[p] for p in sorted(tokens) if p >= prompt]
 
 
+@pytest.mark.few(5)
 @FAMILIES
 @pytest.mark.parametrize("kind", ["eos", "stop_token_ids", "both"])
 def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> None:

@@ -173,6 +173,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 90}], ids=["whole", "budget"])
 @pytest.mark.parametrize("prefix", [0, 6])
@@ -218,6 +219,7 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
     assert run(engine, bad)["bad 0"].finish_reason == "length", "the prefix is computed anew"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("joins", [0, 1, 4])
 @pytest.mark.parametrize(
     ("operation", "layer"),
@@ -266,6 +268,7 @@ def drive(engine: Engine, work: Sequence[Work]) -> tuple[dict[str, Result], list
     return {event.id: event.result for event in events if event.result is not None}, events
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("error", POISONS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("stage", ["run", "read"])
 @pytest.mark.parametrize("after", [1, 4])

@@ -70,6 +70,7 @@ def check(trace: Sequence[Transfer], expected: list[Tensor], mask_id: int, top: 
             )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize("rule", RULES)
 def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None:

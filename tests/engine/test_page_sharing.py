@@ -91,6 +91,7 @@ def stub(tokens: Sequence[int], root: bytes) -> int:
     return (sum(tokens) + sum(root)) % 3
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("colliding", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
@@ -128,6 +129,7 @@ def test_sharing_changes_no_token(model: str, seed: int, colliding: bool) -> Non
     assert engine.allocator.used == 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("page", [4, 8, 12])
 @pytest.mark.parametrize("seed", range(3))
 def test_hit_counts(seed: int, page: int) -> None:

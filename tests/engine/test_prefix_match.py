@@ -103,6 +103,7 @@ def test_a_level_that_still_waits_for_its_pass_is_waited_for() -> None:
     assert outcome(results["b"]) == outcome(alone(as_if_asked_for(turns[1], results["b"])))
 
 
+@pytest.mark.few(5)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_read_says_all(family: str, seed: int) -> None:

@@ -119,6 +119,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_mixed_batches(model: str, seed: int) -> None:
@@ -147,6 +148,7 @@ def free_line(rng: random.Random, model: str) -> Line:
     return line
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_company_changes_nothing(model: str) -> None:
     """Drawn tokens have no oracle: a request alone is the measure, and another seed gives something else."""

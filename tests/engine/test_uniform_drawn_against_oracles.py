@@ -75,12 +75,14 @@ def compare(model: str, line: Line, expected: Decode, result: Result) -> None:
         assert (usage.steps - usage.correction_steps) % steps == 0
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_drawn_tokens_in_mixed_batches(model: str, seed: int) -> None:
     check_batch(random.Random(f"{model} {seed} drawn"), model, corrected=False)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("model", CORRECTABLE)
 def test_corrections_in_mixed_batches(model: str, seed: int) -> None:

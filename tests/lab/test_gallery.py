@@ -70,6 +70,7 @@ def test_pictures_are_drawn_by_their_commands(tmp_path: Path, capsys: pytest.Cap
     assert "## dKV-Cache" not in text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -84,6 +85,7 @@ def test_commands_that_make_no_picture(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_picture_that_is_too_large(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, str]) -> None:
     folder, printed = rehearsal
     for name, part in PARTS.items():

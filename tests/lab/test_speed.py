@@ -169,6 +169,7 @@ def test_a_mixture_that_cannot_be(options: list[str], message: str, monkeypatch:
         mixture.main()
 
 
+@pytest.mark.thorough
 def test_concurrency(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["concurrency", "--requests", "4", "--rounds", "1"])
     concurrency.main()
@@ -202,6 +203,7 @@ def test_neighbours_compute_until_the_block_ends() -> None:
     assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
+@pytest.mark.thorough
 def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = tmp_path / "serving.json"
     size = ["--clients", "2", "--requests", "4", "--prefixes", "2", "--rounds", "1"]
@@ -224,6 +226,7 @@ def test_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert report["first_settled_block_hit_ms"] > 0
 
 
+@pytest.mark.thorough
 def test_routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "routing.json"
     size = ["--requests", "24"]
@@ -262,6 +265,7 @@ def test_a_process_that_ends_early_is_reported_at_once() -> None:
         pass
 
 
+@pytest.mark.thorough
 def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["depth_rule", "--requests", "4", "--samples", "2"])
     depth_rule.main()
@@ -273,6 +277,7 @@ def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert (depths["leading, least-depth, safe"], depths["leading, least-depth, paper"]) == (4, 5)
 
 
+@pytest.mark.thorough
 def test_online_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--requests", "4", "--prompts", "1", "--depths", "8", "--intervals", "8"]
     monkeypatch.setattr(sys, "argv", ["online_depth", *options])
@@ -287,6 +292,7 @@ def test_online_depth(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert online["lookup"]["row_layers"] == deep["lookup"]["row_layers"] < table["lookup"]["row_layers"]
 
 
+@pytest.mark.thorough
 def test_boundary(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["boundary", "--depth", "2"])
     with pytest.raises(SystemExit):
@@ -345,6 +351,7 @@ def test_every_policy_beside_none(
     assert {row["work_gain"] for row in rows.values()} == {1}, "without a prefix every policy begins with a full pass"
 
 
+@pytest.mark.thorough
 def test_decisions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["decisions", "--requests", "3", "--prefixes", "1"])
     decisions.main()
@@ -416,6 +423,7 @@ def test_invariance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         invariance.main()
 
 
+@pytest.mark.thorough
 def test_quantised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", "llada-tiny", "--kinds", "int8,int4", "--rows", "1,5", "--rounds", "1", "--questions", "3"]
     monkeypatch.setattr(sys, "argv", ["quantised", *options])
@@ -503,6 +511,7 @@ def test_shapes_that_a_model_cannot_have(monkeypatch: pytest.MonkeyPatch) -> Non
         uniform_shape(monkeypatch, "thesis-6-9", "--model", "llada-tiny")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", host_decode.POLICIES)
 def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
     figures = host_decode.decode(host_decode.make_model(), policy, 320, 2)
@@ -510,6 +519,7 @@ def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
     assert figures["ms_per_step"] > 0
 
 
+@pytest.mark.thorough
 def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "host.json"
     sizes = ["--rounds", "1", "--policies", "none", "--canvases", "320", "--requests", "1", "2"]

@@ -87,6 +87,7 @@ class Counting(Transformer):
         return out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("policy", "requests"), [(Dense(), 1), (BiCache(BlockDual(), 1, 2), 2), (DllmCache(4, 2), 2)], ids=repr
 )

@@ -55,6 +55,7 @@ def test_norm_and_sum(dtype: torch.dtype) -> None:
     assert layer.norm(h[:0], weight).shape == (0, size)
 
 
+@pytest.mark.few(5)
 @DTYPES
 @pytest.mark.parametrize("norm", [None, "head", "whole"])
 @pytest.mark.parametrize(("heads", "groups", "dim", "turned"), [(4, 4, 8, None), (6, 2, 12, 8), (3, 1, 16, None)])
@@ -104,6 +105,7 @@ def test_greedy(dtype: torch.dtype) -> None:
     assert read[0, 3] == 7000
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", ["llada", "dream", "gidd", "sdar"])
 def test_the_same_tokens_as_by_pytorch(family: str) -> None:
     """With biases, norms of heads, capped scores, sinks and other MLPs."""

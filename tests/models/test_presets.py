@@ -30,10 +30,9 @@ def test_gidd_shapes_have_the_number_of_parameters_that_their_notes_give(name: s
     assert preset(name).parameters / 1e9 == pytest.approx(billions, abs=0.005)
 
 
-def test_the_small_benchmark_shape_has_about_100_million_parameters() -> None:
-    config = preset("llada-100m")
-    assert (config.hidden, config.layers) == (768, 16)
-    assert 100e6 < config.parameters < 140e6
+@pytest.mark.parametrize(("name", "millions"), [("llada-100m", 137.8), ("llada-1b", 1093.2)])
+def test_the_shapes_of_measurements_have_about_the_parameters_of_their_names(name: str, millions: float) -> None:
+    assert preset(name).parameters / 1e6 == pytest.approx(millions, abs=0.1)
 
 
 @pytest.mark.parametrize("name", PRESETS)

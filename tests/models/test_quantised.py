@@ -230,6 +230,7 @@ def test_damaged_numbers_are_still_found(tmp_path: Path) -> None:
         find_model(str(folder), dummy=False).load(torch.float32, CPU, progress=False, quantization="int8")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cache", ["none", "block-dual", "dllm-cache", "elastic-cache", "bicache"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_every_cache_policy_runs_on_few_bits(kind: Quantization, cache: str) -> None:

@@ -70,6 +70,7 @@ def test_runs_of_llada_moe() -> None:
         assert [transfer[1:] for transfer in done.transfers] == [event[1:] for event in goldens.transfers(run)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", moe.BLOCK_CAUSAL)
 def test_runs_of_block_causal_models(name: str) -> None:
     model = load(moe.model_dir(name))

@@ -43,6 +43,7 @@ def model_of(trace: Trace) -> GiddModel:
     return gidd.load(goldens.model_dir(trace.model))
 
 
+@pytest.mark.few(4)
 @EACH_STRATEGY
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_adaptive_trace(name: str, strategy: str) -> None:

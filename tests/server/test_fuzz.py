@@ -86,6 +86,7 @@ def send_at_random(kind: ModelKind, running: Running, examples: int, *, usual: b
     return outcomes
 
 
+@pytest.mark.few(2)
 def test_most_allowed_bodies_run(served: tuple[ModelKind, Running]) -> None:
     kind, running = served
     outcomes = send_at_random(kind, running, EXAMPLES, usual=True)
@@ -94,6 +95,7 @@ def test_most_allowed_bodies_run(served: tuple[ModelKind, Running]) -> None:
     assert running.client.get("/health").status_code == 200
 
 
+@pytest.mark.few(2)
 def test_nothing_that_is_allowed_does_harm(served: tuple[ModelKind, Running]) -> None:
     """Values from all over their ranges: the largest numbers of steps, the longest texts, the widest lists."""
     kind, running = served

@@ -25,6 +25,7 @@ def row(name: str, accuracy: float, interval: tuple[float, float], work: float) 
     return {"cache": name, **own, "work_ratio_to_none": work, "ratio_to_none": 1.0}
 
 
+@pytest.mark.thorough
 def test_points_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "curves.json", tmp_path / "plots"
     assert curves("--knobs", FEW, "--output", str(output), "--plots", str(plots)) == 0
@@ -45,6 +46,7 @@ def test_points_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
+@pytest.mark.thorough
 def test_every_knob_is_one_of_its_policy() -> None:
     llm = LLM("llada-tiny", load_format="dummy", dtype="float32")
     workload = usual_workload(llm, 1, 0, {"max_tokens": 8, "steps": 8}, prefixes=1)
@@ -59,6 +61,7 @@ def test_every_knob_is_one_of_its_policy() -> None:
             assert knob.contender(llm, workload, value).name.startswith(knob.cache)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [

@@ -23,6 +23,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_an_interrupted_grid_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_an_interrupted_grid_goes_on(
     assert "another measurement (seed: 2024, 1)" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_prompt_lengths_and_requests_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "grid.json", tmp_path / "plots"
     options = ["--cache", "none,dkv-decode", *DUMMY, "--prompt-tokens", "8,40", "--concurrency", "1,3"]
@@ -84,6 +86,7 @@ def test_prompt_lengths_and_requests_at_a_time(tmp_path: Path, capsys: pytest.Ca
     assert "Over prompt_tokens 8 to 40:" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_delay_of_dkv_decode(tmp_path: Path) -> None:
     output, plots = tmp_path / "grid.json", tmp_path / "plots"
     sampling = json.dumps({"max_tokens": 16, "steps": 16, "block_length": 16})
@@ -108,6 +111,7 @@ def test_the_delay_of_dkv_decode(tmp_path: Path) -> None:
     assert undelayed["accuracy"] == 0 < delayed["accuracy"], "K/V of masks answer nothing"
 
 
+@pytest.mark.thorough
 def test_results_of_another_model_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, plots = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "plots"
     shape = ["--load-format", "dummy", *SMALL, "--cache", "none", "--prompt-tokens", "8"]
@@ -122,6 +126,7 @@ def test_results_of_another_model_stand_beside(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_sampling_grid_on_the_bundled_uniform_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "grid.json"
     options = ["--cache", "none,uniform-cache", "--grid", '{"refresh_next": [0, 4]}', "--output", str(output)]

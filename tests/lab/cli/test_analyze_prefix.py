@@ -85,6 +85,7 @@ def test_guided_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None
 SWEEP = ["--model", "bundled-transit", "--dtype", "float32", "--requests", "2", "--prefixes", "1", "--rounds", "1"]
 
 
+@pytest.mark.thorough
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "s.json", tmp_path / "plots"
     points = ["--caches", "bicache", "--refresh-interval", "4", "--output", str(output), "--plots", str(plots)]
@@ -144,6 +145,7 @@ def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "K/V of the prefix in deep layers" in capsys.readouterr().out
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

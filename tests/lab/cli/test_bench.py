@@ -69,6 +69,7 @@ def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_the_longest_prefix_is_compared_with_exact_ones(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--prefix-match", "longest", "--caches", "none,reuse", "--json", str(target), "--requests", "9"]
@@ -140,6 +141,7 @@ def test_the_demo_speaks_before_it_loads_pytorch() -> None:
     assert told["--quiet", "demo"] == told["demo", "--help"] == ["torch"]
 
 
+@pytest.mark.thorough
 def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", "demo", "--uniform", "--requests", "8"]) == 0
     out = capsys.readouterr().out
@@ -154,6 +156,7 @@ def test_the_uniform_demo_shows_a_timetable_and_a_table(capsys: pytest.CaptureFi
     assert "--picture shows depths" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_uniform_task_has_answers_and_its_own_policies(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--requests", "6", "--concurrency", "3", "--rounds", "1", "--dtype", "float32", "--json", str(target)]
@@ -224,6 +227,7 @@ SETTINGS = {
 } | {"elastic-cache": {"window": 4}}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
 def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     target = tmp_path / "bench.json"
@@ -266,6 +270,7 @@ def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(f"| {name} " in out for name in rows)
 
 
+@pytest.mark.thorough
 def test_settings_of_a_policy_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     model = ["--model", "llada-tiny", "--load-format", "dummy"]
     assert bench(*model, *SMALL, "--caches", "none,dkv-greedy", "--max-tokens", "8") == 2

@@ -14,6 +14,7 @@ def questions(*options: str) -> int:
     return main(["--quiet", "eval", "questions", *MODEL, *options])
 
 
+@pytest.mark.thorough
 def test_reuse_loses_the_questions_that_need_a_plan_and_no_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

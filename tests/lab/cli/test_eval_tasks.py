@@ -60,6 +60,7 @@ def test_the_packaged_questions_are_data_as_they_are(tmp_path: Path) -> None:
     assert [sample["right"] for sample in result(output)["samples"]] == ["72", "10"]
 
 
+@pytest.mark.thorough
 def test_worked_examples_are_part_of_the_shared_prefix(tmp_path: Path) -> None:
     output, shots = tmp_path / "out.json", ["--shots", "2", "--shot-data", str(PACKAGED / "gsm8k.jsonl")]
     assert gsm8k("--caches", "none,reuse", "--output", str(output)) == 0

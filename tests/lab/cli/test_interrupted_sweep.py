@@ -58,6 +58,7 @@ def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     assert [row["point"]["refresh_interval"] for row in after] == [2, 4, 8]
 
 
+@pytest.mark.thorough
 def test_a_sweep_on_a_full_disk_keeps_its_rows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path / "disk", 2) as reason:
         path = tmp_path / "disk" / "sweep.json"

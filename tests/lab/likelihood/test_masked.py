@@ -69,6 +69,7 @@ def test_draws_converge_to_the_expectation(name: str, strata: int) -> None:
     assert halvings == pytest.approx(0.5, abs=0.1), "the error falls with the square root of the draws"
 
 
+@pytest.mark.thorough
 def test_standard_errors_are_honest_and_strata_lower_them() -> None:
     """Over many seeds: no bias, errors as large as they are told, and smaller ones for the same number of passes."""
     right, spread = exact("llada", PROMPT, RESPONSE), {}

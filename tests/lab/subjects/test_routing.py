@@ -213,6 +213,7 @@ def test_the_reading_says_how_much_and_where() -> None:
     assert lines[4].split() == ["reuse", "3", "10.00", "40.00", "25.00"]
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, plots = tmp_path / "r.json", tmp_path / "plots"
     words = ["--model", "llada-moe-tiny", "--load-format", "dummy", "--dtype", "float32", "--device", "cpu"]

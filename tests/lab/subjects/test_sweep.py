@@ -26,6 +26,7 @@ def task(llm: LLM) -> Workload:
     return transit_workload(llm, 2, 1, 0, SamplingParams.from_mapping({**TRANSIT_SAMPLING, "ignore_eos": True}))
 
 
+@pytest.mark.thorough
 def test_depths_and_work_follow_from_tau_and_r(llm: LLM) -> None:
     sweep, workload = Sweep(None, "s", {}), task(llm)
     rows = run_sweep(llm, workload, SMALL, sweep, 1)

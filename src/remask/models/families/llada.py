@@ -101,6 +101,9 @@ _LLADA_100M = replace(
     tied=True,
 )
 
+# 1.09 billion parameters, of which 66 million are the tied embedding.
+_LLADA_1B = replace(_LLADA_100M, layers=20, hidden=2048, heads=16, kv_heads=16, head_dim=128, intermediate=5632)
+
 _LLADA_TINY = replace(
     _LLADA_8B,
     layers=2,
@@ -138,6 +141,7 @@ LLADA = Family(
     presets={
         "llada-8b": _LLADA_8B,
         "llada-1.5": _LLADA_8B,
+        "llada-1b": _LLADA_1B,
         "llada-100m": _LLADA_100M,
         "llada-tiny": _LLADA_TINY,
     },
