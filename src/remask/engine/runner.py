@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan
-from remask.engine.canvas_state import CanvasState
+from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.chunks import AuditPass, SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.engine.stage_rows import send_run
+from remask.engine.weighing import weigh
 from remask.models.pool import Pool
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
@@ -35,8 +36,8 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads once a
-        layer, of all watched canvases together.
+        their ledgers hold too. Where nothing is watched or told nothing waits for the device. The host reads once a
+        layer of all watched canvases together, and once a pass of all that tell of attention.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
@@ -52,9 +53,12 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if not watchers:
-                return self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
-            return self._run_watched(batch, items, passes, watchers, begun)
+            if watchers:
+                hidden, ran = self._run_watched(batch, items, passes, watchers, begun)
+            else:
+                hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
+            weigh(self.model, self.pool, ran)
+            return hidden, ran
         except Exception:
             admitted, items[:] = list(items), with_choices(items, begun)
             for (branch, plan), (_, before) in zip(items, admitted, strict=True):
@@ -123,6 +127,13 @@ class Runner:
         found: list[float] = self.model.ranks.everywhere(_similarity, self.model, self.pool, these, those).tolist()
         return found
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy stored K/V to where canvases need them. The host does not wait."""
+        device, everywhere = self.model.device, self.model.ranks.everywhere
+        for each in moves:
+            source, target = send_run(each.source, device), send_run(each.target, device)
+            everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
+
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
@@ -157,6 +168,13 @@ def _similarity(model: Transformer, pool: Pool, these: Run | Tensor, those: Run 
     sides = [torch.stack([flat_products(kv[these], kv[those]) for kv in kvs]) for kvs in (pool.k, pool.v)]
     dot, left, right = model.ranks.sum(torch.stack(sides)).unbind(-1)
     return (dot / (left * right).sqrt()).clamp(-1, 1).mean(0).cpu()
+
+
+@torch.inference_mode()
+def _move(model: Transformer, pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int, by: int) -> None:
+    for k, v in zip(pool.k[:layers], pool.v[:layers], strict=True):
+        k[target] = model.turned(k[source], by)
+        v[target] = v[source]
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:
