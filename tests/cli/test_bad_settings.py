@@ -71,8 +71,8 @@ CASES = [
     Case("bicache", {"depth": 1, "boundary": "kept"}, "Unknown boundary 'kept'. Available: recomputed, stored"),
     Case("bicache+reuse", {"depth": 1}, "both own the shared prefix"),
     Case("bicache+bicache", {"depth": 1}, "name bicache once"),
-    Case("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot stand before another policy; only bicache can"),
-    Case("block-dual+bicache", {}, "'block-dual' cannot stand before another policy; only bicache can"),
+    Case("dllm-cache+dkv-decode", {}, "'dllm-cache' cannot stand before another policy; only bicache, acache can"),
+    Case("block-dual+bicache", {}, "'block-dual' cannot stand before another policy; only bicache, acache can"),
     Case("none", {"window": 2}, "cache policy 'none' takes no settings, got 'window'"),
     Case("dkv-decode", {"window": 2}, "Unknown setting of cache policy 'dkv-decode' 'window'"),
 ]

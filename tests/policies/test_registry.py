@@ -116,7 +116,7 @@ def test_unknown_names_suggest_the_nearest(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("none+bicache", "'none' cannot stand before another policy; only bicache can"),
+        ("none+bicache", "'none' cannot stand before another policy; only bicache, acache can"),
         ("reuse+none", "'reuse' cannot stand before another policy"),
         ("reuse+bicache", "'reuse' cannot stand before another policy"),
         ("bicache+reuse", "would both own the shared prefix"),
