@@ -205,7 +205,7 @@ def run_in_sections(engine: Engine, section: Section) -> None:
     """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`.
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
-    rows by how far they moved (dLLM-Cache), "watch" reads attention (Elastic-Cache), "sampling" is everything from
+    rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything from
     logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding, residuals, and
     rows that are carried or restored between stages.
     """
@@ -248,6 +248,10 @@ class _SectionedTransformer(Transformer):
     def _choose(self, *inputs: Any) -> Tensor:
         with self.section("selection"):
             return super()._choose(*inputs)
+
+    def stillness(self, *inputs: Any) -> Tensor:
+        with self.section("selection"):
+            return super().stillness(*inputs)
 
     def _attend(self, *inputs: Any) -> Tensor:
         with self.section("projections"):

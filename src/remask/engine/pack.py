@@ -179,9 +179,12 @@ def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     for part in parts:
         count = part.span.count
         sees = part.sees
-        if sees is not None and len(sees) and sees[0] != sees[-1]:
-            raise PlanError("all rows are computed where not every row attends to the same positions")
-        sees = None if sees is None else sees[:count]
+        if sees is not None and part.span.pick is None:
+            sees = sees[part.span.computed[part.positions]]
+        elif sees is not None:
+            if len(sees) and sees[0] != sees[-1]:
+                raise PlanError("rows are picked where not every row attends to the same positions")
+            sees = sees[:count]
         computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count), sees=sees))
         at += count
     return computed

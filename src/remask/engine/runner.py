@@ -1,4 +1,4 @@
-"""Running passes. Where plans watch attention, layer by layer: what drifted is refreshed from the next layer on."""
+"""Running passes. Where plans watch attention or compare drift, layer by layer, as what a layer finds changes plans."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,7 @@ from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.engine.stage_rows import send_run
+from remask.engine.still_rows import hold_still_rows
 from remask.models.pool import Pool
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
@@ -35,15 +36,16 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads once a
-        layer, of all watched canvases together.
+        their ledgers hold too. Where nothing is watched or compared nothing waits for the device; else the host reads
+        once a layer, of all such canvases together.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
-        values that it then overwrites. So `items`, and the ledgers, then hold plans in which the choices that were
-        made stand.
+        values that it then overwrites, and so does what was found of drift. So `items`, and the ledgers, then hold
+        plans in which the choices that were made stand.
         """
         begun: list[Stage] = []
+        planned = list(items)
         watchers = [
             DriftWatcher(number, branch, plan, self.model.device)
             for number, (branch, plan) in enumerate(items)
@@ -52,29 +54,41 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if not watchers:
+            if not watchers and not any(plan.spans.drifts for _, plan in items):
                 return self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
-            return self._run_watched(batch, items, passes, watchers, begun)
+            return self._run_layers(batch, items, passes, watchers, begun)
         except Exception:
-            admitted, items[:] = list(items), with_choices(items, begun)
-            for (branch, plan), (_, before) in zip(items, admitted, strict=True):
+            items[:] = with_choices(items, begun)
+            for (branch, plan), (_, before) in zip(items, planned, strict=True):
                 if plan is not before or plan.watch is not None:  # a watched plan may have grown, and starts anew
                     branch.ledger.revise(plan)
             raise
 
-    def _run_watched(
+    def _run_layers(
         self,
         batch: StepBatch,
-        items: Items,
+        admitted: Items,
         passes: Sequence[SidePass],
         watchers: list[DriftWatcher],
         begun: list[Stage],
     ) -> tuple[Tensor, Items]:
-        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`."""
-        model, items, stages, everywhere = self.model, list(items), batch.stages, self.model.ranks.everywhere
+        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`.
+
+        Rows that are held are so in the plans of `admitted` too, as a repeat would find them changed. A refresh is in
+        the plans returned alone.
+        """
+        model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
+        planned, items = list(admitted), list(admitted)
         h = everywhere(_embed, model, batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
+            if len(stage.layers) and hold_still_rows(model, self.pool, stage, h, items):
+                for number, (branch, plan) in enumerate(items):
+                    if plan.watch is None:
+                        admitted[number] = branch, plan
+                batch = self.pack(items, passes, first=stage.layers.start)
+                stage, stages = batch.stages[0], batch.stages[1:]
+                begun += batch.stages
             if len(stage.layers):
                 self.keep_references(watchers, stage.layers.start)
             h = everywhere(_run, model, stage, h, self.pool)
@@ -92,7 +106,11 @@ class Runner:
                 stages = batch.stages
                 begun += stages
         hidden = everywhere(_leave, model, h, batch.predict)
-        finish(watchers)
+        if watchers:
+            finish(watchers)
+        for (branch, plan), (_, before) in zip(items, planned, strict=True):
+            if plan is not before and plan.watch is None:
+                branch.ledger.revise(plan)
         return hidden, items
 
     def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
