@@ -167,7 +167,7 @@ class UniformCache(Blockwise):
         return view.spans(("drift", view.block.start, stop), partial(self._drifting, view, stop))
 
     def _drifting(self, view: View, stop: int) -> list[Span]:
-        """The rows from the block up to `stop`; V of the first layer follows from the token, so nothing is held there."""
+        """The rows from the block up to `stop`. In the first layer V follows from the token, so nothing is held."""
         assert self.drift is not None
         rows = view.rows(view.block.start, stop)
         drift = Drift(rows, self.drift)
