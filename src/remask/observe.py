@@ -206,8 +206,8 @@ def run_in_sections(engine: Engine, section: Section) -> None:
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
     rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything
-    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding, residuals, and
-    rows that are carried or restored between stages.
+    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
+    residuals, and rows that are carried or restored between stages.
     """
     _check_one_process(engine)
     engine.runner = _SectionedRunner(_SectionedTransformer(engine.model, section), engine.pool, section)
