@@ -271,6 +271,10 @@ class _SectionedRunner(Runner):
         with self.section("packing"):
             return super().pack(items, passes, first)
 
+    def pack_layer(self, items: Items, layer: int) -> Stage:
+        with self.section("packing"):
+            return super().pack_layer(items, layer)
+
     def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
         with self.section("watch"):
             super().keep_references(watchers, layer)

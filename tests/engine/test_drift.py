@@ -70,7 +70,7 @@ def test_what_was_held_stands_where_a_pass_is_repeated(monkeypatch: pytest.Monke
     items = [work(str(number), UniformCache(2, drift=0.1)) for number in range(3)]
     items += [work("whole", UniformCache(2))]
     undisturbed = run(engine(), items)
-    failures = []
+    failures = list[Stage]()
     real = Transformer.run
 
     def failing(self: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:

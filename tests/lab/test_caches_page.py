@@ -64,10 +64,13 @@ def test_what_loses_is_named(tmp_path: Path) -> None:
     about = {"model": "bundled", "settings": settings, "seed": 1, "machine": machine, "commit": "c", "date": "d"}
     rows = [row(BASELINE, 1.0, 1, 1), row("none", 0.5, 4, 4), row("a", 0.2, 9, 9), row("b", 0.5, 5, 3)]
     text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
-    assert (
-        "This decoding loses answers without a cache too. Fewer right answers than `none` in this table: `a`." in text
-    )
+    assert "loses answers without a cache too. Fewer right answers than `none`, beyond both intervals: `a`." in text
+    assert "lies below that of `none` under the same decoding:\n\n- `bundled`, factor 1: `a`.\n" in text
     assert "Less work than `none`, and slower: `b`." in text
+    rows[1:] = [row("none", 1.0, 4, 4), row("a", 0.9, 5, 3.9) | {"accuracy_interval": [0.5, 1.0]}]
+    text = caches.page([Record(SUBJECT, about, {"results": rows, "left_out": {}})])
+    assert text.endswith("\n\nFewer, within the intervals: `a`.\n")
+    assert "None of those measured." in text
     rows[1:] = [row("none", 1.0, 4, 4), row("a", 1.0, 5, 3.9)]
     write_record(tmp_path / "x.json", Record(SUBJECT, about, {"results": rows, "left_out": {}}))
     text = caches.page([read_record(tmp_path / "x.json", SUBJECT)])
@@ -95,6 +98,7 @@ def test_one_table_of_all_caches() -> None:
     assert table[2:] == [
         "| `none` | 100 % (100 to 100), 1.00x | 100 % (100 to 100), 1.00x |",
         "| `a` | 50 % (50 to 50), 5.25x | - |",
+        "| `none`, random order | 100 % (100 to 100), 1.00x | - |",
         "| `dkv-greedy`, random order | 100 % (100 to 100), 7.00x | - |",
         "| `b` | - | 100 % (100 to 100), 3.00x |",
     ]

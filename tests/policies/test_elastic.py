@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def tracking(view: View, tracked: list[int]) -> View:
 def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
     walk: Walk, window: int, block_caching: bool, track_num: int, data: st.DataObject
 ) -> None:
-    queries = "window" if block_caching else data.draw(st.sampled_from(["window", "masks"]))
+    queries: Literal["window", "masks"] = "window" if block_caching or data.draw(st.booleans()) else "masks"
     policy = ElasticCache(window, 0.75, track_num, block_caching, queries=queries)
     for view in walk.views():
         settled = [p for p in range(walk.length) if not view.noisy[p]]

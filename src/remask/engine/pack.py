@@ -31,6 +31,12 @@ def pack(
     return _lay_out(items, device, first, apart).fill(items, device)
 
 
+def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, layer: int, apart: bool) -> Stage:
+    """The stage of `layer` >= 1 alone, which goes on with the rows that leave the layer before. Changes nothing."""
+    before, parts = _parts(items, layer - 1), _parts(items, layer)
+    return _stage(range(layer, layer + 1), parts, before, None, device, apart)
+
+
 class Packer:
     """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
 
@@ -52,6 +58,10 @@ class Packer:
         else:
             layout = self._layout = _lay_out(items, self.device, 0, self.apart)
         return layout.fill(items, self.device)
+
+    def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
+        """As the function `pack_layer`."""
+        return pack_layer(items, self.device, layer, self.apart)
 
     def forget(self) -> None:
         """Let go of the canvases of the last pass, and of what they hold on the device."""

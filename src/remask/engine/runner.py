@@ -86,9 +86,8 @@ class Runner:
                 for number, (branch, plan) in enumerate(items):
                     if plan.watch is None:
                         admitted[number] = branch, plan
-                batch = self.pack(items, passes, first=stage.layers.start)
-                stage, stages = batch.stages[0], batch.stages[1:]
-                begun += batch.stages
+                stage = self.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
+                begun.append(stage)
             if len(stage.layers):
                 self.keep_references(watchers, stage.layers.start)
             h = everywhere(_run, model, stage, h, self.pool)
@@ -117,6 +116,10 @@ class Runner:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         batch = self._packer.pack(items, first)
         return keep_leaving_states(batch, passes) if passes else batch
+
+    def pack_layer(self, items: Items, layer: int) -> Stage:
+        """The stage of `layer` alone, whose rows are those that leave the layer before."""
+        return self._packer.pack_layer(items, layer)
 
     def forget(self) -> None:
         """Let go of what the last pass holds on the device."""

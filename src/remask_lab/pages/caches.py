@@ -17,7 +17,7 @@ from remask.errors import RemaskError
 from remask.llm import LLM
 from remask.outputs import write_whole
 from remask_lab.bench.decodings import BASELINE, GRIDS, RANDOM_ORDER, SUBJECT, measure
-from remask_lab.bench.rows import Row, holds
+from remask_lab.bench.rows import Row
 from remask_lab.pages.results import RESULTS, ROOT
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
@@ -33,7 +33,8 @@ writes this page. [Cache policies](policies.md) says what each cache does, [Samp
 does. Each table is one run. All rows of a model are compared with `none` in as many steps as tokens, which takes part
 in every run.
 
-- **Tokens a step**: positions of the response over passes. Where a threshold decides how many, caches differ.
+- **Tokens a step**: positions of the response over passes. Where a threshold decides how many, caches differ. A
+  response that ends early runs fewer passes.
 - **As `none`**: share of tokens that are those of the row that all are compared with.
 - **Work**: row-layers of that row over those of this one. These counts do not depend on the machine.
 - **Time**: the same of seconds, of one turn on a machine that does other things too: its order of magnitude counts.
@@ -47,7 +48,11 @@ what it loses.
 """
 OVERVIEW = """## Caches within a request
 
-Right answers (95 % interval) and work, at one token a step. `dkv-greedy` runs in random order.
+Right answers (95 % interval) and work, at one token a step. `dkv-greedy` needs an order that is drawn beforehand.
+"""
+LOSSES = """## Combinations that lose answers
+
+Those of a cache and a decoding whose interval lies below that of `none` under the same decoding:
 """
 
 
@@ -81,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def page(records: Sequence[Record]) -> str:
     """The page of all models; the records of one model follow one another."""
-    parts = [HEAD.rstrip(), OVERVIEW.rstrip(), _overview(records)]
+    parts = [HEAD.rstrip(), OVERVIEW.rstrip(), _overview(records), LOSSES.rstrip(), _losses(records)]
     for model, own in groupby(records, lambda record: str(record.about["model"])):
         parts.append(f"## `{model}`")
         for number, record in enumerate(own):
@@ -97,12 +102,11 @@ def _overview(records: Sequence[Record]) -> str:
         if decoding not in (next(iter(GRIDS[model].decodings)), RANDOM_ORDER):
             continue
         for row in record.data["results"]:
-            own = row["cache"] in GRIDS[model].only.get(decoding, ()) and row["cache"] != "none"
-            if row["cache"] == BASELINE or own is not (decoding == RANDOM_ORDER):
+            if row["cache"] == BASELINE:
                 continue
             low, high = row["accuracy_interval"]
             shown = f"{100 * row['accuracy']:.0f} % ({100 * low:.0f} to {100 * high:.0f}), "
-            name = f"`{row['cache']}`" + (f", {RANDOM_ORDER}" if own else "")
+            name = f"`{row['cache']}`" + (f", {RANDOM_ORDER}" if decoding == RANDOM_ORDER else "")
             cells.setdefault(name, {})[model] = f"{shown}{row['work_ratio_to_none']:.2f}x"
     models = list(dict.fromkeys(record.about["model"] for record in records))
     rows = [[name, *(own.get(model, "-") for model in models)] for name, own in cells.items()]
@@ -143,21 +147,41 @@ def _cells(row: Row, asked: Mapping[str, Any]) -> list[str]:
 def _reading(rows: Mapping[str, Row], first: Row) -> str:
     """Which caches lose answers here, and which compute less than `none` under this decoding but take much longer."""
     none = rows["none"]
-    others = {name: row for name, row in rows.items() if name != "none"}
-    lost = [f"`{name}`" for name, row in others.items() if not holds(row, none)]
+    fewer = [name for name, row in rows.items() if row["accuracy"] < none["accuracy"]]
+    lost = [name for name in fewer if _loses(rows[name], none)]
+    within = [name for name in fewer if name not in lost]
     slow = [
-        f"`{name}`"
-        for name, row in others.items()
+        name
+        for name, row in rows.items()
         if row["work_ratio_to_none"] > none["work_ratio_to_none"]
         and row["ratio_to_none"] < CLEARLY * none["ratio_to_none"]
     ]
-    parts = [] if holds(none, first) else ["This decoding loses answers without a cache too."]
-    parts.append(
-        f"Fewer right answers than `none` in this table: {', '.join(lost)}." if lost else "No cache loses answers."
-    )
-    if slow:
-        parts.append(f"Less work than `none`, and slower: {', '.join(slow)}.")
+    parts = ["This decoding loses answers without a cache too."] if _loses(none, first) else []
+    parts += [f"Fewer right answers than `none`, beyond both intervals: {_listed(lost)}."] if lost else []
+    parts += [f"Fewer, within the intervals: {_listed(within)}."] if within else []
+    parts += [] if fewer else ["No cache loses answers."]
+    parts += [f"Less work than `none`, and slower: {_listed(slow)}."] if slow else []
     return " ".join(parts)
+
+
+def _loses(row: Row, other: Row) -> bool:
+    """Whether the 95 % interval of a row's right answers lies below that of another one."""
+    return bool(row["accuracy_interval"][1] < other["accuracy_interval"][0])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _losses(records: Sequence[Record]) -> str:
+    """All pairs of a decoding and a cache that lose answers of `none` under the same decoding."""
+    lines = []
+    for record in records:
+        rows = {row["cache"]: row for row in record.data["results"]}
+        lost = [name for name, row in rows.items() if name != BASELINE and _loses(row, rows["none"])]
+        if lost:
+            lines.append(f"- `{record.about['model']}`, {record.about['settings']['decoding']}: {_listed(lost)}.")
+    return "\n".join(lines) or "None of those measured."
 
 
 if __name__ == "__main__":
