@@ -205,9 +205,9 @@ def run_in_sections(engine: Engine, section: Section) -> None:
     """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`.
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
-    rows by how far they moved (dLLM-Cache), "watch" reads attention (Elastic-Cache), "sampling" is everything from
-    logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding, residuals, and
-    rows that are carried or restored between stages.
+    rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything
+    from logits to tokens on the host. What runs outside of all sections is planning, scheduling, embedding,
+    residuals, and rows that are carried or restored between stages.
     """
     _check_one_process(engine)
     engine.runner = _SectionedRunner(_SectionedTransformer(engine.model, section), engine.pool, section)
@@ -249,6 +249,10 @@ class _SectionedTransformer(Transformer):
         with self.section("selection"):
             return super()._choose(*inputs)
 
+    def stillness(self, *inputs: Any) -> Tensor:
+        with self.section("selection"):
+            return super().stillness(*inputs)
+
     def _attend(self, *inputs: Any) -> Tensor:
         with self.section("projections"):
             return super()._attend(*inputs)
@@ -266,6 +270,10 @@ class _SectionedRunner(Runner):
     def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
         with self.section("packing"):
             return super().pack(items, passes, first)
+
+    def pack_layer(self, items: Items, layer: int) -> Stage:
+        with self.section("packing"):
+            return super().pack_layer(items, layer)
 
     def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
         with self.section("watch"):

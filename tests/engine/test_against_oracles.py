@@ -208,6 +208,7 @@ def elastic_option_config(rng: random.Random, layers: int) -> Line:
         {"track_num": 2},
         {"track_num": 5, "block_caching": False},
         {"block_caching": False},
+        {"block_caching": False, "queries": "masks"},
         {"similarity": "keys"},
         {"similarity": "keys", "track_num": 3},
     ]

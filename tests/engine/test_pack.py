@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.plan import Plan, PrefixHit, View
-from remask.core.spans import Span
+from remask.core.spans import Span, TopRho
 from remask.engine.canvas_state import (
     CanvasState,
     Kept,
@@ -333,12 +333,26 @@ def test_layers_without_rows_are_passed_through() -> None:
     check(pack(items, CPU), items)
 
 
-def test_cached_outputs_where_not_all_is_seen_are_refused() -> None:
-    branch = Memory().branch(3, 3)
-    rows = np.ones(6, dtype=np.bool_)
-    plan = Plan((Span(range(LAYERS), rows, held=~rows),), predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6]))
+def test_held_rows_leave_the_others_what_they_see() -> None:
+    branch, sees = Memory().branch(3, 3), np.array([3, 3, 3, 6, 6, 6])
+    rows, held = np.ones(6, dtype=np.bool_), np.array([False, True, False, False, True, True])
+    plan = Plan((Span(range(LAYERS), rows, held=held),), predict=~rows, sees=sees)
+    (stage,) = pack([(branch, plan)], CPU).stages
+    assert stage.partial is not None
+    assert stage.partial.computed.tolist() == [0, 2, 3]
+    seen: list[int] = []
+    for row, count, _, slots, _ in stage.work.units.tolist():
+        reach = stage.work.reach
+        seen += [slots] * count if reach is None else reach[row : row + count].tolist()
+    assert seen == [3, 3, 6]
+
+
+def test_picks_where_not_all_is_seen_are_refused() -> None:
+    """Which rows will be chosen is not known when what they see is packed."""
+    branch, rows = Memory().branch(3, 3), np.ones(6, dtype=np.bool_)
+    spans = (Span(range(1), rows), Span(range(1, LAYERS), rows, pick=TopRho(rows, 2)))
     with pytest.raises(PlanError, match="not every row attends to the same positions"):
-        pack([(branch, plan)], CPU)
+        pack([(branch, Plan(spans, predict=~rows, sees=np.array([3, 3, 3, 6, 6, 6])))], CPU)
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])

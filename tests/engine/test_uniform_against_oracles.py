@@ -19,6 +19,7 @@ from tests.oracles import gidd, uniform
 from tests.oracles.canvas import Decode
 from tests.oracles.gidd import GiddModel
 from tests.oracles.uniform import Pick, Step
+from tests.oracles.uniform_drift import KeptOutputs
 
 Line: TypeAlias = dict[str, Any]
 NARROW = 1e-5
@@ -27,6 +28,8 @@ POLICIES: tuple[tuple[str, Line], ...] = (
     ("block-prefix", {}),
     *(("uniform-cache", {"refresh_next": interval}) for interval in (0, 1, 2, 4)),
     *(("uniform-cache", {"refresh_next": interval, "border": "neighbours"}) for interval in (0, 2)),
+    *(("uniform-cache", {"refresh_next": 2, "drift": threshold}) for threshold in (0.01, 0.1, 0.4, 2.0)),
+    ("uniform-cache", {"refresh_next": 0, "border": "neighbours", "drift": 0.1}),
 )
 real_greedy = uniform.greedy
 
@@ -55,10 +58,16 @@ class Watch:
 
 def oracle(model: str, line: Line) -> Decode | None:
     """What the line decodes to; None where a rounding would decide that."""
-    watch = Watch()
-    with patch.object(uniform, "greedy", watch.greedy):
+    watch, made = Watch(), list[KeptOutputs]()
+
+    def kept(*settings: Any) -> KeptOutputs:
+        made.append(KeptOutputs(*settings))
+        return made[0]
+
+    with patch.object(uniform, "greedy", watch.greedy), patch.object(uniform, "KeptOutputs", kept):
         decoded = uniform.decode(gidd.load(kinds.checkpoint(model).folder), line)
-    return None if watch.narrowest < NARROW else decoded
+    narrowest = min(watch.narrowest, *(each.narrowest for each in made), 1.0)
+    return None if narrowest < NARROW else decoded
 
 
 def draw_line(rng: random.Random, model: str) -> Line:

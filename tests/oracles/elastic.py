@@ -22,6 +22,7 @@ class Elastic:
     track_num: int = 1
     block_caching: bool = True
     similarity: str = "heads"
+    queries: str = "window"
 
 
 class CanvasState:
@@ -97,8 +98,9 @@ class CanvasState:
         return similarity < self.knobs.threshold
 
     def _most_attended(self, layer: int) -> set[int]:
-        """The tokens, of all that are not to be decoded, to which the window attends most."""
-        mass = self._attention(layer, self.reach().nonzero()[:, 0].tolist()).sum((0, 1))
+        """The tokens, of all that are not to be decoded, to which the window, or all masks, attend most."""
+        asking = self.reach() if self.knobs.queries == "window" else self.masked()
+        mass = self._attention(layer, asking.nonzero()[:, 0].tolist()).sum((0, 1))
         open_ = ~self.masked()
         ranks = mass.where(open_, -1.0).argsort(descending=True, stable=True)[: int(open_.sum())].tolist()
         count = self.knobs.track_num

@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.oracles.canvas import Decode
 from tests.oracles.dense import KV
 from tests.oracles.gidd import GiddModel, GiddPass, structured
+from tests.oracles.uniform_drift import KeptOutputs
 from tests.oracles.uniform_sampling import Noise, adaptive_scores, adaptive_selection, schedule
 
 Pick = Callable[["Step"], Tensor]
@@ -119,27 +120,37 @@ class PrefixCache(Strategy):
 class UniformCache(Strategy):
     """A block's first step computes all, later ones the block alone, every `refresh_next`-th the next block too.
 
-    `refresh_next` 0 means never. There is a next block only while the response has one.
+    `refresh_next` 0 means never. There is a next block only while the response has one. With `drift`, layers of the
+    later steps compute only what has moved further than that.
     """
 
-    def __init__(self, model: GiddModel, blocks: Blocks, refresh_next: int, border: str = "full") -> None:
+    def __init__(
+        self, model: GiddModel, blocks: Blocks, refresh_next: int, border: str = "full", drift: float | None = None
+    ) -> None:
         super().__init__(model, blocks)
         self.refresh_next, self.border = refresh_next, border
+        self.kept = None if drift is None else KeptOutputs(model, blocks.canvas, drift)
 
     def run(self, tokens: Tensor, block: int, step: int) -> GiddPass:
         if step == 1 and (block == self.blocks.worked[0] or self.border == "full"):
-            out = self.everything(tokens, block)
+            out = self.computed(tokens, self.positions >= 0, self.seen(block), compares=False)
         elif step == 1:
             start, stop = self.blocks.window(block)
             rows = (self.positions >= 2 * start - stop) & (self.positions < stop)
-            out = self.model.forward(tokens, rows, self.stored, self.seen(block))
+            out = self.computed(tokens, rows, self.seen(block), compares=False)
         else:
             refresh = self.refresh_next > 0 and step % self.refresh_next == 0 and block + 1 < self.blocks.count
             start, stop = self.blocks.window(block)[0], self.blocks.window(block + refresh)[1]
             rows = (self.positions >= start) & (self.positions < stop)
-            out = self.model.forward(tokens, rows, self.stored)
+            out = self.computed(tokens, rows, None, compares=True)
         self.stored = out.kv
         return out
+
+    def computed(self, tokens: Tensor, rows: Tensor, visible: Tensor | None, compares: bool) -> GiddPass:
+        """A pass over `rows`."""
+        if self.kept is None:
+            return self.model.forward(tokens, rows, self.stored, visible)
+        return self.kept.forward(tokens, rows, self.stored, visible, compares)
 
 
 def strategy(model: GiddModel, blocks: Blocks, cache: str, config: Mapping[str, Any]) -> Strategy:
@@ -150,7 +161,7 @@ def strategy(model: GiddModel, blocks: Blocks, cache: str, config: Mapping[str, 
         case "block-prefix":
             return PrefixCache(model, blocks)
         case "uniform-cache":
-            return UniformCache(model, blocks, config["refresh_next"], config.get("border", "full"))
+            return UniformCache(model, blocks, **config)
     raise ValueError(f"no oracle for cache {cache!r}")
 
 

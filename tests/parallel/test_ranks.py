@@ -22,6 +22,7 @@ from remask.models.transformer import Transformer
 from remask.observe import observe_passes, replace_attention, run_in_sections
 from remask.parallel import lead
 from tests import goldens
+from tests.goldens import uniform
 from tests.models import checkpoints
 from tests.parallel.ranks import Lender, lent
 
@@ -91,6 +92,21 @@ def test_stored_parts_are_those_of_one_process(two: LLM, cache: str, settings: d
     assert outputs[0][0].usage.prefix_tokens == 20
     two.engine.store.drop()
     assert (len(lead_of(two)._names._storages), len(lead_of(two)._names._objects)) == (0, 1)
+
+
+@pytest.mark.usefixtures("ranks")
+def test_values_are_compared_over_the_heads_of_all_ranks() -> None:
+    """How many rows stand still, and what follows from that."""
+    found = []
+    for size in (2, 1):
+        model = str(uniform.model_dir("unif"))
+        with LLM(model, tensor_parallel=size, engine=EngineConfig(max_model_len=64), **COMMON) as llm:
+            sampling = {"max_tokens": 16, "block_length": 8, "seed": 1, "ignore_eos": True}
+            (out,) = llm.generate([[5, 6, 7]], sampling, cache="uniform-cache", cache_config={"drift": 0.05})
+            found.append((out.token_ids, out.usage.row_layers))
+            (plain,) = llm.generate([[5, 6, 7]], sampling, cache="uniform-cache")
+            assert out.usage.row_layers < plain.usage.row_layers
+    assert found[0] == found[1]
 
 
 def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -49,7 +49,8 @@ def tracking(view: View, tracked: list[int]) -> View:
 def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
     walk: Walk, window: int, block_caching: bool, track_num: int, data: st.DataObject
 ) -> None:
-    policy = ElasticCache(window, 0.75, track_num, block_caching)
+    queries: Literal["window", "masks"] = "window" if block_caching or data.draw(st.booleans()) else "masks"
+    policy = ElasticCache(window, 0.75, track_num, block_caching, queries=queries)
     for view in walk.views():
         settled = [p for p in range(walk.length) if not view.noisy[p]]
         tracked = data.draw(st.lists(st.sampled_from(settled), min_size=1, max_size=track_num * walk.layers))
@@ -69,7 +70,7 @@ def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
         assert plan.commit is None
         assert plan.watch is not None
         assert plan.watch.threshold == 0.75
-        assert positions(plan.watch.window) == set(first)
+        assert positions(plan.watch.window) == set(first if queries == "window" else masked)
         assert positions(plan.watch.among) == set(settled), "masks that a stop cuts off are among them"
         assert positions(plan.watch.tracked) == (set(tracked) if view.step else set())
         assert (plan.watch.track_num, plan.watch.similarity) == (track_num, "heads")
@@ -87,7 +88,7 @@ def test_planning_changes_nothing() -> None:
 
 def test_defaults_are_the_papers() -> None:
     assert parse("elastic-cache", None, lambda: DepthLookup({})) == ElasticCache(
-        window=16, threshold=0.9, track_num=1, block_caching=True, similarity="heads"
+        window=16, threshold=0.9, track_num=1, block_caching=True, similarity="heads", queries="window"
     )
 
 
@@ -115,6 +116,8 @@ def test_bad_thresholds(threshold: Any) -> None:
     [
         ({"track_num": 0}, "track_num must be a whole number from 1"),
         ({"block_caching": 1}, "block_caching must be true or false"),
+        ({"queries": "masks"}, "queries='masks' .* use block_caching=false, or queries='window'"),
+        ({"queries": "all", "block_caching": False}, "queries"),
         ({"similarity": "rows"}, "similarity 'rows'"),
     ],
     ids=str,

@@ -158,7 +158,9 @@ def test_block_prefix_computes_all_that_is_noise() -> None:
     assert seen == [[(0, 16)], [(3, 16)], [(3, 16)], [(0, 16)], [(7, 16)], [(7, 16)]]
 
 
-@pytest.mark.parametrize("policy", [Dense(), BlockPrefix(), UniformCache(0), UniformCache(2)], ids=repr)
+@pytest.mark.parametrize(
+    "policy", [Dense(), BlockPrefix(), UniformCache(0), UniformCache(2), UniformCache(2, drift=0.1)], ids=repr
+)
 def test_every_uniform_plan_predicts_its_block_and_reads_what_was_written(policy: CachePolicy) -> None:
     ledger = Ledger(LAYERS, 18, None)
     for view in uniform(3, 10, 18, block=4, steps=4):
@@ -189,6 +191,8 @@ def test_bad_settings(value: object) -> None:
         parse("exact", {"prefill_chunk": 0 if value is None else value}, no_table)
     with pytest.raises(ConfigError, match="prefill_chunk"):
         Exact(0)
+    with pytest.raises(ConfigError, match="drift must be a number from 0 to 2, got"):
+        parse("uniform-cache", {"drift": -1 if value is None else "0.1"}, no_table)
     with pytest.raises(UnknownNameError, match="Did you mean 'refresh_next'"):
         parse("uniform-cache", {"refresh_nxt": 1}, no_table)
     with pytest.raises(ConfigError, match="cannot stand before another policy"):

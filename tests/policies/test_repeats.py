@@ -14,6 +14,7 @@ from remask.policies.exact import Exact
 from tests.policies.views import Walk, same
 
 BLOCKWISE = (BlockPrefix(), BlockDual(), UniformCache(), UniformCache(refresh_next=0), UniformCache(refresh_next=1))
+DRIFTING = (UniformCache(drift=0.1), UniformCache(refresh_next=0, drift=0.0))
 DLLM = (
     DllmCache(),
     DllmCache(5, 3),
@@ -30,7 +31,7 @@ OVER = tuple(
     for state in ("stored", "recomputed")
     if state == "stored" or isinstance(inner, BlockDual)
 )
-POLICIES: tuple[CachePolicy, ...] = (*INNER, *BLOCKWISE[2:], Reuse(), *OVER)
+POLICIES: tuple[CachePolicy, ...] = (*INNER, *BLOCKWISE[2:], *DRIFTING, Reuse(), *OVER)
 NEVER_REPEAT = (DkvDecode, DkvPd, DkvGreedy, ElasticCache)
 
 

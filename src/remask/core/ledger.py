@@ -86,13 +86,15 @@ class Ledger:
         self._record(_Entered(plan.spans, plan.sees), plan.may_change)
 
     def revise(self, plan: Plan) -> None:
-        """Record `plan` in place of the last plan, which watched attention or picked rows.
+        """Record `plan` in place of the last plan, which watched attention, picked rows or compared drift.
 
         Raises `PlanError` as `apply` does, and where the last plan could not change.
         """
         replaced, entered, recorded = self._replaced, self._last, self.step
         if replaced is None or entered is None:
-            raise PlanError("the last plan neither watches attention nor picks rows, so none can take its place")
+            raise PlanError(
+                "the last plan neither watches attention nor picks rows nor compares drift, so none can take its place"
+            )
         self._take_back(replaced)
         try:
             self.apply(plan)
@@ -109,8 +111,12 @@ class Ledger:
             part = self._written[layers.start : layers.stop]
             if layers.start in joins:
                 self._check_restored(layers.start, joins[layers.start])
-            if span.computed is not span.rows and (part[:, span.rows & ~span.computed] < 0).any():
-                raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
+            if span.computed is not span.rows or span.drift is not None:
+                adding = span.rows & ~span.computed
+                if span.drift is not None:
+                    adding |= span.drift.among
+                if (part[:, adding] < 0).any():
+                    raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
             if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._lent).any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")

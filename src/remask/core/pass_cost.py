@@ -35,7 +35,8 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     active = int(np.any([reach > 0 for reach in keys], axis=0).sum()) if keys else 0
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
-    choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
+    choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers}
+    choosing |= {(span.layers.start, "value") for span in spans if span.drift is not None}
     watching = max((_looked(each.plan) for each in canvases), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
@@ -44,7 +45,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
         "attention": w.item * active * 2 * w.keys * w.sink,
         "mlp": w_read * sum(feed.read(sum(rows)) for feed, *rows in zip(w.feeds, *fed, strict=True) if any(rows)),
         "head": w_read * predicts * w.vocab,
-        "selection": w_read * choosing * w.keys,
+        "selection": w_read * len(choosing) * w.keys,
         "watch": w_read * watching * w.queries,
     }
     reads = dict.fromkeys(OPERATIONS, 0) | {"attention": w.item * 2 * w.keys * _keys_read(canvases, keys)}
@@ -61,6 +62,7 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     for span in plan.spans:
         fixed, pairs = _attended(plan, span)
         looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
+        drift = 0 if span.drift is None else int(span.drift.among.sum())
         frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
         rows, layers = fixed + chosen, len(span.layers)
         # K or V of the chosen rows is there already.
@@ -76,10 +78,10 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         )
         repeated += layers * 2 * w.hidden * w.keys * chosen
         selection += OperationCost(
-            flops=layers * 2 * looked * w.hidden * w.keys,
-            kv_read=layers * w.item * looked * w.keys,
+            flops=layers * 2 * (looked + drift) * w.hidden * w.keys,
+            kv_read=layers * w.item * (looked + drift) * w.keys,
             kv_written=layers * w.item * looked * w.keys,
-            activations=layers * w.item * looked * w.hidden,
+            activations=layers * w.item * (looked + drift) * w.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(

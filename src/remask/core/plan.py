@@ -131,12 +131,24 @@ class Plan:
             kept = [span.save for span in self.spans[1:]]
             if len(self.spans) != self.layers or any(s is None or (self.weigh.rows & ~s).any() for s in kept):
                 raise PlanError("attention is told of rows whose inputs are not kept in every layer")
+        for span in self.spans:
+            self._check_drift(span)
         if self.watch is None:
             return
         if len(self.spans) != self.layers:
             raise PlanError("attention is watched layer by layer, so the plan needs a span for each layer")
         if not (self.watch.window.any() and self.watch.among.any()):
             raise PlanError("attention is watched of no row, or to no position")
+
+    def _check_drift(self, span: Span) -> None:
+        if span.drift is None or span.drift.compared:
+            return
+        if not span.layers.start or len(span.layers) > 1:
+            raise PlanError("drift is compared layer by layer, from the second one on, in spans of one layer each")
+        if self.watch is not None or span.pick is not None or span.drift.threshold < 0:
+            raise PlanError("drift has a threshold from 0, and is compared where nothing is picked or watched")
+        if (span.drift.among & ~span.written).any():
+            raise PlanError("drift is compared of rows that are computed and write their K and V")
 
     @property
     def layers(self) -> int:
@@ -150,8 +162,8 @@ class Plan:
 
     @property
     def may_change(self) -> bool:
-        """Whether the plan may become another one while it runs: it may grow, or the device chooses rows."""
-        return self.watch is not None or self.spans.picks
+        """Whether the plan may become another one while it runs: it may grow or shrink, or the device chooses rows."""
+        return self.watch is not None or self.spans.picks or self.spans.drifts
 
     def reach(self, span: Span) -> int:
         """How many leading positions the computed rows of `span` attend to between them."""
@@ -222,6 +234,17 @@ class Plan:
             return replace(span, pick=None, held=rest if span.held is None else span.held | rest)
 
         return self.over(self.spans.cut(layer).cut(layer + 1).map(settled))
+
+    def holding(self, layer: int, rows: Mask) -> "Plan":
+        """The plan in which the span of `layer` has been compared with the cache, and `rows` of it are held."""
+
+        def compared(span: Span) -> Span:
+            if span.layers.start != layer or span.drift is None:
+                return span
+            held = rows if span.held is None else span.held | rows
+            return replace(span, held=held, drift=replace(span.drift, compared=True))
+
+        return self.over(self.spans.map(compared))
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""

@@ -49,6 +49,23 @@ class TopRho:
     by: Literal["value", "key"] = "value"
 
 
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Holds the rows of `among` whose value vectors are near those in the cache (thesis on Uniform-Cache, 6.6.4).
+
+    V is projected for all rows of `among` when the layer's turn comes. Rows at a cosine distance of at most `threshold`
+    from their V in the cache join `Span.held`: their K and V stay what they are, so small moves add up until they
+    count. Until then all rows count as computed, so a plan costs at most what it says.
+
+    Attributes:
+        compared: whether that has happened; the span's `held` then has the rows.
+    """
+
+    among: Mask
+    threshold: float
+    compared: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
@@ -59,6 +76,7 @@ class Span:
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
     pick: TopRho | None = None
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
+    drift: Drift | None = None
 
     @cached_property
     def computed(self) -> Mask:
@@ -143,12 +161,14 @@ class Span:
         if pick is not None:
             among = pick.among & lead
             pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
-        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
+        drift = None if self.drift is None else replace(self.drift, among=self.drift.among & lead)
+        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held), drift)
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
-        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
+        among = [each.among for each in (self.pick, self.drift) if each is not None]
+        return self.rows, self.frozen, self.save, self.held, *among
 
 
 class Spans(tuple[Span, ...]):
@@ -205,6 +225,16 @@ class Spans(tuple[Span, ...]):
     def picks(self) -> bool:
         """Whether rows are chosen on the device."""
         return any(span.pick is not None for span in self)
+
+    @cached_property
+    def drifts(self) -> bool:
+        """Whether rows are still to be compared with the cache."""
+        return any(span.drift is not None and not span.drift.compared for span in self)
+
+    @cached_property
+    def adds_outputs(self) -> bool:
+        """Whether rows may add cached outputs."""
+        return any(each is not None for span in self for each in (span.pick, span.held, span.drift))
 
     def at(self, layer: int) -> Span:
         """The span that covers `layer`."""

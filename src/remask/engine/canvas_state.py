@@ -128,6 +128,8 @@ class CanvasState:
             raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
         if self.tracker is None and plan.watch is not None:
             raise PlanError("attention cannot be watched on a canvas that keeps nothing of the last pass")
+        if not self.outputs and plan.spans.adds_outputs:
+            raise PlanError("rows add cached outputs on a canvas that keeps none")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
             dead = rows[~plan.spans[-1].rows[rows]]

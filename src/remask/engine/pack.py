@@ -31,6 +31,12 @@ def pack(
     return _lay_out(items, device, first, apart).fill(items, device)
 
 
+def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, layer: int, apart: bool) -> Stage:
+    """The stage of `layer` >= 1 alone, which goes on with the rows that leave the layer before. Changes nothing."""
+    before, parts = _parts(items, layer - 1), _parts(items, layer)
+    return _stage(range(layer, layer + 1), parts, before, None, device, apart)
+
+
 class Packer:
     """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
 
@@ -52,6 +58,10 @@ class Packer:
         else:
             layout = self._layout = _lay_out(items, self.device, 0, self.apart)
         return layout.fill(items, self.device)
+
+    def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
+        """As the function `pack_layer`."""
+        return pack_layer(items, self.device, layer, self.apart)
 
     def forget(self) -> None:
         """Let go of the canvases of the last pass, and of what they hold on the device."""
@@ -179,9 +189,12 @@ def _computed_parts(parts: list[StageRows]) -> list[StageRows]:
     for part in parts:
         count = part.span.count
         sees = part.sees
-        if sees is not None and len(sees) and sees[0] != sees[-1]:
-            raise PlanError("all rows are computed where not every row attends to the same positions")
-        sees = None if sees is None else sees[:count]
+        if sees is not None and part.span.pick is None:
+            sees = sees[part.span.computed[part.positions]]
+        elif sees is not None:
+            if len(sees) and sees[0] != sees[-1]:
+                raise PlanError("rows are picked where not every row attends to the same positions")
+            sees = sees[:count]
         computed.append(replace(part, positions=part.positions[:count], rows=slice(at, at + count), sees=sees))
         at += count
     return computed

@@ -1,4 +1,4 @@
-"""Running passes. Where plans watch attention, layer by layer: what drifted is refreshed from the next layer on."""
+"""Running passes. Where plans watch attention or compare drift, layer by layer, as what a layer finds changes plans."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,7 @@ from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.engine.stage_rows import send_run
+from remask.engine.still_rows import hold_still_rows
 from remask.engine.weighing import weigh
 from remask.models.pool import Pool
 from remask.models.similarity import flat_products
@@ -36,15 +37,17 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched or told nothing waits for the device. The host reads once a
-        layer of all watched canvases together, and once a pass of all that tell of attention.
+        their ledgers hold too. Where nothing is watched, compared or told nothing waits for the device. The host reads
+        once a layer of all canvases that are watched or compared together, and once a pass of all that tell of
+        attention.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
-        values that it then overwrites. So `items`, and the ledgers, then hold plans in which the choices that were
-        made stand.
+        values that it then overwrites, and so does what was found of drift. So `items`, and the ledgers, then hold
+        plans in which the choices that were made stand.
         """
         begun: list[Stage] = []
+        planned = list(items)
         watchers = [
             DriftWatcher(number, branch, plan, self.model.device)
             for number, (branch, plan) in enumerate(items)
@@ -53,32 +56,43 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if watchers:
-                hidden, ran = self._run_watched(batch, items, passes, watchers, begun)
+            if watchers or any(plan.spans.drifts for _, plan in items):
+                hidden, ran = self._run_layers(batch, items, passes, watchers, begun)
             else:
                 hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
             weigh(self.model, self.pool, ran)
             return hidden, ran
         except Exception:
-            admitted, items[:] = list(items), with_choices(items, begun)
-            for (branch, plan), (_, before) in zip(items, admitted, strict=True):
+            items[:] = with_choices(items, begun)
+            for (branch, plan), (_, before) in zip(items, planned, strict=True):
                 if plan is not before or plan.watch is not None:  # a watched plan may have grown, and starts anew
                     branch.ledger.revise(plan)
             raise
 
-    def _run_watched(
+    def _run_layers(
         self,
         batch: StepBatch,
-        items: Items,
+        admitted: Items,
         passes: Sequence[SidePass],
         watchers: list[DriftWatcher],
         begun: list[Stage],
     ) -> tuple[Tensor, Items]:
-        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`."""
-        model, items, stages, everywhere = self.model, list(items), batch.stages, self.model.ranks.everywhere
+        """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`.
+
+        Rows that are held are so in the plans of `admitted` too, as a repeat would find them changed. A refresh is in
+        the plans returned alone.
+        """
+        model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
+        planned, items = list(admitted), list(admitted)
         h = everywhere(_embed, model, batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
+            if len(stage.layers) and hold_still_rows(model, self.pool, stage, h, items):
+                for number, (branch, plan) in enumerate(items):
+                    if plan.watch is None:
+                        admitted[number] = branch, plan
+                stage = self.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
+                begun.append(stage)
             if len(stage.layers):
                 self.keep_references(watchers, stage.layers.start)
             h = everywhere(_run, model, stage, h, self.pool)
@@ -96,13 +110,21 @@ class Runner:
                 stages = batch.stages
                 begun += stages
         hidden = everywhere(_leave, model, h, batch.predict)
-        finish(watchers)
+        if watchers:
+            finish(watchers)
+        for (branch, plan), (_, before) in zip(items, planned, strict=True):
+            if plan is not before and plan.watch is None:
+                branch.ledger.revise(plan)
         return hidden, items
 
     def pack(self, items: Items, passes: Sequence[SidePass], first: int = 0) -> StepBatch:
         """`items` as one batch from layer `first` on, with what the pieces of `passes` keep."""
         batch = self._packer.pack(items, first)
         return keep_leaving_states(batch, passes) if passes else batch
+
+    def pack_layer(self, items: Items, layer: int) -> Stage:
+        """The stage of `layer` alone, whose rows are those that leave the layer before."""
+        return self._packer.pack_layer(items, layer)
 
     def forget(self) -> None:
         """Let go of what the last pass holds on the device."""

@@ -91,6 +91,16 @@ class Transformer:
             h = run(h, layer, stage, pool, cos, sin, slots)
         return h
 
+    def stillness(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
+        """Cosine similarity of the V that `rows` of the next `stage` would write in its first layer to that in `slots`.
+
+        `h` is the output of the stage before; `rows` are int64 [N], among the rows of `stage`. Returns float32 [N].
+        """
+        layer, h = stage.layers.start, _enter(stage, h)
+        positions = stage.positions[rows]
+        cos, sin = self.cos[positions], self.sin[positions]
+        return self._compared(h[rows], self.weights.layers[layer], pool.v[layer], slots, False, cos, sin)[1]
+
     def leave(self, h: Tensor) -> Tensor:
         """The final norm of the last layer's output."""
         return self.norm(h, self.weights.norm)
@@ -187,14 +197,9 @@ class Transformer:
         `slots` [N] are those of the stage's rows. The choice stays on the device, as the number of rows chosen of each
         canvas is known before.
         """
-        c = self.part
         places = slots[pick.rows]
-        x = self.norm(h[pick.rows], w.attn_norm)
         kept = pool.k[layer] if pick.keys else pool.v[layer]
-        first = c.heads if pick.keys else c.heads + c.kv_heads
-        keys, values = self._project(x, w, range(first, first + c.kv_heads), cos[pick.rows], sin[pick.rows])
-        new = keys if pick.keys else values
-        similarity = self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
+        new, similarity = self._compared(h[pick.rows], w, kept, places, pick.keys, cos[pick.rows], sin[pick.rows])
         # First by similarity, then stably by canvas, so that two sorts serve canvases of different sizes.
         by_similarity = similarity.argsort(stable=True)
         order = by_similarity[pick.owner[by_similarity].argsort(stable=True)]
@@ -202,6 +207,16 @@ class Transformer:
         kept.index_copy_(0, places, new)
         pick.chosen.append(chosen)
         return chosen
+
+    def _compared(
+        self, h: Tensor, w: LayerWeights, kept: Tensor, places: Tensor, keys: bool, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """V (or with `keys` K) of rows that enter a layer as `h` [N, D], and its similarity to those `kept`, [N]."""
+        c = self.part
+        first = c.heads if keys else c.heads + c.kv_heads
+        projected = self._project(self.norm(h, w.attn_norm), w, range(first, first + c.kv_heads), cos, sin)
+        new = projected[0 if keys else 1]
+        return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
 
     def _attend(
         self, x: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor

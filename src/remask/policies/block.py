@@ -2,14 +2,15 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from remask.core.checks import one_of, whole
+from remask.core.checks import one_of, real, whole
 from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
-from remask.core.spans import Mask, Spans
+from remask.core.spans import Drift, Mask, Span, Spans
 from remask.errors import ConfigError
-from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, Kept, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 BORDERS = ("full", "neighbours")
@@ -26,7 +27,7 @@ class Blockwise(CachePolicy):
     @property
     def traits(self) -> Traits:
         """A complete block runs no further pass, and thresholds are compared within the block."""
-        return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True))
+        return Traits(self._kinds(), Schedule("within_block", blockwise=True), self._keeps())
 
     def repeats(self, view: View) -> int:
         """A cached pass computes the same rows until its block is done."""
@@ -51,6 +52,9 @@ class Blockwise(CachePolicy):
 
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("masked",)
+
+    def _keeps(self) -> frozenset[Kept]:
+        return frozenset()
 
     @abstractmethod
     def _spans(self, view: View) -> Spans:
@@ -122,14 +126,21 @@ class UniformCache(Blockwise):
     Every `refresh_next`-th step of a block, counted from 1, computes the next block of the response too; 0 never does.
     A step of a correction computes the blocks that the last step changed, or all rows if it changed none. With
     `border="neighbours"` the first step of a later block computes the block and as many rows before it.
+
+    With `drift` (thesis, section 6.6.4) every layer of these passes but the first computes only rows whose V is further
+    than that from the V in the cache, by cosine distance; the others add their cached outputs. Full passes and
+    corrections compare nothing.
     """
 
     refresh_next: int = 4
     border: Literal["full", "neighbours"] = "full"
+    drift: float | None = None
 
     def __post_init__(self) -> None:
         whole("refresh_next", self.refresh_next, low=0)
         one_of("border", self.border, BORDERS)
+        if self.drift is not None:
+            real("drift", self.drift, low=0, high=2)
 
     def plan(self, view: View) -> Plan:
         """As in every block-wise policy, but at borders where not all rows are computed."""
@@ -143,12 +154,24 @@ class UniformCache(Blockwise):
     def _kinds(self) -> tuple[ModelKind, ...]:
         return ("uniform",)
 
+    def _keeps(self) -> frozenset[Kept]:
+        return frozenset() if self.drift is None else frozenset({"outputs"})
+
     def _spans(self, view: View) -> Spans:
         touched = view.decoding.touched
         if touched is not None:
             return view.over_rows(touched) if touched.any() else view.over(0, view.length)
-        more = len(view.block) if self._renews(view) else 0
-        return view.over(view.block.start, view.block.stop + more)
+        stop = view.block.stop + (len(view.block) if self._renews(view) else 0)
+        if self.drift is None:
+            return view.over(view.block.start, stop)
+        return view.spans(("drift", view.block.start, stop), partial(self._drifting, view, stop))
+
+    def _drifting(self, view: View, stop: int) -> list[Span]:
+        """The rows from the block up to `stop`. In the first layer V follows from the token, so nothing is held."""
+        assert self.drift is not None
+        rows = view.rows(view.block.start, stop)
+        drift = Drift(rows, self.drift)
+        return [Span(range(i, i + 1), rows, drift=drift if i else None) for i in range(view.layers)]
 
     def _predict(self, view: View, spans: Spans) -> Mask:
         return view.candidates if view.decoding.touched is None else view.candidates & spans[0].rows

@@ -1,6 +1,7 @@
 """`elastic-cache`: a sliding window, and a refresh of deep layers when attention has drifted."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class ElasticCache(CachePolicy):
         track_num: how many tokens each layer tracks. Every layer compares those of all layers.
         block_caching: whether noisy positions beyond the window are cached; without it all of them are computed.
         similarity: what is compared; see `Watch`.
+        queries: whose attention decides what is tracked: that of the window, or without block caching of all "masks".
     """
 
     window: int = 16
@@ -33,6 +35,7 @@ class ElasticCache(CachePolicy):
     track_num: int = 1
     block_caching: bool = True
     similarity: Similarity = "heads"
+    queries: Literal["window", "masks"] = "window"
 
     def __post_init__(self) -> None:
         whole("window", self.window, low=1)
@@ -40,6 +43,12 @@ class ElasticCache(CachePolicy):
         whole("track_num", self.track_num, low=1)
         flag("block_caching", self.block_caching)
         one_of("similarity", self.similarity, ("heads", "keys"))
+        one_of("queries", self.queries, ("window", "masks"))
+        if self.queries == "masks" and self.block_caching:
+            raise ConfigError(
+                "queries='masks' lets all masks decide what is tracked, and block_caching computes only those of the "
+                "window; use block_caching=false, or queries='window'"
+            )
 
     @property
     def traits(self) -> Traits:
@@ -70,9 +79,11 @@ class ElasticCache(CachePolicy):
         if view.step:
             assert view.last_pass.tracked is not None
             tracked[view.last_pass.tracked] = True
-        rows = self._rows(view, window if self.block_caching else masked) | tracked
+        computed = window if self.block_caching else masked
+        rows = self._rows(view, computed) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
-        watch = Watch(window, ~masked, self.threshold, tracked, self.track_num, self.similarity)
+        asking = window if self.queries == "window" else computed
+        watch = Watch(asking, ~masked, self.threshold, tracked, self.track_num, self.similarity)
         return Plan(tuple(spans), window & view.candidates, watch=watch, refreshes=view.step == 0)
 
     @staticmethod

@@ -43,10 +43,16 @@ class Benchmark:
 
         `shots` are the examples, each with a solution.
         """
-        turns: list[Message] = [{"role": "system", "content": f"{role}\n\n{self.rules}"}]
-        for shot in shots:
-            turns += [{"role": "user", "content": shot.asked}, {"role": "assistant", "content": shot.solution}]
-        return [*turns, {"role": "user", "content": doc.asked}]
+        system: Message = {"role": "system", "content": f"{role}\n\n{self.rules}"}
+        return [system, *turns_of(shots), {"role": "user", "content": doc.asked}]
+
+
+def turns_of(shots: Sequence[Doc]) -> list[Message]:
+    """Worked examples as earlier turns of a conversation."""
+    turns: list[Message] = []
+    for shot in shots:
+        turns += [{"role": "user", "content": shot.asked}, {"role": "assistant", "content": shot.solution}]
+    return turns
 
 
 def task_names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError, UnknownNameError
 from remask.llm import LLM
 from remask.policies import CachePolicy
+from remask.prompts import Message
 from remask_lab.harness.generation import Generation, generate, sampling_of
 from remask_lab.likelihood.estimator import LikelihoodEstimator
 from remask_lab.likelihood.pairs import Pair, encode_pair
@@ -29,6 +30,7 @@ class RemaskLM(LM):
         sampling: sampling parameters, which override those of a task.
         seed: request i of a task has the seed `seed` + i, unless `sampling` has one.
         estimator: estimates likelihoods. None refuses tasks that need them.
+        examples: earlier turns that every chat gets before its last message, and shares.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class RemaskLM(LM):
         sampling: Mapping[str, Any],
         seed: int = 0,
         estimator: LikelihoodEstimator | None = None,
+        examples: Sequence[Message] = (),
     ) -> None:
         super().__init__()
         if llm.tokenizer is None:
             raise ConfigError("this model folder has no tokenizer, and lm-eval's tasks are text; give a model with one")
         self._llm, self._policy, self._sampling, self._seed = llm, policy, sampling, seed
-        self._tokenizer, self._estimator = llm.tokenizer, estimator
+        self._tokenizer, self._estimator, self._examples = llm.tokenizer, estimator, examples
         self._shared: dict[str, int] = {}  # shared tokens of every rendered chat
         self.generation: Generation | None = None  # of the last `generate_until`
         self.standard_errors: list[float] = []  # of the last log-likelihoods, in nats
@@ -53,8 +56,12 @@ class RemaskLM(LM):
         """The model's name, which identifies its tokenizer and chat template in lm-eval's request cache."""
         return self._llm.loaded.name.replace("/", "__")
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render the chat by the model's template. Without a generation prompt its last message is continued."""
+    def apply_chat_template(self, chat_history: list[Message], add_generation_prompt: bool = True) -> str:
+        """Render the chat, with the examples, by the model's template.
+
+        Without a generation prompt its last message is continued.
+        """
+        chat_history = [*chat_history[:-1], *self._examples, chat_history[-1]]
         if add_generation_prompt:
             text = self._tokenizer.render_chat(chat_history)
         else:

@@ -43,12 +43,14 @@ POLICY_FILES = {
     "dkv-pd": "dkv",
     "dllm-cache": "dllm",
     "elastic-cache": "elastic",
+    "entropy-cache": "entropy",
     "exact": "exact",
 }
 # Beside its plans, what a policy's results rest on.
 BEHIND = {
     "bicache": (f"{CORE}/depth", f"{CORE}/core/depth.py"),
     "elastic-cache": (f"{CORE}/engine/drift_watcher.py", f"{CORE}/engine/tracker.py"),
+    "uniform-cache": (f"{CORE}/engine/still_rows.py",),
 }
 MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")

@@ -8,7 +8,7 @@ from remask_lab.papers.definition import Metric, PaperRow, PaperTable, Scale
 from remask_lab.papers.resolve import resolve
 from remask_lab.records.interval import percent_text
 from remask_lab.records.machine import processor_text
-from remask_lab.records.markdown import markdown_table
+from remask_lab.records.markdown import narrow_tables
 from remask_lab.records.record import Record, as_json
 
 Result: TypeAlias = Mapping[str, Any]
@@ -20,7 +20,7 @@ ASKED = {"questions": "questions of the model's own task", "texts": "texts", "ra
 
 def published(table: PaperTable) -> str:
     """Returns the published numbers alone, and their sources."""
-    grid = markdown_table(["row", *table.columns], [[row.name, *_published(table, row)] for row in table.rows])
+    grid = narrow_tables(_names(table), {"row": _columns(table, table.columns)})
     return "\n\n".join([grid, *_sources(table)])
 
 
@@ -36,15 +36,23 @@ def beside(table: PaperTable, record: Record) -> str:
         if any(cell(result) is not None for result in results.values())
         and (cell is not _prefix or len(_prefixes(results)) > 1)
     ]
-    rows = []
-    for row in table.rows:
-        result = results.get(row.name)
-        ours = [NONE if result is None else cell(result) or NONE for _, cell in columns]
-        rows.append([row.name, *_published(table, row), *ours])
+    found = [results.get(row.name) for row in table.rows]
+    ours = [
+        (header, [NONE if result is None else cell(result) or NONE for result in found]) for header, cell in columns
+    ]
     published, said = _compared(table, record.about["settings"]["scale"])
-    header = ["row", *published, *(f"ours: {header}" for header, _ in columns)]
-    parts = [markdown_table(header, rows), *said, *_sources(table), *_conditions(table, record, results)]
-    return "\n\n".join(parts)
+    grids = narrow_tables(_names(table), {"published": _columns(table, published), "ours": ours})
+    return "\n\n".join([grids, *said, *_sources(table), *_conditions(table, record, results)])
+
+
+def _names(table: PaperTable) -> list[str]:
+    return [row.name for row in table.rows]
+
+
+def _columns(table: PaperTable, headers: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The published columns under `headers`."""
+    cells = [_published(table, row) for row in table.rows]
+    return [(header, [row[index] for row in cells]) for index, header in enumerate(headers)]
 
 
 def _compared(table: PaperTable, scale: str) -> tuple[list[str], list[str]]:

@@ -1,6 +1,13 @@
 """Tables in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+SCREEN = 120
+"""Characters that a line of a wide window shows."""
+
+Column: TypeAlias = tuple[str, Sequence[str]]
+"""A header and the cells below it."""
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, aligned: bool = False) -> str:
@@ -13,6 +20,36 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, alig
         _line([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in [header, *rows]
     )
     return "\n".join([first, rule, *others])
+
+
+def narrow_tables(rows: Sequence[str], groups: Mapping[str, Sequence[Column]], width: int = SCREEN) -> str:
+    """One table of all `groups` of columns beside the names of the `rows`; or several, where it is wider than `width`.
+
+    In one table the headers of all groups but the first begin with the group's name. Else each group has tables of its
+    own, which its name heads, and of which only one that has a single column may be wider.
+    """
+    (_, first), *others = groups.items()
+    joined = [*first, *((f"{name}: {header}", cells) for name, group in others for header, cells in group)]
+    if _width(names := ("row", rows), *joined) <= width:
+        return _table(names, *joined)
+    tables: list[list[Column]] = []
+    for name, group in groups.items():
+        shown = [names := (name, rows)]
+        for column in group:
+            if len(shown) > 1 and _width(*shown, column) > width:
+                tables.append(shown)
+                shown = [names]
+            shown.append(column)
+        tables += [shown] * (len(shown) > 1)
+    return "\n\n".join(_table(*columns) for columns in tables)
+
+
+def _table(*columns: Column) -> str:
+    return markdown_table([header for header, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)))
+
+
+def _width(*columns: Column) -> int:
+    return sum(max(map(len, [header, *cells])) + 3 for header, cells in columns) + 1
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -43,6 +43,8 @@ EXAMPLES = (
     "remask analyze drift --model bundled --input requests.jsonl --plots pictures",
 )
 
+DISTANCES = (0.001, 0.01, 0.1)
+"""Cosine distances that `DriftReport.v_moved` counts."""
 COLORS = ("#7f7f7f", "#8c564b", "#9467bd", "#1f77b4", "#d62728", "#ff7f0e", "#2ca02c", "#17becf")  # of `REGIONS`
 
 
@@ -104,6 +106,8 @@ class DriftReport:
         k_layers, v_layers: Pearson's r of drift between layers, [layers][layers].
         k_layers_mean, v_layers_mean: the means of their entries off the diagonal.
         kv_correlation: Pearson's r between the drift of K and of V.
+        v_moved: for each of `DISTANCES` and each layer, of the rows of the block being denoised the share whose V moved
+            further between two passes of the block, [distances][layers]. NaN where no block has two passes.
     """
 
     subject: Measured
@@ -118,6 +122,7 @@ class DriftReport:
     k_layers_mean: float
     v_layers_mean: float
     kv_correlation: float
+    v_moved: Table
 
 
 def reading(report: DriftReport) -> str:
@@ -166,6 +171,7 @@ class DriftTrace:
         attention: share of attention that the block's queries give to each of `REGIONS`, P arrays [8].
         entropy: of the predicted positions in nats, over all tokens but the mask; P arrays.
         change_rate: share of the response's tokens that each pass changed, P numbers.
+        block_v: V drift of the block's rows in each layer, an array [layers, block] for each pair of passes of a block.
     """
 
     prompt: int
@@ -179,6 +185,7 @@ class DriftTrace:
     attention: list[Floats] = field(default_factory=list)
     entropy: list[Floats] = field(default_factory=list)
     change_rate: list[float] = field(default_factory=list)
+    block_v: list[Floats] = field(default_factory=list)
 
     @property
     def passes(self) -> int:
@@ -222,6 +229,8 @@ class DriftTracer:
         if moved is not None:
             k_moved, v_moved = moved.cpu().double().numpy()
             trace.moments.add(k_moved, v_moved)
+            if trace.starts[-2] == block.start:
+                trace.block_v.append(v_moved[:, block.start : block.stop])
             for drifts, by_layer in ((trace.k_drift, k_moved), (trace.v_drift, v_moved)):
                 drift = np.full(len(observed.tokens), np.nan)
                 drift[: by_layer.shape[1]] = by_layer.mean(axis=0)
@@ -282,7 +291,18 @@ def summarise(llm: LLM, traces: Sequence[DriftTrace]) -> DriftReport:
         k_layers_mean=off_diagonal_mean(k_layers),
         v_layers_mean=off_diagonal_mean(v_layers),
         kv_correlation=moments.kv_correlation(),
+        v_moved=as_table(_moved_further(shape.layers, traces)),
     )
+
+
+def _moved_further(layers: int, traces: Sequence[DriftTrace]) -> Floats:
+    """What `DriftReport.v_moved` holds, [distances, layers]."""
+    pairs = [moved for trace in traces for moved in trace.block_v]
+    if not pairs:
+        return np.full((len(DISTANCES), layers), np.nan)
+    moved = np.concatenate(pairs, axis=1)
+    shares: Floats = np.stack([(moved > distance).mean(axis=1) for distance in DISTANCES])
+    return shares
 
 
 def _exists(index: int, traces: Sequence[DriftTrace], *, sink: bool) -> bool:
@@ -354,6 +374,12 @@ def text(report: DriftReport) -> str:
         f"entropy: {report.entropy[0]:.2f} nats in the first pass, {report.entropy[-1]:.2f} in the last",
         f"correlation of K and V drift: {report.kv_correlation:.2f}; between layers: K {report.k_layers_mean:.2f}, "
         f"V {report.v_layers_mean:.2f}",
+        "",
+        "share of the block's rows whose V moves further than a distance between two passes, %, by layer",
+        *(
+            f"{distance:<8g}" + "".join(f"{100 * share:>7.1f}" for share in shares)
+            for distance, shares in zip(DISTANCES, report.v_moved, strict=True)
+        ),
     ]
     return "\n".join(lines)
 

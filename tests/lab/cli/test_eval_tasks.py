@@ -90,6 +90,11 @@ def test_examples_without_their_data(options: list[str], message: str, capsys: p
     assert message in capsys.readouterr().err
 
 
+def test_examples_are_those_of_one_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tasks("--tasks", "remask_gsm8k,remask_mmlu", "--shots", "1", "--shot-data", "x.jsonl") == 2
+    assert "--shot-data holds the examples of one of our own tasks; got" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("task", "line", "message"),
     [

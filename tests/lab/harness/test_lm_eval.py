@@ -26,7 +26,7 @@ from remask.llm import LLM
 from remask.tasks.transit import STOPS, make_workload
 from remask_lab.harness import hub, local
 from remask_lab.harness import lm as lm_module
-from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, task_names, usual_role
+from remask_lab.harness.benchmark import FOLDER, benchmark, read_docs, read_shots, task_names, turns_of, usual_role
 from remask_lab.harness.lm import RemaskLM
 from remask_lab.harness.local import run_local
 from remask_lab.harness.through_lm_eval import EvalOptions, Harness
@@ -99,6 +99,37 @@ def test_our_configs_ask_and_score_as_local_data_does(
     ], "the same prompts, of the same shared prefix"
     for cost in ("row_layers", "forwards", "prefix_ratio", "completion_tokens"):
         assert theirs[cost] == ours[cost]
+
+
+def test_worked_examples_before_published_questions_are_those_before_local_ones(llm: LLM, tmp_path: Path) -> None:
+    record = RECORDS["gsm8k"][0]
+    path = write_lines(tmp_path / "x.jsonl", [record, record | {"question": "And 3?"}])
+    own = benchmark("remask_gsm8k")
+    shots = read_shots(own, str(path), None, 2)
+    ours = run_local(llm, own, read_docs(own, str(path)), usual_role(), llm.policy("reuse"), QUICK, 0, shots)
+    with_examples = RemaskLM(llm, llm.policy("reuse"), QUICK, examples=turns_of(shots))
+    harness = local_harness("remask_gsm8k", path)
+    theirs = harness.run(with_examples, "remask_gsm8k", ASKED)
+    assert [each["token_ids"] for each in theirs["samples"]] == [each["token_ids"] for each in ours["samples"]]
+    for cost in ("row_layers", "prefix_ratio", "prefix_hits"):
+        assert theirs[cost] == ours[cost]
+    assert theirs["prefix_ratio"] > harness.run(model(llm, "reuse"), "remask_gsm8k", ASKED)["prefix_ratio"]
+
+
+def test_the_command_puts_worked_examples_before_published_questions(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", [RECORDS["gsm8k"][0]])
+    local_harness("remask_gsm8k", path)
+    given = ["--quiet", "eval", "tasks", "--model", "bundled-transit", "--dtype", "float32", "--device", "cpu"]
+    given += ["--include-path", str(tmp_path / "configs"), "--tasks", "remask_gsm8k", "--caches", "none"]
+    given += ["--sampling", json.dumps(QUICK), "--shot-data", str(path)]
+    ratios = []
+    for shots in ("1", "0"):
+        output = tmp_path / f"{shots}.json"
+        asked = [*given, "--shots", shots, "--output", str(output)]
+        assert main(asked if shots == "1" else asked[: asked.index("--shot-data")] + asked[-2:]) == 0
+        (row,) = read_record(output, "eval tasks").data["rows"]
+        ratios.append(row["result"]["prefix_ratio"])
+    assert ratios[0] > ratios[1]
 
 
 def test_chats_share_their_prefix_under_a_cache(llm: LLM, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ ACCEPTED = [  # Dream's canvas shifts its rows by one, which two methods do not 
 ]
 
 UNIFORM: list[tuple[str, dict[str, Any]]] = [("none", {}), ("block-prefix", {}), ("uniform-cache", {"refresh_next": 2})]
+UNIFORM += [("uniform-cache", {"refresh_next": 2, "drift": 0.05})]
 CAUSAL: list[tuple[str, dict[str, Any]]] = [("none", {}), ("exact", {"prefill_chunk": 8}), ("exact", {})]
 FAST_DLLM = small_config("fast-dllm-v2")
 REPEATING = "dllm-cache"  # what is compared is projected twice

@@ -41,6 +41,11 @@ def test_the_recorded_diagnostics(row: int, limits: dict[str, int]) -> None:
         assert report.regions[name].k_within == report.regions[name].v_within == 0, "clean rows see clean rows only"
         assert report.regions[name].k_drift > 0.01, "and change from block to block"
     assert sum(means.attention for means in report.regions.values()) == pytest.approx(1, abs=1e-6)
+    within = [pair for pair, (before, after) in enumerate(pairwise(trace.starts)) if before == after]
+    means = [trace.v_drift[pair][start : start + trace.block] for pair in within for start in [trace.starts[pair]]]
+    np.testing.assert_allclose([moved.mean(axis=0) for moved in trace.block_v], means)
+    assert all(more >= less for each in zip(*report.v_moved, strict=True) for more, less in pairwise(each))
+    assert report.v_moved[0][0] == pytest.approx(report.v_moved[1][0]), "in the first layer V follows from the token"
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

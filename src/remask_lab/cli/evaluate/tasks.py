@@ -24,7 +24,17 @@ from remask.llm import LLM
 from remask.policies import CachePolicy
 from remask_lab.arguments.common import check_least, compared_policies
 from remask_lab.cli.evaluate.likelihood import add_draw_options, draws_of
-from remask_lab.harness.benchmark import FOLDER, PREFIX, benchmark, is_own, read_docs, read_role, read_shots, task_names
+from remask_lab.harness.benchmark import (
+    FOLDER,
+    PREFIX,
+    benchmark,
+    is_own,
+    read_docs,
+    read_role,
+    read_shots,
+    task_names,
+    turns_of,
+)
 from remask_lab.harness.execute import offered
 from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.presets import TaskSettings, preset_names, task_settings
@@ -139,6 +149,8 @@ def _tasks(args: argparse.Namespace) -> list[str]:
         raise ConfigError(
             f"--data holds the questions of one of our own tasks ({', '.join(task_names())}); got --tasks {args.tasks}"
         )
+    if args.shot_data is not None and sum(map(is_own, tasks)) > 1:
+        raise ConfigError(f"--shot-data holds the examples of one of our own tasks; got --tasks {args.tasks}")
     if args.fields is not None and args.data is None:
         raise ConfigError("--fields says what the fields of --data are called; give both, or neither")
     return tasks
@@ -153,8 +165,6 @@ def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) 
             f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL in the shape of its data "
             "set; give both, or neither"
         )
-    if shots and is_own(task) and args.data is None:
-        raise ConfigError(f"worked examples before {task} need local questions: give them with --data")
     return TaskSettings({**own.sampling, **sampling}, shots)
 
 
@@ -185,6 +195,12 @@ def _harness(
     from remask_lab.harness.through_lm_eval import EvalOptions, Harness
 
     folders = [] if args.include_path is None else [args.include_path]
+    # Our own tasks take their examples from a file on any data; lm-eval takes those of its tasks from its data sets.
+    examples = {
+        task: turns_of(read_shots(benchmark(task), args.shot_data, None, settings[task].shots))
+        for task in filter(is_own, tasks)
+        if settings[task].shots
+    }
     harness = Harness(own_only=all(is_own(task) for task in tasks), folders=folders)
     harness.check(tasks)
 
@@ -197,8 +213,11 @@ def _harness(
         def measure(task: str, policy: CachePolicy) -> Mapping[str, Any]:
             given = role if is_own(task) or args.system_prompt is not None else None
             shots = args.shots if args.preset is None else settings[task].shots
+            shots = None if is_own(task) else shots
             options = EvalOptions(given, chat, args.limit, args.allow_code_execution, args.seed, shots)
-            return harness.run(RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator), task, options)
+            turns = examples.get(task, ())
+            lm = RemaskLM(llm, policy, settings[task].sampling, args.seed, estimator, turns)
+            return harness.run(lm, task, options)
 
         return measure
 

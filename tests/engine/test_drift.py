@@ -1,0 +1,148 @@
+"""`uniform-cache` with `drift`: plans that shrink while they run. `test_uniform_against_oracles` has the values."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from remask.core.plan import Plan, View
+from remask.core.spans import Drift, Span, SpanMemo
+from remask.engine import still_rows
+from remask.engine.engine import Engine
+from remask.models.pool import Pool
+from remask.models.stage import Stage
+from remask.models.transformer import Transformer
+from remask.policies import CachePolicy
+from remask.policies.base import Kept, Traits
+from remask.policies.block import UniformCache
+from remask.sending import fetch
+from tests.engine import kinds
+from tests.engine.support import Work, outcome, poisoned_engine, request, run
+
+PROMPT, BLOCK, CANVAS = 6, 4, 24
+MODEL = "gidd, hybrid"  # of three layers
+
+
+def work(name: str, policy: CachePolicy, **sampling: Any) -> Work:
+    shape = {"max_tokens": 8, "block_length": BLOCK, "canvas_length": CANVAS, "seed": 3, **sampling}
+    return Work(request(name, kinds.tokens(random.Random(name), PROMPT), **shape), policy)
+
+
+def engine() -> Engine:
+    return poisoned_engine(kinds.checkpoint(MODEL).model, max_num_seqs=8)
+
+
+@pytest.mark.parametrize(("drift", "deep"), [(2.0, 0), (None, 1)])
+def test_a_threshold_beyond_all_distances_computes_one_layer(drift: float | None, deep: int) -> None:
+    layers = kinds.checkpoint(MODEL).model.config.layers
+    result = run(engine(), [work("r", UniformCache(0, drift=drift), steps_per_block=4)])["r"]
+    assert result.usage.row_layers == 2 * (CANVAS * layers + 3 * BLOCK * (1 + deep * (layers - 1)))
+
+
+def test_a_lower_threshold_computes_more() -> None:
+    policies = [UniformCache(2, drift=drift) for drift in (2.0, 0.3, 0.1, 0.01, 0.0)] + [UniformCache(2)]
+    results = run(engine(), [work(str(number), policy) for number, policy in enumerate(policies)])
+    costs = [results[str(number)].usage.row_layers for number in range(len(policies))]
+    assert costs[0] < min(costs[1:])
+    assert costs[-1] == max(costs)
+    assert len({*costs}) > 3
+
+
+def test_one_host_read_a_layer_however_many_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+
+    def fetched(tensor: Tensor) -> Any:
+        reads.append(len(tensor))
+        return fetch(tensor)
+
+    monkeypatch.setattr(still_rows, "fetch", fetched)
+    layers = kinds.checkpoint(MODEL).model.config.layers
+    run(engine(), [work(str(number), UniformCache(0, drift=0.1), steps_per_block=3) for number in range(3)])
+    assert reads == [3 * BLOCK] * (2 * 2 * (layers - 1)), "of two steps in each of two blocks"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_held_stands_where_a_pass_is_repeated(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """A pass fails once or twice after its last layer has written: what it compared it would find changed."""
+    items = [work(str(number), UniformCache(2, drift=0.1)) for number in range(3)]
+    items += [work("whole", UniformCache(2))]
+    undisturbed = run(engine(), items)
+    failures = list[Stage]()
+    real = Transformer.run
+
+    def failing(self: Transformer, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+        out = real(self, stage, h.clone(), pool)
+        if stage.partial is not None and stage.layers.start == self.config.layers - 1 and len(failures) < times:
+            failures.append(stage)
+            raise RuntimeError("once")
+        return out
+
+    monkeypatch.setattr(Transformer, "run", failing)
+    disturbed = run(engine(), items)
+    assert len(failures) == times
+    for name, result in undisturbed.items():
+        assert outcome(disturbed[name]) == outcome(result)
+
+
+@dataclass(frozen=True)
+class Planned(CachePolicy):
+    """Plans a full pass, then compares drift in bad ways."""
+
+    how: str
+
+    @property
+    def traits(self) -> Traits:
+        """Outputs are kept, unless that is what is wrong."""
+        keeps: frozenset[Kept] = frozenset() if self.how == "no outputs" else frozenset({"outputs"})
+        return Traits(kinds=("uniform",), keeps=keeps)
+
+    def plan(self, view: View) -> Plan:
+        """Bad from the second step on."""
+        if not view.step:
+            rows = view.rows(0, view.length - 1) if self.how == "never computed" else view.everything
+            return Plan((Span(range(view.layers), rows),), view.candidates)
+        rows = view.rows(view.block.start, view.length)
+        among = view.everything if self.how == "dead rows" else rows
+        threshold = -0.5 if self.how == "negative" else 0.5
+        first = 0 if self.how == "first layer" else 1
+        if self.how == "two layers":
+            return Plan((Span(range(1), rows), Span(range(1, view.layers), rows, drift=Drift(among, 0.5))), rows)
+        drift = Drift(among, threshold)
+        spans = [Span(range(i, i + 1), rows, drift=drift if i >= first else None) for i in range(view.layers)]
+        return Plan(spans, view.candidates)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("first layer", "from the second one on"),
+        ("two layers", "in spans of one layer each"),
+        ("negative", "a threshold from 0"),
+        ("dead rows", "rows that are computed"),
+        ("no outputs", "on a canvas that keeps none"),
+        ("never computed", "never written|never computed"),
+    ],
+)
+def test_a_bad_comparison_ends_its_own_request_only(how: str, message: str) -> None:
+    good = work("good", UniformCache(0, drift=0.1))
+    results = run(engine(), [good, work("bad", Planned(how))])
+    assert results["bad"].error is not None
+    assert any(each in results["bad"].error for each in message.split("|"))
+    assert outcome(results["good"]) == outcome(run(engine(), [good])["good"])
+
+
+def test_what_stands_still_is_held_by_its_own_threshold() -> None:
+    rows = np.ones(4, dtype=np.bool_)
+    plan = Plan((Span(range(1), rows), Span(range(1, 2), rows, drift=Drift(rows, 0.1))), rows)
+    held = np.array([True, False, True, False])
+    after = plan.holding(1, held)
+    assert (plan.cost, after.cost) == (8, 6)
+    assert (plan.may_change, after.may_change) == (True, False)
+    assert after.spans[1].computed.tolist() == [False, True, False, True]
+    assert after.holding(0, rows).cost == 6, "layers that compare nothing stay as they are"
+    short = after.below(np.full(4, 3), SpanMemo())
+    assert short.spans[1].drift is not None
+    assert short.spans[1].drift.among.tolist() == [True, True, True, False]
