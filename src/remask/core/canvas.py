@@ -1,7 +1,9 @@
 """A request's whole token sequence, and which of its positions are final; what a response is made of."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,3 +143,10 @@ class Canvas:
         fresh = positions[self.noisy[positions]]
         self.noisy[fresh] = False
         self.settled[fresh] = step
+
+    def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
+        """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""
+        other = copy(self)
+        other.noisy, other.settled = self.noisy.copy(), self.settled.copy()
+        other.settle(positions, step)
+        return other

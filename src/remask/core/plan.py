@@ -151,6 +151,23 @@ class Plan:
         own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
         return plan
 
+    def predicting(self, predict: Mask) -> "Plan":
+        """The same plan with the logits of other positions."""
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), predict=predict, predicted=predict.nonzero()[0])
+        return plan
+
+    def computes(self, other: "Plan") -> bool:
+        """Whether a pass of `other` computes the same, whatever the two predict."""
+        pairs = ((self.sees, other.sees), (self.commit, other.commit))
+        return (
+            self.watch is None is other.watch
+            and self.refreshes == other.refreshes
+            and all(mine is its or np.array_equal(mine, its) for mine, its in pairs if (mine is None) == (its is None))
+            and all((mine is None) == (its is None) for mine, its in pairs)
+            and self.spans.equals(other.spans)
+        )
+
     def over(self, spans: Iterable[Span]) -> "Plan":
         """The same plan over other spans. Raises `PlanError` as the constructor does."""
         plan = object.__new__(Plan)

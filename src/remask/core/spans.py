@@ -137,10 +137,25 @@ class Span:
             pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
         return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
 
+    def equals(self, other: "Span") -> bool:
+        """Whether `other` computes and keeps the same rows in the same layers."""
+        if self is other:
+            return True
+        picks = [None if span.pick is None else (span.pick.count, span.pick.by) for span in (self, other)]
+        return (
+            self.layers == other.layers
+            and picks[0] == picks[1]
+            and all(_equal(mine, its) for mine, its in zip(self.masks, other.masks, strict=True))
+        )
+
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
         return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
+
+
+def _equal(mine: Mask | None, its: Mask | None) -> bool:
+    return mine is its or (mine is not None and its is not None and np.array_equal(mine, its))
 
 
 class Spans(tuple[Span, ...]):
@@ -197,6 +212,19 @@ class Spans(tuple[Span, ...]):
     def picks(self) -> bool:
         """Whether rows are chosen on the device."""
         return any(span.pick is not None for span in self)
+
+    def equals(self, other: "Spans") -> bool:
+        """Whether `other` computes and keeps the same rows in the same layers."""
+        return self is other or (len(self) == len(other) and all(a.equals(b) for a, b in zip(self, other, strict=True)))
+
+    def rewrites(self, other: "Spans") -> bool:
+        """Whether a pass over these spans, before it reads anything, writes all that one over `other` leaves behind."""
+        return not any(span.pick is not None or span.save is not None for span in other) and not any(
+            (span.written & ~each.written).any()
+            for span in other
+            for each in self
+            if span.layers.start < each.layers.stop and each.layers.start < span.layers.stop
+        )
 
     def at(self, layer: int) -> Span:
         """The span that covers `layer`."""

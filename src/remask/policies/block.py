@@ -9,7 +9,7 @@ from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 from remask.core.spans import Mask, Spans
 from remask.errors import ConfigError
-from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 BORDERS = ("full", "neighbours")
@@ -26,7 +26,7 @@ class Blockwise(CachePolicy):
     @property
     def traits(self) -> Traits:
         """A complete block runs no further pass, and thresholds are compared within the block."""
-        return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True))
+        return Traits(kinds=self._kinds(), schedule=Schedule("within_block", blockwise=True), by_clock=True)
 
     def repeats(self, view: View) -> int:
         """A cached pass computes the same rows until its block is done."""
@@ -88,7 +88,8 @@ class BlockDual(Blockwise):
     @property
     def traits(self) -> Traits:
         """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
-        return Traits(schedule=Schedule("all" if self.fill_pass == "separate" else "within_block", blockwise=True))
+        idle: IdlePasses = "all" if self.fill_pass == "separate" else "within_block"
+        return Traits(schedule=Schedule(idle, blockwise=True), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a separate fill pass where the row before the block predicts its first position."""

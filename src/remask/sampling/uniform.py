@@ -187,7 +187,7 @@ class UniformDecoder(Unedited):
     """
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
-        self._decoding, self._canvas = decoding, canvas
+        self._decoding, self.canvas = decoding, canvas
         self.step = 0
         self.block_step = 0
         self._index = 0
@@ -213,7 +213,7 @@ class UniformDecoder(Unedited):
         if self.finished:  # nothing is left that noise could see
             return range(self._blocks[-1].stop, self._blocks[-1].stop)
         fresh = self._fresh
-        return range(self._canvas.prompt, fresh.stop) if self._revises else fresh
+        return range(self.canvas.prompt, fresh.stop) if self._revises else fresh
 
     @property
     def fresh(self) -> range | None:
@@ -223,7 +223,7 @@ class UniformDecoder(Unedited):
     @property
     def _fresh(self) -> range:
         block = self._blocks[self._index]
-        return range(block.start, min(block.stop, len(self._canvas)))
+        return range(block.start, min(block.stop, len(self.canvas)))
 
     @property
     def _revises(self) -> bool:
@@ -245,14 +245,14 @@ class UniformDecoder(Unedited):
         if not self._decoding.structured:
             return None
         clean = self.block.start
-        return np.where(np.arange(len(self._canvas)) < clean, clean, len(self._canvas))
+        return np.where(np.arange(len(self.canvas)) < clean, clean, len(self.canvas))
 
     @property
     def touched(self) -> Mask | None:
         """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
         if self._correction is None or not self._correction.steps:
             return None
-        return self._correction.touched(self._decoding.block, len(self._canvas))
+        return self._correction.touched(self._decoding.block, len(self.canvas))
 
     @property
     def corrections(self) -> int | None:
@@ -279,7 +279,7 @@ class UniformDecoder(Unedited):
             return self._proposals(rows, positions)
         level = self._steps - self.block_step
         before, after = float(self._levels[level]), float(self._levels[level - 1])
-        current = self._canvas.tokens[positions]
+        current = self.canvas.tokens[positions]
         ancestral = params.sampler == "ancestral"
         noisy = NoisyRows(
             current=current,
@@ -305,8 +305,8 @@ class UniformDecoder(Unedited):
         """Return the positions whose token changes now, ascending."""
         if self._correction is not None:
             scope = self._correction.scope
-            return self._correction.choose(self._canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
-        changed: NDArray[np.bool_] = tokens != self._canvas.tokens[positions]
+            return self._correction.choose(self.canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
+        changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
         if self._decoding.params.sampler == "ancestral":
             everywhere: Positions = positions[changed]
             return everywhere
@@ -334,7 +334,7 @@ class UniformDecoder(Unedited):
         else:
             over, start = self.block_step + 1 == self._steps and not params.correction_steps, self._fresh.start
             if params.revision_tokens:
-                over, start = over and self._index + 1 == len(self._blocks), self._canvas.prompt
+                over, start = over and self._index + 1 == len(self._blocks), self.canvas.prompt
         return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
@@ -344,7 +344,7 @@ class UniformDecoder(Unedited):
         if self._correction is None and self.block_step == self._steps:
             self._index += 1
             self.block_step = 0
-            params, canvas = self._decoding.params, self._canvas
+            params, canvas = self._decoding.params, self.canvas
             if not self.finished:
                 self._begin_block()
             elif params.correction_steps:
@@ -358,14 +358,12 @@ class UniformDecoder(Unedited):
         """Set the schedule of the block, which begins at full noise."""
         decoding, block = self._decoding, self._fresh
         noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
-        self._steps = decoding.steps_of(
-            len(block) - int(np.count_nonzero(self._canvas.noisy[block.start : block.stop]))
-        )
+        self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self.canvas.noisy[block.start : block.stop])))
         self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params
-        current = self._canvas.tokens[positions]
+        current = self.canvas.tokens[positions]
         temperature = TEMPERATURE if params.correction_temperature is None else params.correction_temperature
         return RowGroup(
             rows=rows,
@@ -382,7 +380,7 @@ class UniformDecoder(Unedited):
 
     def _early(self, positions: Positions) -> int:
         """Return how many of `positions` are too early for an end token."""
-        return int((positions < self._canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
+        return int((positions < self.canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
 
     def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
         """Return the probability of each current token as noise, normalised over the block, float32.
