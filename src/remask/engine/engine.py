@@ -113,7 +113,7 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
-        self.overlap = _overlaps(config, model)
+        self.overlap = overlaps(config, model)
         # An observer may put a runner of its own here.
         self.runner = Runner(model, self.memory.pool, overlap=self.overlap)
         self.stats = EngineStats()
@@ -663,6 +663,6 @@ def _admitted(ahead: RunningRequest) -> bool:
     return True
 
 
-def _overlaps(config: EngineConfig, model: Transformer) -> bool:
+def overlaps(config: EngineConfig, model: Transformer) -> bool:
     """Whether passes are queued before those before them are read. Nothing is gained where the host computes them."""
     return model.device.type != "cpu" and not config.batch_invariant if config.overlap is None else config.overlap
