@@ -29,7 +29,7 @@ class Arrival:
         if tensor.is_cuda:
             self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensor.copy_(tensor, non_blocking=True)
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(tensor.device))
 
     def wait(self) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans
+from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, equal
 from remask.errors import PlanError
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
@@ -159,12 +159,11 @@ class Plan:
 
     def computes(self, other: "Plan") -> bool:
         """Whether a pass of `other` computes the same, whatever the two predict."""
-        pairs = ((self.sees, other.sees), (self.commit, other.commit))
         return (
             self.watch is None is other.watch
             and self.refreshes == other.refreshes
-            and all(mine is its or np.array_equal(mine, its) for mine, its in pairs if (mine is None) == (its is None))
-            and all((mine is None) == (its is None) for mine, its in pairs)
+            and equal(self.sees, other.sees)
+            and equal(self.commit, other.commit)
             and self.spans.equals(other.spans)
         )
 

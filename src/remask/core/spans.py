@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,7 +145,7 @@ class Span:
         return (
             self.layers == other.layers
             and picks[0] == picks[1]
-            and all(_equal(mine, its) for mine, its in zip(self.masks, other.masks, strict=True))
+            and all(equal(mine, its) for mine, its in zip(self.masks, other.masks, strict=True))
         )
 
     @property
@@ -154,7 +154,8 @@ class Span:
         return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
 
 
-def _equal(mine: Mask | None, its: Mask | None) -> bool:
+def equal(mine: NDArray[Any] | None, its: NDArray[Any] | None) -> bool:
+    """Whether both are missing, or have the same shape and the same numbers."""
     return mine is its or (mine is not None and its is not None and np.array_equal(mine, its))
 
 
