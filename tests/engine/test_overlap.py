@@ -26,6 +26,7 @@ from remask.errors import ConfigError
 from remask.models.transformer import Transformer
 from remask.observe import observe_passes
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
+from remask.policies.block import BlockPrefix, UniformCache
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
@@ -404,3 +405,28 @@ def test_a_shadow_is_no_request() -> None:
     after = running.branches[0].canvas.noisy, running.decoder.step, running._pass_index
     assert (before[0] == after[0]).all()
     assert before[1:] == after[1:]
+
+
+@pytest.mark.parametrize("name", ["gidd", "gidd, hybrid", "gidd, open", "gidd, masks"])
+def test_uniform_models(name: str) -> None:
+    """The next pass reads tokens that only the device knows; a correction begins where the host has read."""
+    point, rng = checkpoint(name), random.Random(name)
+    rules: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8, "tokens_per_step": 2, "min_tokens": 6},
+        {"sampler": "ancestral", "steps_per_block": 3},
+        {"steps_per_block": 2, "schedule": "linear"},
+    ]
+    if name != "gidd, masks":
+        rules.append({"correction_steps": 3})
+    work = []
+    for number, rule in enumerate(rules):
+        policy: CachePolicy = [Dense(), UniformCache(2), BlockPrefix()][number % 3]
+        params = SamplingParams(max_tokens=12, block_length=4, seed=number, canvas_length=24, **rule)
+        asked = Request(f"r{number}", tokens(rng, 5), params, 0, Dense() if name == "gidd, open" else policy)
+        work.append(Work(asked, asked.policy, joins=2 * number))
+    plain, ahead = (poisoned_engine(point.model, overlap=overlap, max_model_len=32) for overlap in (False, True))
+    expected, found = run(plain, work), run(ahead, work)
+    for item in work:
+        assert outcome(found[item.request.id]) == outcome(expected[item.request.id])
+    assert ahead.stats.queued_passes > 3 * ahead.stats.waited_passes

@@ -17,6 +17,7 @@ RULES = st.one_of(
     st.sampled_from([*LEVELS.tolist(), 0.3]).map(Ranked.above),
     st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(lambda each: Ranked.beyond(*each)),
     st.sampled_from([0.1, 0.5, 1.0, 2.5]).map(lambda factor: Ranked(1, factor=factor)),
+    st.integers(1, 4).map(lambda count: Ranked(count, changes=True)),
     st.just("known"),
     st.none(),
 )
@@ -38,6 +39,7 @@ def by_host(rule: Ranked, confidence: NDArray[np.float32]) -> NDArray[np.int64]:
 def test_many_requests_at_once(asked: list[tuple[Ranked | str | None, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     requests, expected, scores, flags = list[Candidates](), list[bool](), list[float](), list[bool]()
+    changed = list[bool]()
     for rule, count in asked:
         start = int(rng.integers(0, 20))
         positions = np.sort(rng.choice(np.arange(start, start + 12), count, replace=False))
@@ -49,15 +51,19 @@ def test_many_requests_at_once(asked: list[tuple[Ranked | str | None, int]], see
         places = [rng.permutation(40), rng.permutation(40)][: rng.integers(1, 3)]
         requests.append(Candidates(chosen, positions, block, places))
         rows = np.flatnonzero(noisy & np.isin(positions, block))
+        new = rng.random(count) < 0.5
         if isinstance(chosen, Ranked):
-            taken = positions[rows[by_host(chosen, confidence[rows])]]
+            best = rows[by_host(chosen, confidence[rows])]
+            taken = positions[best[new[best] & (confidence[best] > 0)] if chosen.changes else best]
         else:
             taken = known if chosen is not None else positions[:0]
         expected += np.isin(positions, taken).tolist()
         scores += confidence.tolist()
         flags += noisy.tolist()
+        changed += new.tolist()
     choice = Choice.of(requests, CPU)
-    found = choice.choose(torch.tensor(scores, dtype=torch.float32), torch.tensor(flags, dtype=torch.bool))
+    numbers = torch.tensor(scores, dtype=torch.float32)
+    found = choice.choose(numbers, *(torch.tensor(each, dtype=torch.bool) for each in (flags, changed)))
     assert found.tolist() == expected
     places = [each.places[0][each.positions] for each in requests]
     assert choice.place.tolist() == np.concatenate(places).tolist()

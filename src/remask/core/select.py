@@ -17,12 +17,14 @@ class Ranked:
     """A choice that depends on confidences alone, so that the device can make it (`remask.sampling.choice`).
 
     As many of the most confident are chosen as have at least `threshold` (float32), and `least` of them at least. With
-    a `factor` it is `by_factor` in place of a threshold.
+    a `factor` it is `by_factor` in place of a threshold. With `changes` those of them are taken alone that have got
+    another token and a confidence above 0, and none is final before its block is done.
     """
 
     least: int
     threshold: float = np.inf
     factor: float | None = None
+    changes: bool = False
 
     @classmethod
     def above(cls, threshold: float) -> "Ranked":

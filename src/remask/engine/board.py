@@ -43,7 +43,9 @@ class Board:
 
     @torch.inference_mode()
     def transfer(self, scores: Tensor, requests: Sequence[Candidates]) -> Tensor:
-        """Choose of all predicted positions those that are transferred, and put their tokens on the board, final.
+        """Choose of all predicted positions those that are transferred, and put their tokens on the board.
+
+        They are final then, but where a rule may change them again: of these the host says when they are.
 
         `scores` [2 + n, R] are those of `read_rows`. Returns them with one row more, which is 1 where a position was
         chosen here.
@@ -51,10 +53,11 @@ class Board:
         if not scores.shape[1] or all(each.chosen is None for each in requests):
             return torch.cat((scores, torch.zeros_like(scores[:1])))
         choice = Choice.of(requests, scores.device)
-        there = self.values[choice.place]
-        chosen = choice.choose(scores[1], (there & 1).bool())
+        there, tokens = self.values[choice.place], scores[0].long()
+        chosen = choice.choose(scores[1], (there & 1).bool(), there >> 1 != tokens)
         answer = torch.cat((scores, chosen[None].to(scores.dtype)))
+        put = 2 * tokens + choice.changes[choice.owner]
         # Every target is written, as their number would be waited for; what was not chosen stays.
         rows, stays = choice.rows, self.values[choice.targets]
-        self.write(choice.targets, torch.where(chosen[rows], 2 * scores[0, rows].long(), stays))
+        self.write(choice.targets, torch.where(chosen[rows], put[rows], stays))
         return answer

@@ -11,7 +11,7 @@ from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
-from remask.sending import Arrival
+from remask.sending import Arrival, send
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
 
@@ -31,6 +31,9 @@ def read_rows(
     more = max((_more(each, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
         groups = [group for _, group in members]
+        if board is not None:
+            for running, group in members:
+                _update(group, running, board, model.config.mask_id)
         scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
         for running, group in members:
             running.scored(group)
@@ -39,6 +42,13 @@ def read_rows(
     if board is not None:
         read = board.transfer(read, [each.candidates for each in requests])
     return Arrival(read)
+
+
+def _update(group: RowGroup, running: RunningRequest, board: Board, mask_id: int) -> None:
+    """Put the tokens that stand on the board into `group`, where the host does not know them yet."""
+    if group.noisy is not None and running.origin is not None:
+        places = running.branches[0].places[running.plan.predicted]
+        group.noisy = group.noisy.on(board.tokens(send(places, board.values.device)), mask_id)
 
 
 @torch.inference_mode()

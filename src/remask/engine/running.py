@@ -316,6 +316,10 @@ class RunningRequest:
             return self._after(known, known, step)
         if np.count_nonzero(plan.predict[noisy]) < len(noisy):
             return None
+        if known.changes:  # what is final follows from clocks, and how the next step is read from tokens
+            final = self.decoder.final(noisy[:0])
+            other = self._after(final, final, step)
+            return other if other.decoder.finished or other.decoder.transfers is not None else None
         sure = noisy[: known.sure(len(noisy))]  # not these, but as many
         other = self._after(sure, sure if len(sure) == len(noisy) else noisy[:0], step)
         if not known.counted(len(noisy)):

@@ -59,7 +59,7 @@ class Choice:
         first: the first row of each request, int64 [N].
         known: rows that are chosen in any case, bool [R].
         ranked: rows that are ranked where they are noisy, bool [R].
-        least, threshold, factor: the fields of `Ranked`, int64 and float64 [N]; a factor of 0 is none.
+        least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of 0 is none.
         place: where the position of each row stands on the board, int64 [R].
         rows: the row of each token that is put, int64 [W].
         targets: where it is put, int64 [W].
@@ -72,6 +72,7 @@ class Choice:
     least: Tensor
     threshold: Tensor
     factor: Tensor
+    changes: Tensor
     place: Tensor
     rows: Tensor
     targets: Tensor
@@ -91,19 +92,22 @@ class Choice:
             [rule.least for rule in rules],
             np.array([rule.threshold for rule in rules]).view(np.int64),
             np.array([rule.factor or 0.0 for rule in rules]).view(np.int64),
+            [rule.changes for rule in rules],
             np.concatenate([each.places[0][each.positions] for each in requests]),
             np.concatenate([np.arange(start, start + each.rows) for start, each, _ in targets]),
             np.concatenate([places[each.positions] for _, each, places in targets]),
         )
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
-        owner, start, known, ranked, least, threshold, factor, *places = torch.split(
+        owner, start, known, ranked, least, threshold, factor, changes, *places = torch.split(
             send(np.concatenate(arrays), device), [len(array) for array in arrays]
         )
         doubles = threshold.view(torch.float64), factor.view(torch.float64)
-        return cls(owner, start, known.bool(), ranked.bool(), least, *doubles, *places)
+        return cls(owner, start, known.bool(), ranked.bool(), least, *doubles, changes.bool(), *places)
 
-    def choose(self, confidence: Tensor, noisy: Tensor) -> Tensor:
-        """Which rows are chosen, bool [R], of `confidence` float32 [R] and `noisy` bool [R]. Changes neither.
+    def choose(self, confidence: Tensor, noisy: Tensor, new: Tensor) -> Tensor:
+        """Which rows are chosen, bool [R], of `confidence` float32 [R], in no order but theirs. Changes no argument.
+
+        `noisy` [R] says which rows are noisy, `new` [R] which of them predict another token than the one they have.
 
         Equal confidences are taken from the left, as by the host. Nothing waits for the device.
         """
@@ -121,4 +125,5 @@ class Choice:
         )
         count = torch.maximum(self.least, passed)
         count = torch.where((self.factor > 0) & (count >= candidates - 1), candidates, count)
-        return self.known | (candidate & (rank < count[self.owner]))
+        taken = candidate & (rank < count[self.owner])
+        return self.known | (taken & (~self.changes[self.owner] | (new & (confidence > 0))))

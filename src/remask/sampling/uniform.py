@@ -14,7 +14,7 @@ from remask.core.sampling import SamplingParams, is_greedy
 from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
+from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import Extra, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
@@ -272,6 +272,15 @@ class UniformDecoder(Unedited):
         if self._correction is not None:
             self._correction.note(positions, extra.astype(np.int64))
 
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`. Corrections and revisions compare with what earlier passes found, and must be asked."""
+        params = self._decoding.params
+        if self._correction is not None or params.revision_tokens:
+            return None
+        every = params.sampler == "ancestral"
+        return select.Ranked(len(self._fresh) if every else self._decoding.per_step, changes=True)
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
         decoding, params = self._decoding, self._decoding.params
@@ -284,6 +293,7 @@ class UniformDecoder(Unedited):
         noisy = NoisyRows(
             current=current,
             weights=None if ancestral else self._weights(positions, current, before),
+            table=None if ancestral or params.revision_tokens else self._table(len(positions), before),
             transition=Transition(decoding.noise, before, after) if ancestral else None,
             banned=decoding.stop_ids,
             banned_rows=self._early(positions),
@@ -390,7 +400,17 @@ class UniformDecoder(Unedited):
         begun = int(np.searchsorted(positions, self._fresh.start))
         parts = []
         for tokens, at in ((current[:begun], float(self._levels[0])), (current[begun:], level)):
-            prior = self._decoding.noise.probability(tokens, at)
-            total = prior.sum()
-            parts.append(prior / total if total > 0 else prior)
-        return np.concatenate(parts).astype(np.float32)
+            masks = tokens == self._decoding.noise.mask_id
+            parts.append(self._table(len(tokens), at)[np.count_nonzero(masks), masks.astype(np.int64)])
+        return np.concatenate(parts)
+
+    def _table(self, tokens: int, level: float) -> NDArray[np.float32]:
+        """Return the weights of a token that is no mask, and of a mask, for each number of masks among so many tokens.
+
+        Float32 [tokens + 1, 2].
+        """
+        noise, masks = self._decoding.noise, np.arange(tokens + 1)[:, None]
+        priors = noise.probability(np.array([noise.mask_id + 1, noise.mask_id]), level)
+        totals = masks * priors[1] + (tokens - masks) * priors[0]
+        table: NDArray[np.float32] = np.divide(priors, totals, out=np.tile(priors, (tokens + 1, 1)), where=totals > 0)
+        return table.astype(np.float32)
