@@ -6,7 +6,6 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from remask import sending
 from remask.sending import Arrival, fetch
 
 
@@ -71,7 +70,7 @@ def test_what_is_queued_later_does_not_delay_it() -> None:
         return Pinned(stream)
 
     with (
-        patch.object(sending.torch, "empty", empty),
+        patch.object(torch, "empty", empty),
         patch.object(torch.cuda, "Event", stream.event),
         patch.object(torch.cuda, "current_stream", lambda device: stream),  # noqa: ARG005
     ):

@@ -159,7 +159,7 @@ def test_without_a_watch_nothing_is_looked_at() -> None:
         patch.object(type(model), "forward", forward),
         patch.object(type(model), "queries", side_effect=AssertionError("attention was looked at")),
     ):
-        run(make_engine(), [Work(request("a"), Dense()), Work(request("b"), DkvDecode(3), 2)])
+        run(make_engine(overlap=False), [Work(request("a"), Dense()), Work(request("b"), DkvDecode(3), 2)])
     assert len(seen) == 10
 
 
