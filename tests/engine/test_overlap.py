@@ -156,7 +156,7 @@ POLICIES: list[CachePolicy] = [
 def test_what_is_thrown_away_leaves_no_trace(policy: CachePolicy) -> None:
     """Thresholds that end blocks early: what was queued for the block takes no part in anything."""
     for threshold in (0.0, 0.1):
-        sampling = {"max_tokens": 12, "block_length": 4, "threshold": threshold}
+        sampling: dict[str, Any] = {"max_tokens": 12, "block_length": 4, "threshold": threshold}
         item = Work(request(prefix=6, **sampling), policy)
         engine = queueing()
         plain, ahead = Snapshots(make_engine(overlap=False), item).taken, Snapshots(engine, item).taken
@@ -330,7 +330,7 @@ def test_block_causal_models(name: str) -> None:
         for n, rule in enumerate(rules)
         for policy in [Dense() if n == 2 else Exact(2 * point.block)]
     ]
-    common = {"page_size": point.block, "store_budget_tokens": 128, "max_model_len": 64}
+    common: dict[str, Any] = {"page_size": point.block, "store_budget_tokens": 128, "max_model_len": 64}
     plain, ahead = (poisoned_engine(point.model, overlap=overlap, **common) for overlap in (False, True))
     expected, found = run(plain, work), run(ahead, work)
     for item in work:

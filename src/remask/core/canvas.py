@@ -1,7 +1,6 @@
 """A request's whole token sequence, and which of its positions are final; what a response is made of."""
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -146,7 +145,8 @@ class Canvas:
 
     def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
         """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""
-        other = copy(self)
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
         other.noisy, other.settled = self.noisy.copy(), self.settled.copy()
         other.settle(positions, step)
         return other
