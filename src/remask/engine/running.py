@@ -140,6 +140,7 @@ class RunningRequest:
     _tally: Tally = field(init=False)  # of that pass
     _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
     _schedule: Schedule = field(init=False)
+    _reads_too: Extra | None = field(init=False)  # what the policy has read of every row
     _residual: _Residual | None = None
     _clock: int = 0  # steps in which the unconditional canvas took part
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
@@ -160,12 +161,13 @@ class RunningRequest:
     def __post_init__(self) -> None:
         canvas = self.branches[0].canvas
         self.request = self.pending.request
-        self._schedule = self.policy.traits.schedule
+        traits = self.policy.traits
+        self._schedule, self._reads_too = traits.schedule, traits.reads
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
         asked = self.request
         by_host = (asked.constraint, asked.reading, asked.replay)
-        self._foreseeable = self.policy.traits.by_clock and not asked.drafts and all(each is None for each in by_host)
+        self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
         self._stops = self.pending.stops.scan()
         self._template = self.request.response
         self._given, self._scanned = canvas.settled_lead, self._template.tail
@@ -419,7 +421,7 @@ class RunningRequest:
     @property
     def extra(self) -> Extra | None:
         """The extra number that is read of every row, for the decoder or else for the policy."""
-        return self.decoder.extra or self.policy.traits.reads
+        return self.decoder.extra or self._reads_too
 
     def scored(self, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""

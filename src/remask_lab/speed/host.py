@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="decodes of each case (default 2)")
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit in turns with this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.add_argument("--overlap", action="store_true", help="queue a pass before the one before it is read")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--canvases", nargs="+", type=int, default=CANVASES, help="positions, 512 or more")
     parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests at a time")
@@ -114,6 +115,8 @@ def main() -> None:
         {"policy": policy, "canvas": canvas, "requests": requests}
         for policy, canvas, requests in product(args.policies, args.canvases, args.requests)
     ]
+    if args.overlap:
+        cases = [{**case, "overlap": True} for case in cases]
     rows = measure(args.rounds, args.against, cases)
     report = {"machine": host(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
     if args.json is not None:
