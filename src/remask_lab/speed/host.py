@@ -1,6 +1,6 @@
 """The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
 
-    scripts/host [--json FILE] [--against COMMIT]
+    scripts/host [--json FILE] [--against COMMIT] [--overlap]
 
 A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
 once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
@@ -9,6 +9,7 @@ of a canvas of 1,024 the response leaves less than that to share. A figure is CP
 over all steps of a decode, refreshes included. It begins when the requests have been placed and their prefix has been
 computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds to it.
 
+With `--overlap` passes are queued before those before them are read; what the device would do is counted too.
 `--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
 """
 
