@@ -308,6 +308,27 @@ def test_the_device_fails_in_what_is_queued(monkeypatch: pytest.MonkeyPatch) -> 
     engine.check_integrity()
 
 
+class Half(Dense):
+    """Predicts the first two noisy positions alone, so the most confident of these go on."""
+
+    def repeats(self, view: View) -> int:  # noqa: ARG002
+        """It never does."""
+        return 0
+
+    def plan(self, view: View) -> Plan:
+        """Everything, with few predictions."""
+        few = np.flatnonzero(view.candidates)[:2]
+        return Plan(view.over(0, view.length), np.isin(np.arange(view.length), few))
+
+
+def test_what_is_not_predicted_is_not_foreseen() -> None:
+    """How many positions go on is not said by the schedule then."""
+    item, engine = Work(request(steps=4), Half()), queueing()
+    results = run(engine, [item])
+    assert outcome(results["r"]) == outcome(alone(item, overlap=False))
+    assert engine.stats.waited_passes > 0
+
+
 @pytest.mark.parametrize("name", ["sdar", "sdar, blocks of 3", "llada2"])
 def test_block_causal_models(name: str) -> None:
     """Pages are shared, chunks of the prompt fill first, and blocks end when a threshold is passed."""

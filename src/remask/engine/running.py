@@ -349,8 +349,6 @@ class RunningRequest:
 
         If not, it is taken back: whatever it wrote is written again before it is read.
         """
-        if self.released:
-            return False
         queued, ran = ahead._queued, ahead._items
         assert queued is not None
         assert ran is not None
