@@ -28,6 +28,7 @@ from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import LayerWeights, MixtureWeights
 from remask.models.work_list import WorkList
+from remask.sending import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +284,6 @@ class _SectionedRunner(Runner):
         with self.section("watch"):
             return super().find_drift(watchers, layer)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
         with self.section("sampling"):
             return super().read(hidden, requests)

@@ -18,7 +18,28 @@ def send(array: NDArray[Any], device: torch.device) -> Tensor:
     return sent if device.type == "cpu" else sent.pin_memory().to(device, non_blocking=True)
 
 
+class Arrival:
+    """A tensor on its way to the host. What is queued on the device afterwards does not delay it.
+
+    Nobody may write to the tensor meanwhile.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._copied = tensor, None
+        if tensor.is_cuda:
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> NDArray[Any]:
+        """The tensor on the host. Waits until the device has computed it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        array: NDArray[Any] = self._tensor.cpu().numpy()
+        return array
+
+
 def fetch(tensor: Tensor) -> NDArray[Any]:
     """`tensor` on the host. Waits until the device has computed it; nothing else in a pass waits."""
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array
+    return Arrival(tensor).wait()

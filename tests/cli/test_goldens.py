@@ -53,9 +53,12 @@ def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> No
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"], ["--overlap", "--max-num-seqs", "4"]],
+)
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
-    """One at a time, or a few at a time under a tight budget and odd pages."""
+    """One at a time, a few at a time under a tight budget and odd pages, or with passes queued ahead."""
     runs = {goldens.run_id(run): run for run in RUNS["llada"]}
     names = sorted(runs)[::9]
     lines = (goldens.request_line(runs[name], name) for name in names)

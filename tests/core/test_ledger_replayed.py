@@ -1,7 +1,7 @@
 """The ledger against a replay of the same rules, one row and one layer at a time, on random histories of plans.
 
-Plans come again with the same spans, which the ledger enters without a look at them, and those that may change while
-they run are revised.
+Plans come again with the same spans, which the ledger enters without a look at them, those that may change while
+they run are revised, and some are taken back.
 """
 
 from copy import deepcopy
@@ -141,14 +141,24 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         start = before if revises and before is not None else replay
         plan_now = Plan(spans, NOTHING, sees=sees, watch=watch)
         act = ledger.revise if revises else ledger.apply
+        revoked = not revises and watch is None and not spans.picks and data.draw(st.booleans())
         try:
             after = start.entered(plan_now)
         except RefusedError:
             with pytest.raises(PlanError):
                 act(plan_now)
         else:
-            act(plan_now)
-            before, replay, plan = start, after, plan_now
+            if revoked:
+                ledger.enter(plan_now, revocable=True)
+                if data.draw(st.booleans()):
+                    assert ledger.written.tolist() == after.written
+                ledger.take_back()
+                plan = None
+                with pytest.raises(PlanError, match="taken back"):
+                    ledger.take_back()
+            else:
+                act(plan_now)
+                before, replay, plan = start, after, plan_now
         assert ledger.step == replay.step
         assert [ones(kept) for kept in ledger.kept] == replay.kept
         if data.draw(st.booleans()):  # looking at it must not matter, nor must leaving it

@@ -28,6 +28,7 @@ from remask.policies.dllm import SELECTS, DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.store.pages import PageRange
+from tests.device import overlap
 
 CPU = torch.device("cpu")
 LAYERS = 4
@@ -118,6 +119,7 @@ def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | 
 def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:
     """The same of any model: K, V, outputs and boundary states are NaN until they are written, and once freed."""
     defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
+    defaults["overlap"] = overlap() and not limits.get("batch_invariant")
     engine = Engine(model, EngineConfig(**{**defaults, **limits}), "test", decode)
     pool, allocator = engine.pool, engine.allocator
     for tensor in (*pool.k, *pool.v):
@@ -126,11 +128,14 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
 
     def release(extent: PageRange) -> None:
         free(extent)
+        board = engine.runner.board
         for layer in extent.layers:
             unowned = extent.pages[allocator.references[layer, extent.pages] == 0]
             slots = (unowned[:, None] * allocator.page_size + np.arange(allocator.page_size)).ravel()
             for tensor in (pool.k[layer], pool.v[layer], *(pool.outputs[layer] if pool.outputs else ())):
                 tensor[torch.from_numpy(slots)] = torch.nan
+            if layer == 0 and board is not None:
+                board.values[torch.from_numpy(slots)] = -2  # no token
 
     def keep_outputs() -> None:
         if not pool.outputs:

@@ -80,7 +80,7 @@ def test_pieces_of_many_passes_at_different_layers_share_a_step(family: str) -> 
 def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
     """With pieces the short request takes part in every step, and no step computes more than the budget."""
     budget = 200
-    engine = make_engine(max_row_layers=budget, max_model_len=128, store_budget_tokens=128)
+    engine = make_engine(overlap=False, max_row_layers=budget, max_model_len=128, store_budget_tokens=128)
     engine.add(request("short", 8, max_tokens=16))
     engine.step()
     (short,) = engine._unfinished()
@@ -97,7 +97,7 @@ def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
 
 
 def test_a_piece_takes_what_others_leave() -> None:
-    engine = make_engine(max_row_layers=300, max_model_len=64, store_budget_tokens=128)
+    engine = make_engine(overlap=False, max_row_layers=300, max_model_len=64, store_budget_tokens=128)
     for i in range(2):
         engine.add(request(f"r{i}", 8, max_tokens=16))
     engine.step()

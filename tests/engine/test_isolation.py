@@ -141,7 +141,10 @@ def breaks_choice(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     def chosen(self: MaskedDecoder, *args: Any) -> Any:
         return defect() if self.seed == SEED and self.step == 3 else choose(self, *args)
 
+    known = vars(MaskedDecoder)["transfers"].fget
     patch.setattr(MaskedDecoder, "choose", chosen)
+    transfers = property(lambda self: defect() if self.seed == SEED and self.step == 3 else known(self))
+    patch.setattr(MaskedDecoder, "transfers", transfers)
 
 
 def breaks_advance(engine: Engine, patch: pytest.MonkeyPatch) -> None:

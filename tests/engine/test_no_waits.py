@@ -5,7 +5,7 @@ Python branch) raises. The one reading is answered here with numbers of our own.
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
+from remask.core.select import Ranked, top
 from remask.engine import drift_watcher, read, weighing
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
+from remask.engine.running import RunningRequest
 from remask.models.config import ModelConfig
 from remask.models.presets import preset
 from remask.models.transformer import Transformer
@@ -31,6 +33,7 @@ from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
 from tests.engine.support import CPU, small_config
 
@@ -47,6 +50,7 @@ MASKED: tuple[CachePolicy, ...] = (
     DllmCache(4, 2),
     DllmCache(4, 3, 0.5, select="key"),
     DllmCache(4, 3, 0.5, select="random"),
+    EntropyCache(0.5, 2),
     BiCache(Dense(), 2, 2),
     BiCache(BlockDual(), 2, 2, "recomputed"),
     BiCache(DllmCache(4, 2), 2, 3),
@@ -66,17 +70,53 @@ SAMPLED: tuple[Mapping[str, Any], ...] = (
 
 
 class Reads:
-    """Stands where results are read. What it answers is random: tokens that are no stops, and confidences."""
+    """Stands where results are read. What it answers is random: tokens that are no stops, and confidences.
+
+    Where the device chooses positions, these are what the host would choose of the same numbers.
+    """
 
     def __init__(self, vocab: int) -> None:
-        self.vocab, self.shapes = vocab, list[tuple[int, ...]]()
+        self.vocab, self.shapes, self.order = vocab, list[tuple[int, ...]](), list[str]()
+        self.requests: Sequence[RunningRequest] = ()  # of the pass that was launched last
         self._rng = np.random.default_rng(0)
 
-    def __call__(self, tensor: Tensor) -> NDArray[Any]:
-        self.shapes.append(tuple(tensor.shape))
-        scores = self._rng.random(tensor.shape, dtype=np.float32)
-        scores[0] = self._rng.integers(6, self.vocab - 2, tensor.shape[1:])
+    def __call__(self, tensor: Tensor) -> "Read":
+        self.order.append("launched")
+        return Read(self, tensor, self.requests)
+
+    def answer(self, shape: tuple[int, ...], requests: Sequence[RunningRequest]) -> NDArray[Any]:
+        self.order.append("read")
+        self.shapes.append(shape)
+        scores = self._rng.random(shape, dtype=np.float32)
+        scores[0] = self._rng.integers(6, self.vocab - 2, shape[1:])
+        at = 0
+        for running in requests:
+            own = slice(at, at + running.predicted)
+            at = own.stop
+            scores[-1, own] = chosen(running, scores[1, own])
         return scores
+
+
+def chosen(running: RunningRequest, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """What the host would choose of the positions that are still noisy when a pass is read."""
+    candidates, noisy = running.candidates, (running.origin or running).branches[0].canvas.noisy
+    known, positions = candidates.chosen, candidates.positions
+    if not isinstance(known, Ranked):
+        return np.isin(positions, [] if known is None else known)
+    rows = np.flatnonzero(candidates.ranked & noisy[positions])
+    passing = int((confidence[rows] >= known.threshold).sum())
+    return np.isin(np.arange(len(positions)), rows[top(confidence[rows], max(known.least, passing))])
+
+
+class Read:
+    """What was launched, until it is waited for."""
+
+    def __init__(self, reads: Reads, tensor: Tensor, requests: Sequence[RunningRequest]) -> None:
+        self.reads, self.shape, self.requests = reads, tuple(tensor.shape), requests
+
+    def wait(self) -> NDArray[Any]:
+        """The numbers."""
+        return self.reads.answer(self.shape, self.requests)
 
 
 @pytest.fixture
@@ -86,15 +126,22 @@ def no_data() -> Iterator[None]:
         yield
 
 
-def fake_engine(config: ModelConfig) -> Engine:
+def fake_engine(config: ModelConfig, **limits: Any) -> Engine:
     model = Transformer(config, empty_weights(config, torch.float32, CPU))
-    return Engine(model, EngineConfig(max_num_seqs=8, max_model_len=64, page_size=8, store_budget_tokens=64), "fake")
+    usual = {"max_num_seqs": 8, "max_model_len": 64, "page_size": 8, "store_budget_tokens": 64}
+    return Engine(model, EngineConfig(**{**usual, **limits}), "fake")
 
 
 def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> tuple[Reads, int]:
     """Run to the end. Returns what was read, and the number of passes."""
-    reads = Reads(engine.model.config.vocab)
-    patch.setattr(read, "fetch", reads)
+    reads, launch = Reads(engine.model.config.vocab), engine.runner.read
+    patch.setattr(read, "Arrival", reads)
+
+    def launched(hidden: Tensor, requests: Sequence[RunningRequest]) -> Any:
+        reads.requests = list(requests) if engine.overlap else ()
+        return launch(hidden, requests)
+
+    patch.setattr(engine.runner, "read", launched)
     for request in requests:
         engine.add(request)
     results = {event.id: event.result for _ in range(200) for event in engine.step() if event.result is not None}
@@ -119,7 +166,40 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
     requests = [asked(str(n), policy, rng, **{**more, **ordered}) for n, more in enumerate(sampled)]
     reads, passes = finish(fake_engine(small_config(family)), requests, monkeypatch)
     assert 0 < len(reads.shapes) <= passes
-    assert all(shape[0] == 2 for shape in reads.shapes)
+    assert all(shape[0] == 2 + (policy.traits.reads is not None) for shape in reads.shapes)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.soak)])
+def test_what_follows_from_clocks_is_queued_before_anything_is_read(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All such policies in one batch: every pass is launched before the one before it is read, once prefixes are."""
+    rng, requests = random.Random(family), list[Request]()
+    policies = [policy for name, policy in PAIRS if name == family and policy.traits.by_clock]
+    rules: list[dict[str, Any]] = [{"temperature": 0.7}, {"cfg_scale": 1.5}, {"steps": 2, "block_length": 2}]
+    for number, policy in enumerate(policies):
+        rule = {"remasking": "random"} if isinstance(policy, DkvGreedy) else rules[number % len(rules)]
+        requests.append(asked(str(number), policy, rng, **{"max_tokens": 4, **rule}))
+    engine = fake_engine(small_config(family), overlap=True, max_num_seqs=2 * len(requests))
+    reads, passes = finish(engine, requests, monkeypatch)
+    shared = engine.stats.prefix_passes
+    assert (engine.stats.waited_passes, engine.stats.discarded_passes) == (shared, 0)
+    assert engine.stats.queued_passes == passes - 1 - shared
+    ahead = np.cumsum([1 if each == "launched" else -1 for each in reads.order])
+    assert ahead.max() == 2
+    assert np.count_nonzero(ahead == 2) == engine.stats.queued_passes
+
+
+@pytest.mark.usefixtures("no_data")
+def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    rules: list[dict[str, Any]] = [{"factor": 0.9}, {"remasking": "slowfast"}, {"remasking": "origin"}]
+    rules.append({"remasking": "confidence_threshold", "threshold": 0.5})
+    requests = [asked(str(n), Dense(), rng, **rule) for n, rule in enumerate(rules)]
+    requests[0] = replace(requests[0], top_logprobs=2)
+    reads, passes = finish(fake_engine(small_config("llada"), overlap=True), requests, monkeypatch)
+    assert len(reads.shapes) == passes
 
 
 @pytest.mark.usefixtures("no_data")

@@ -320,7 +320,7 @@ def test_an_audit_that_brings_the_engine_down_is_tried_once_more(times: int, mon
 
 
 def test_batch_invariance_cannot_be_had() -> None:
-    engine = Engine(MODELS["llada"], replace(make_engine().config, batch_invariant=True), "test")
+    engine = Engine(MODELS["llada"], replace(make_engine(overlap=False).config, batch_invariant=True), "test")
     with pytest.raises(ConfigError, match="depth='online' cannot stand beside batch_invariant"):
         engine.check(asks("a", online()).asked)
 

@@ -48,7 +48,7 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
     """All policies, some cancelled or out of time in any phase; every page has its owners, company changes nothing."""
     rng = random.Random(f"soak {family} {seed}")
     chosen = limits(rng)
-    engine = make_engine(family, **chosen)
+    engine = make_engine(family, overlap=seed % 2 > 0, **chosen)
     work: dict[str, Work] = {}
     results: dict[str, Result] = {}
     alive: list[str] = []
@@ -85,11 +85,15 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
     assert len(ended) > 100
     for name in rng.sample(ended, int(COMPARED * len(ended))):
         same = as_if_asked_for(work[name], results[name])
-        assert outcome(results[name]) == outcome(alone(same, family, **store)), same
+        assert outcome(results[name]) == outcome(alone(same, family, overlap=False, **store)), same
 
 
 @pytest.mark.parametrize("model", goldens.MODELS)
-@pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-num-seqs", "64"]], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    "options",
+    [["--max-num-seqs", "1"], ["--max-num-seqs", "64"], ["--max-num-seqs", "1", "--overlap"], ["--overlap"]],
+    ids=["alone", "together", "alone, ahead", "ahead"],
+)
 def test_all_golden_runs(tmp_path: Path, model: str, options: list[str]) -> None:
     """One at a time, and all that fit at once."""
     runs = {goldens.run_id(run): run for run in SUPPORTED if run["model"] == model}

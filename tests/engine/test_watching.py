@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remask.core.plan import LastPass, Plan, View
 from remask.core.spans import Span
-from remask.engine.running import RunningRequest
+from remask.engine.running import RunningRequest, Scores
 from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.stage import StepBatch
@@ -56,11 +56,11 @@ def passes_of() -> Iterator[Log]:
     log: Log = {}
     apply = RunningRequest.apply
 
-    def noting(running: RunningRequest, *scores: np.ndarray) -> object:
+    def noting(running: RunningRequest, scores: Scores) -> object:
         plans = [plan for _, plan in running.items()]
         rows = [[int(span.rows.sum()) for span in plan.spans for _ in span.layers] for plan in plans]
         log.setdefault(running.request.id, []).append([sum(layer) for layer in zip(*rows, strict=True)])
-        return apply(running, *scores)
+        return apply(running, scores)
 
     with patch.object(RunningRequest, "apply", noting):
         yield log
@@ -159,7 +159,7 @@ def test_without_a_watch_nothing_is_looked_at() -> None:
         patch.object(type(model), "forward", forward),
         patch.object(type(model), "queries", side_effect=AssertionError("attention was looked at")),
     ):
-        run(make_engine(), [Work(request("a"), Dense()), Work(request("b"), DkvDecode(3), 2)])
+        run(make_engine(overlap=False), [Work(request("a"), Dense()), Work(request("b"), DkvDecode(3), 2)])
     assert len(seen) == 10
 
 

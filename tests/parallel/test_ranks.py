@@ -70,6 +70,16 @@ def test_a_pass_exchanges_two_sums_a_layer_and_three_numbers_a_predicted_row(two
     assert ranks.operations - operations <= passes * (2 * LAYERS + 2 + 2) + 8
 
 
+def test_passes_are_queued_ahead_on_all_ranks(two: LLM) -> None:
+    """Rank 0 has the tokens and chooses positions; the others are told what they compute with."""
+    prompts, found = [list(range(3, 20 + n)) for n in range(3)], []
+    for llm, overlap in ((two, True), (LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON), False)):
+        llm.engine = llm.new_engine(EngineConfig(max_model_len=64, overlap=overlap))
+        found.append(llm.generate(prompts, SAMPLING, cache="block-dual"))
+        assert (llm.engine.stats.queued_passes > 10) == overlap
+    assert [each.token_ids for each in found[0]] == [each.token_ids for each in found[1]]
+
+
 def test_audits_compare_the_heads_of_all_ranks(two: LLM) -> None:
     found = []
     for llm in (two, LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON)):

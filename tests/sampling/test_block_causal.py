@@ -25,7 +25,7 @@ def chosen(confidence: list[float], known: int = 0, step: int = 0, **sampling: A
     walk = one.decoder(one.canvas(), "all")
     walk.block_step = step
     first = 0 if known else 8
-    positions = np.flatnonzero(walk._canvas.noisy[first : first + 8]) + first
+    positions = np.flatnonzero(walk.canvas.noisy[first : first + 8]) + first
     values = np.array(confidence, dtype=np.float32)[positions - first]
     return [int(position) - first for position in walk.choose(positions, positions, values)]
 

@@ -153,7 +153,7 @@ def walk_to_the_end(walk: UniformDecoder) -> list[tuple[int, range, int]]:
     told = []
     while not walk.finished:
         positions = np.arange(walk.block.start, walk.block.stop)
-        current = walk._canvas.tokens[positions]
+        current = walk.canvas.tokens[positions]
         written = walk.choose(positions, current, np.ones(len(positions), dtype=np.float32))
         assert not len(written)
         told.append((walk.block_step, walk.block, len(walk.final(written))))

@@ -139,6 +139,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(ATTENTIONS),
         help=f"what computes attention (default {_DEFAULTS.attention}: triton on CUDA, torch elsewhere)",
     )
+    group.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=_DEFAULTS.overlap,
+        help="queue a pass before the one before it is read; answers are the same (default: on CUDA only)",
+    )
 
 
 def tokens_or_auto(text: str) -> int | str:

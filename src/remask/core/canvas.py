@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,3 +142,11 @@ class Canvas:
         fresh = positions[self.noisy[positions]]
         self.noisy[fresh] = False
         self.settled[fresh] = step
+
+    def ahead(self, positions: NDArray[np.int64], step: int) -> Self:
+        """This canvas once `step` has made `positions` final, whose tokens are not known. Changes nothing here."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.noisy, other.settled = self.noisy.copy(), self.settled.copy()
+        other.settle(positions, step)
+        return other

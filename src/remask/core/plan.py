@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, rows_of
+from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, equal, rows_of
 from remask.errors import PlanError
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
@@ -186,6 +186,23 @@ class Plan:
         own.update(vars(self))
         own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
         return plan
+
+    def predicting(self, predict: Mask) -> "Plan":
+        """The same plan with the logits of other positions."""
+        plan = object.__new__(Plan)
+        vars(plan).update(vars(self), predict=predict, predicted=predict.nonzero()[0])
+        return plan
+
+    def computes(self, other: "Plan") -> bool:
+        """Whether a pass of `other` computes the same, whatever the two predict."""
+        return (
+            self.watch is None is other.watch
+            and self.weigh is None is other.weigh
+            and self.refreshes == other.refreshes
+            and equal(self.sees, other.sees)
+            and equal(self.commit, other.commit)
+            and self.spans.equals(other.spans)
+        )
 
     def over(self, spans: Iterable[Span]) -> "Plan":
         """The same plan over other spans. Raises `PlanError` as the constructor does."""

@@ -127,6 +127,7 @@ class Remasking:
         counts: who decides how many positions a step transfers: the "schedule", a "draw" around the schedule's share,
             or the "rule" itself, which then ends a block as soon as it is complete.
         thresholds: `threshold` and `factor` may choose in place of the schedule, or are the rule's own.
+        blind: it chooses without confidences, so its positions are known before the pass.
         edits: tokens of a block may be replaced until the block is done. The rule itself chooses among masks alone.
         blockwise: the rule that takes its place under cache policies that recompute a block at a time.
     """
@@ -141,6 +142,7 @@ class Remasking:
     timed: Literal["never", "by_family", "always"] = "never"
     counts: Literal["schedule", "draw", "rule"] = "schedule"
     thresholds: bool = False
+    blind: bool = False
     edits: bool = False
     blockwise: str | None = None
 
@@ -225,7 +227,11 @@ _RULES = (
         thresholds=True,
     ),
     Remasking(
-        "random", "In an order that is drawn when the request begins.", begin=_every_block(_in_order), order="drawn"
+        "random",
+        "In an order that is drawn when the request begins.",
+        begin=_every_block(_in_order),
+        order="drawn",
+        blind=True,
     ),
     Remasking(
         "entropy",
@@ -255,8 +261,9 @@ _RULES = (
         filtered=True,
         timed="always",
         counts="draw",
+        blind=True,
     ),
-    Remasking("order", "In the request's `order`.", begin=_every_block(_in_order), order="given"),
+    Remasking("order", "In the request's `order`.", begin=_every_block(_in_order), order="given", blind=True),
     Remasking(
         "confidence_threshold",
         "Every position of at least `threshold`, within the step's share of the block (Fast-dLLM's rule for Dream); "
@@ -267,7 +274,7 @@ _RULES = (
         thresholds=True,
         blockwise="maskgit_plus",
     ),
-    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=_every_block(_leftmost)),
+    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=_every_block(_leftmost), blind=True),
     Remasking(
         "entropy_bounded",
         "The lowest entropies, as long as their sum stays below `eb_threshold`.",

@@ -3,11 +3,46 @@
 Every function returns indices into `confidence`, in ascending order. Equal confidences are taken from the left.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 Confidence = NDArray[np.float32]
 Chosen = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A choice that depends on confidences alone, so that the device can make it (`remask.sampling.choice`).
+
+    As many of the most confident are chosen as have at least `threshold` (float32), and `least` of them at least. With
+    a `factor` it is `by_factor` in place of a threshold. With `changes` those of them are taken alone that have got
+    another token and a confidence above 0, and none is final before its block is done.
+    """
+
+    least: int
+    threshold: float = np.inf
+    factor: float | None = None
+    changes: bool = False
+
+    @classmethod
+    def above(cls, threshold: float) -> "Ranked":
+        """As the function `above`."""
+        return cls(1, float(np.float32(threshold)))
+
+    @classmethod
+    def beyond(cls, threshold: float, least: int) -> "Ranked":
+        """Every one above `threshold`, and the `least` most confident."""
+        return cls(least, float(np.nextafter(np.float32(threshold), np.float32(np.inf))))
+
+    def sure(self, candidates: int) -> int:
+        """How many of so many candidates are chosen in any case."""
+        return candidates if self.factor is not None and candidates <= 2 else min(self.least, candidates)
+
+    def counted(self, candidates: int) -> bool:
+        """Whether these are all that are chosen, so that their number is known."""
+        return self.sure(candidates) == candidates or (self.threshold == np.inf and self.factor is None)
 
 
 def top(confidence: Confidence, count: int) -> Chosen:

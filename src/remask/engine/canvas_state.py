@@ -21,6 +21,8 @@ from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
 from remask.store.prefix import Lease
 
+_NOWHERE: Positions = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
@@ -82,13 +84,13 @@ class CanvasState:
     restored: tuple[Kept, ...] = ()
     states: Tensor | None = None
     shift: int = 0
-    clock: int = 0  # steps that it took part in
     outputs: bool = False  # attention and FFN outputs are cached too
     prefix: PrefixHit | None = None  # positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
     weights: NDArray[np.float32] | None = None  # [T], what a plan that weighs told
     memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
+    _unsent: list[Positions] | None = None  # positions that changed since they were sent; None: none was ever sent
     sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
 
     def __post_init__(self) -> None:
@@ -103,6 +105,26 @@ class CanvasState:
         return next(table for table in self.tables if layer in table.layers)
 
     @property
+    def places(self) -> NDArray[np.int64]:
+        """Where its tokens stand on the device's board, [T]."""
+        return self.table(0).slots
+
+    def changed(self, positions: Positions) -> None:
+        """Note that the host has changed tokens or noisy flags."""
+        if self._unsent is not None and len(positions):
+            self._unsent.append(positions)
+
+    def unsent(self) -> Positions:
+        """The positions that the device's board does not have as the canvas has them."""
+        if self._unsent is None:
+            return np.arange(len(self.canvas))
+        return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
+
+    def sent(self, *, again: bool = False) -> None:
+        """Note that the device's board has the canvas, or with `again` that it has to be sent once more."""
+        self._unsent = None if again else []
+
+    @property
     def extra_bytes(self) -> int:
         """Bytes that it holds beside its pages."""
         return 0 if self.states is None else self.states.nbytes
@@ -115,10 +137,13 @@ class CanvasState:
         prefix = None if apart else self.prefix
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
-    def admit(self, plan: Plan) -> None:
-        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
+    def admit(self, plan: Plan, *, revocable: bool = False) -> None:
+        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan.
+
+        With `revocable` it can be taken back until another plan is entered.
+        """
         if plan.again:  # it predicts some of what the plan before did, and nothing has become noisy since
-            self.ledger.enter(plan)
+            self.ledger.enter(plan, revocable=revocable)
             return
         plan.check(len(self.canvas))
         predicted = plan.predicted
@@ -134,7 +159,7 @@ class CanvasState:
         if not plan.spans[-1].live(rows):
             dead = rows[~plan.spans[-1].rows[rows]]
             raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
-        self.ledger.enter(plan)
+        self.ledger.enter(plan, revocable=revocable)
 
 
 def predicting_rows(predicted: Positions, shift: int) -> Positions:

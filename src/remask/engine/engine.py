@@ -3,7 +3,7 @@
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,8 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import AuditPass, PrefixPass, SidePass
 from remask.engine.config import EngineConfig
-from remask.engine.isolation import Batch, Member, Ran, exhausts, poisons, read_isolated, run_isolated
+from remask.engine.flight import Flight
+from remask.engine.isolation import Batch, Fail, Member, Ran, exhausts, poisons, run_isolated, score_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
@@ -85,6 +86,9 @@ class EngineStats:
     audit_row_layers: int = 0
     peak_memory_bytes: int = 0  # most K/V pages in use and hidden states held at the end of any step
     recoveries: int = 0  # times that the engine began again with empty memory
+    queued_passes: int = 0  # passes that were queued before the one before them was read
+    waited_passes: int = 0  # with `overlap`, passes that were read before the next one could be planned
+    discarded_passes: int = 0  # of requests, in queued passes: not what came next, so nothing of them was used
 
 
 class Engine:
@@ -110,13 +114,16 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
-        self.runner = Runner(model, self.memory.pool)  # an observer may put a runner of its own here
+        self.overlap = overlaps(config, model)
+        # An observer may put a runner of its own here.
+        self.runner = Runner(model, self.memory.pool, overlap=self.overlap)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
         self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass
         self.probe: Probe | None = (
             None  # an observer may put one here; it is called after every pass, before tokens change
         )
+        self._flight: Flight | None = None  # a pass that is queued, and was not read
         self._waiting: list[PendingRequest] = []  # in the order in which they begin
         self._running: Scheduler[RunningRequest | SidePass] = Scheduler(config.max_row_layers, config.max_refreshes)
         self._refreshes = RefreshWatch()
@@ -195,19 +202,24 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one denoising step of all requests that fit in it, and admit those that can begin.
 
+        With `overlap` the next one is queued too, before the tokens of this one are known, if it follows from clocks.
         Requests past their deadlines end first. What fails on account of one request ends that request with its error.
         Raises what no request is to blame for; `recover` may help.
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
-        for ran in run_isolated(self.runner, self._next(), self._fail):
-            if self.costs is not None:
-                self.costs.note([branch.passed(plan, self.config.batch_invariant) for branch, plan in ran.items])
-            if self.probe is not None:
-                self.probe(ran.batch.requests, ran.hidden)
-            self._settle(ran, read_isolated(self.runner, ran, self._fail))
+        flight = self._flight or self._launch(self._next({}), self._fail)
+        self._flight = None
+        ahead = self._launch_ahead(flight)
+        self._land(flight)
+        if ahead is not None:
+            self._flight = self._confirmed(ahead)
+        for each in (flight, ahead):
+            if each is not None and each.trouble is not None:
+                raise each.trouble
         if not (self._waiting or len(self._running)):
+            self._flight = None
             self.runner.forget()
             self.check_integrity()  # before events are taken: what it raises loses none
         events, self._ended = self._ended, []
@@ -232,6 +244,7 @@ class Engine:
         awaiting = self._waiting_of([audit.awaited_by for audit in self.memory.audits])
         self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
         self._refreshes = RefreshWatch()
+        self._flight = None
         for running in begun:
             self._begin_again(running, error)
         for pending in awaiting:
@@ -357,17 +370,131 @@ class Engine:
             self._end_waiting(pending, "error", _failure(pending.request, error, what))
             return None
 
-    def _next(self) -> Batch:
-        """The work of the next step, side by side where it reads the same leased prefix."""
+    def _launch(self, batch: Batch, fail: Fail) -> Flight:
+        """Run a pass over `batch`, and let what it predicts come to the host."""
+        flight = Flight()
+        try:
+            for ran in run_isolated(self.runner, batch, fail):
+                if self.costs is not None:
+                    self.costs.note([branch.passed(plan, self.config.batch_invariant) for branch, plan in ran.items])
+                flight.parts.append((ran, score_isolated(self.runner, ran, fail)))
+        # What was run before is read first.
+        except Exception as error:
+            flight.trouble = error
+        return flight
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Queue the pass after `flight`, which was not read. None where it does not follow from clocks, or is none."""
+        if not self.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
+            return None
+        foreseen = self._foreseen(flight)
+        if foreseen is None:
+            self.stats.waited_passes += 1
+            return None
+        batch = self._next(foreseen)
+        if not batch.members:
+            return None
+        failed = dict[RunningRequest, Exception]()
+
+        def fail(member: Member, error: Exception) -> None:
+            if isinstance(member, RunningRequest) and member.origin is not None:
+                failed[member] = error
+            else:
+                self._fail(member, error)
+
+        ahead = self._launch(batch, fail)
+        ahead.failed = failed
+        if ahead.trouble is not None:
+            for running in batch.requests:
+                running.revoke()
+            return Flight(trouble=ahead.trouble)
+        self.stats.queued_passes += 1
+        return ahead
+
+    def _foreseen(self, flight: Flight) -> dict[RunningRequest, RunningRequest | None] | None:
+        """The requests of `flight` as they will be when it is read, by what they are now.
+
+        None for those that take no part in the next pass: this one ends them, or it must be read to say what is wrong.
+        None in place of all where the next plan of any, or of a pass beside them, does not follow from clocks.
+        """
+        if flight.passes or self.probe is not None or self.meter is not None:
+            return None
+        foreseen: dict[RunningRequest, RunningRequest | None] = {}
+        for running in flight.taking_part():
+            try:
+                ahead = running.ahead()
+                if ahead is None:
+                    return None
+                if ahead.decoder.finished:
+                    foreseen[running] = None
+                else:
+                    ahead.prepare()
+                    foreseen[running] = ahead
+            # A policy may fail on what never comes to be. If it does come to be, the policy is asked again.
+            except Exception as error:
+                if poisons(error):
+                    raise
+                foreseen[running] = None
+        return foreseen
+
+    def _land(self, flight: Flight) -> None:
+        """Read a pass, and enter what it computed."""
+        if self.probe is not None and not flight.queued:
+            for ran, _ in flight.parts:
+                self.probe(ran.batch.requests, ran.hidden)
+        for ran, scores in flight.read():
+            self._settle(ran, scores)
+
+    def _confirmed(self, ahead: Flight) -> Flight | None:
+        """What was queued, now that the pass before it was read. What did not come to be is left out."""
+        for queued in ahead.queued:
+            running = queued.origin
+            assert running is not None
+            adopted = False
+
+            def adopt(running: RunningRequest = running, queued: RunningRequest = queued) -> None:
+                nonlocal adopted
+                adopted = running.adopt(queued)
+
+            if not running.released:
+                self._guarded(running, adopt, POLICY)
+            if not adopted:
+                self.stats.discarded_passes += 1
+            elif queued in ahead.failed:
+                self._fail(running, ahead.failed[queued])
+            else:
+                ahead.keep(queued)
+        return ahead if ahead.passes or ahead.taking_part() else None
+
+    def _next(self, foreseen: Mapping[RunningRequest, RunningRequest | None]) -> Batch:
+        """The work of the next pass, side by side where it reads the same leased prefix.
+
+        Requests that are `foreseen` take part as they will be, or not at all.
+        """
         batch = Batch()
         for running in self._running_requests():
-            if running.ready:
+            if running.ready and running not in foreseen:
                 self._guarded(running, running.prepare, POLICY)
-        for item in self._running.next(_ready, _cost, self._refreshing):
+
+        def ready(item: RunningRequest | SidePass) -> bool:
+            return item.ready and (isinstance(item, SidePass) or foreseen.get(item, item) is not None)
+
+        def cost(item: RunningRequest | SidePass, left: int | None) -> int:
+            return item.offer(left) if isinstance(item, SidePass) else (foreseen.get(item) or item).cost
+
+        def refreshing(item: RunningRequest | SidePass) -> bool:
+            return isinstance(item, RunningRequest) and self._refreshes.heavy(item, foreseen.get(item) or item)
+
+        for item in self._running.next(ready, cost, refreshing):
             if isinstance(item, SidePass):
                 batch.passes.append(item)
-            elif self._guarded(item, item.admit, POLICY) and self._guarded(item, partial(self._move, item), MOVING):
-                batch.requests.append(item)
+                continue
+            ahead = foreseen.get(item)
+            if ahead is None:
+                if self._guarded(item, item.admit, POLICY) and self._guarded(item, partial(self._move, item), MOVING):
+                    batch.requests.append(item)
+            elif _admitted(ahead):
+                batch.requests.append(ahead)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
         self.at_work = batch.ids
         if batch.passes:
@@ -484,10 +611,10 @@ class Engine:
         self._refreshes.ran(running)
         if running.plan.weigh is not None:
             self.memory.forget_inputs(running)
-        tokens, confidence, logprobs = running.constrained(scores)
+        scores = running.constrained(scores)
         drafts = request.drafts and not running.plan.fills and not running.closing
-        draft = running.draft(tokens, confidence) if drafts else None
-        transfer = running.apply(tokens, confidence, logprobs)
+        draft = running.draft(scores.tokens, scores.confidence) if drafts else None
+        transfer = running.apply(scores)
         if running.closing:
             return
         if draft is not None:
@@ -521,9 +648,7 @@ class Engine:
         self._refreshes.forget(running)
         self._running.remove(running)
         self.memory.free(running)
-
-    def _refreshing(self, item: RunningRequest | SidePass) -> bool:
-        return isinstance(item, RunningRequest) and self._refreshes.heavy(item)
+        running.released = True
 
 
 def _late(pending: PendingRequest, now: float) -> bool:
@@ -536,9 +661,18 @@ def _failure(request: Request, error: Exception, what: str) -> str:
     return f"{what}: {error}"
 
 
-def _ready(item: RunningRequest | SidePass) -> bool:
-    return item.ready
+def _admitted(ahead: RunningRequest) -> bool:
+    """Whether the plans of a request as it is to be were entered. If not, it is read first what is wrong with them."""
+    try:
+        ahead.admit()
+    except Exception as error:
+        if poisons(error):
+            raise
+        ahead.revoke()
+        return False
+    return True
 
 
-def _cost(item: RunningRequest | SidePass, left: int | None) -> int:
-    return item.offer(left) if isinstance(item, SidePass) else item.cost
+def overlaps(config: EngineConfig, model: Transformer) -> bool:
+    """Whether passes are queued before those before them are read. Nothing is gained where the host computes them."""
+    return model.device.type != "cpu" and not config.batch_invariant if config.overlap is None else config.overlap

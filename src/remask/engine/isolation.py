@@ -13,6 +13,7 @@ from remask.engine.chunks import SidePass
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest, Scores
 from remask.errors import IntegrityError, RankLostError
+from remask.sending import Arrival
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +120,36 @@ def run_isolated(runner: Runner, batch: Batch, fail: Fail) -> Iterator[Ran]:
         yield from run_isolated(runner, Batch.of(part), fail)
 
 
-def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningRequest, Scores]]:
-    """Tokens, confidences and log-probabilities of what each request of a pass predicted.
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What some requests of a pass predicted, on its way to the host.
+
+    Attributes:
+        requests: the requests, as they were when the pass was launched.
+        arrival: the numbers, as `read_rows` orders them.
+        chooses: whether the device chose positions too.
+    """
+
+    requests: tuple[RunningRequest, ...]
+    arrival: Arrival
+    chooses: bool
+
+    def read(self) -> list[tuple[RunningRequest, Scores]]:
+        """The numbers of each request, once the device has computed them."""
+        numbers = self.arrival.wait()
+        rows = numbers[:-1] if self.chooses else numbers
+        tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
+        read, at = list[tuple[RunningRequest, Scores]](), 0
+        for running in self.requests:
+            own = slice(at, at + running.predicted)
+            at = own.stop
+            chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
+            read.append((running, Scores(tokens[own], confidence[own], more[:, own], chosen)))
+        return read
+
+
+def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
+    """Compute tokens, confidences and log-probabilities of what each request of a pass predicted.
 
     Requests whose logits cannot be read are left out, and `fail` is called for them.
     """
@@ -128,26 +157,19 @@ def read_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[tuple[RunningReq
     if not requests:
         return []
     try:
-        scores = runner.read(ran.hidden, requests)
+        return [Scored(tuple(requests), runner.read(ran.hidden, requests), runner.board is not None)]
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise
         if len(requests) == 1:
             fail(requests[0], error)
             return []
-    else:
-        tokens, confidence, logprobs = scores[0].astype(np.int64), scores[1], scores[2:]
-        read, at = list[tuple[RunningRequest, Scores]](), 0
-        for running in requests:
-            start, at = at, at + running.predicted
-            read.append((running, (tokens[start:at], confidence[start:at], logprobs[:, start:at])))
-        return read
-    read, at = [], 0
+    scored, at = list[Scored](), 0
     for running in requests:
         rows = running.predicted * len(running.items())
-        read += read_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
+        scored += score_isolated(runner, Ran(Batch([running]), [], ran.hidden[at : at + rows]), fail)
         at += rows
-    return read
+    return scored
 
 
 def _parts(runner: Runner, members: list[Member], fail: Fail) -> list[list[Member]]:

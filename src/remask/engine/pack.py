@@ -9,6 +9,7 @@ from torch import Tensor
 
 from remask.core.plan import Plan, Reach
 from remask.core.spans import Span, Spans
+from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import Index, StageRows, send_run
 from remask.engine.work import make_work
@@ -43,8 +44,8 @@ class Packer:
     What it returns is valid until the next pass is packed.
     """
 
-    def __init__(self, device: torch.device, apart: bool) -> None:
-        self.device, self.apart = device, apart
+    def __init__(self, device: torch.device, apart: bool, board: Board | None = None) -> None:
+        self.device, self.apart, self.board = device, apart, board
         self._layout: _Layout | None = None
         self.reused = 0  # passes whose layout was that of the pass before
 
@@ -57,7 +58,7 @@ class Packer:
             self.reused += 1
         else:
             layout = self._layout = _lay_out(items, self.device, 0, self.apart)
-        return layout.fill(items, self.device)
+        return layout.fill(items, self.device) if self.board is None else layout.fill_from(self.board, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """As the function `pack_layer`."""
@@ -77,12 +78,14 @@ class _Layout:
         stages: the packed stages.
         starts: first row of each canvas in the last stage.
         row_layers: work of the pass.
+        entering: where the rows of the first stage stand on the board, once it was asked for.
     """
 
     canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
     stages: tuple[Stage, ...]
     starts: tuple[int, ...]
     row_layers: int
+    entering: list[Tensor] = field(default_factory=list)
 
     def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
         """Whether `items` are the same canvases, with the same spans."""
@@ -94,16 +97,38 @@ class _Layout:
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
         numbers = [branch.canvas.tokens[plan.spans[0].index] for branch, plan in items]
-        entering = sum(map(len, numbers))
+        tokens, predict = self._sent(numbers, items, device)
+        return self._batch(tokens, predict)
+
+    def fill_from(self, board: Board, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
+        """As `fill`, with the tokens that stand on the `board` once it has got what the host has changed."""
+        device, branches = board.values.device, [branch for branch, _ in items]
+        if not self.entering:
+            places = [branch.places[plan.spans[0].index] for branch, plan in items]
+            self.entering.append(send(np.concatenate(places), device))
+        changed, predict = self._sent(board.outgoing(branches), items, device)
+        board.write(*changed.view(2, -1))
+        for branch in branches:
+            branch.sent()
+        return self._batch(board.tokens(self.entering[0]), predict)
+
+    def _sent(
+        self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """`numbers` one after the other, and the predicted rows, in one copy."""
+        parts, first = list(numbers), sum(map(len, numbers))
         for start, (branch, plan) in zip(self.starts, items, strict=True):
             predicted = plan.predicted
             if len(predicted):
-                numbers.append(_places(plan.spans[-1], predicting_rows(predicted, branch.shift), start))
-        sent = send(np.concatenate(numbers), device)
+                parts.append(_places(plan.spans[-1], predicting_rows(predicted, branch.shift), start))
+        sent = send(np.concatenate(parts), device)
+        return sent[:first], sent[first:]
+
+    def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
         stages = self.stages
         if any(stage.partial is not None and stage.partial.picks for stage in stages):
             stages = tuple(map(_unchosen, stages))
-        return StepBatch(sent[:entering], stages, sent[entering:], self.row_layers)
+        return StepBatch(tokens, stages, predict, self.row_layers)
 
 
 def _places(span: Span, positions: Index, start: int) -> Index:

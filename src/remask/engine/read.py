@@ -1,27 +1,29 @@
-"""From hidden states to tokens and confidences: the head, the scores, and the one host sync of a step."""
+"""From hidden states to tokens and confidences: the head and the scores, which are then on their way to the host."""
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.engine.board import Board
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
-from remask.sending import fetch
+from remask.sending import Arrival, send
 
 MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
 
 
 @torch.inference_mode()
-def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
+def read_rows(
+    model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest], board: Board | None = None
+) -> Arrival:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are what else any of the requests asks for (`sampling.score.score`). Rows
+    The n rows below them are what else any of the requests asks for (`sampling.score.score`). With a `board` there is
+    one row more, which is 1 where the device has transferred a position: the board has its token then. Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
     `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
     """
@@ -29,13 +31,24 @@ def read_rows(model: Transformer, hidden: Tensor, requests: Sequence[RunningRequ
     more = max((_more(each, model.config.vocab) for each in requests), default=0)
     for rows, members in _chunks(requests):
         groups = [group for _, group in members]
+        if board is not None:
+            for running, group in members:
+                _update(group, running, board, model.config.mask_id)
         scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
         for running, group in members:
             running.scored(group)
-    if not scores:
-        return np.empty((2 + more, 0), dtype=np.float32)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
-    return fetch(torch.cat(scores, dim=1))
+    read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
+    if board is not None:
+        read = board.transfer(read, [each.candidates for each in requests])
+    return Arrival(read)
+
+
+def _update(group: RowGroup, running: RunningRequest, board: Board, mask_id: int) -> None:
+    """Put the tokens that stand on the board into `group`, where the host does not know them yet."""
+    if group.noisy is not None and running.origin is not None:
+        places = running.branches[0].places[running.plan.predicted]
+        group.noisy = group.noisy.on(board.tokens(send(places, board.values.device)), mask_id)
 
 
 @torch.inference_mode()

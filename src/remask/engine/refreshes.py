@@ -13,9 +13,10 @@ class RefreshWatch:
     def __init__(self) -> None:
         self._least: dict[RunningRequest, int] = {}  # row-layers of the cheapest pass
 
-    def heavy(self, running: RunningRequest) -> bool:
-        """Whether the next pass of `running` is a heavy refresh."""
-        return running.refreshes and running.cost > self._least.get(running, 0)
+    def heavy(self, running: RunningRequest, ahead: RunningRequest | None = None) -> bool:
+        """Whether the next pass of `running` is a heavy refresh; with `ahead` the one after it."""
+        following = ahead or running
+        return following.refreshes and following.cost > self._least.get(running, 0)
 
     def ran(self, running: RunningRequest) -> None:
         """Note the cost of the next pass of `running`, which has run and has not been applied."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan
+from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.chunks import AuditPass, SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
@@ -21,6 +21,7 @@ from remask.models.pool import Pool
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
 from remask.models.transformer import Transformer
+from remask.sending import Arrival
 
 Items = list[tuple[CanvasState, Plan]]
 
@@ -28,9 +29,11 @@ Items = list[tuple[CanvasState, Plan]]
 class Runner:
     """Runs passes of one model over one pool on the device, and reads their logits."""
 
-    def __init__(self, model: Transformer, pool: Pool) -> None:
+    def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False) -> None:
+        """With `overlap` tokens live on the device, so that a pass can be queued before the one before it is read."""
         self.model, self.pool = model, pool
-        self._packer = Packer(model.device, model.arithmetic.invariant)
+        self.board = Board(pool.pages * pool.page_size, model.device) if overlap else None
+        self._packer = Packer(model.device, model.arithmetic.invariant, self.board)
 
     @torch.inference_mode()
     def run(self, items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
@@ -156,9 +159,9 @@ class Runner:
             source, target = send_run(each.source, device), send_run(each.target, device)
             everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
-        return read_rows(self.model, hidden, requests)
+        return read_rows(self.model, hidden, requests, self.board)
 
 
 # What every rank does in a pass. On a model of one rank they are calls like any other.

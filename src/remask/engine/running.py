@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Hole, Template
+from remask.core.canvas import Canvas, Hole, Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
+from remask.core.select import Ranked
 from remask.core.spans import Mask, rows_of
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState, Move
@@ -22,7 +24,8 @@ from remask.engine.sharing import PageSharing
 from remask.engine.stops import StopScan
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
-from remask.sampling.decoder import Decoder
+from remask.sampling.choice import Candidates
+from remask.sampling.decoder import Decoder, Transfers
 from remask.sampling.logprobs import PredictedLogprobs
 from remask.sampling.score import Barred, Extra, Guidance, Residual, RowGroup
 from remask.store.pages import PageRange
@@ -43,8 +46,21 @@ class _Residual:
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
-Scores: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
-"""Token and confidence of each predicted position of one request, and what else it asks to be read, [n, predicted]."""
+
+class Scores(NamedTuple):
+    """What was read of each predicted position of one request.
+
+    Attributes:
+        tokens: int64 [predicted].
+        confidence: float32 [predicted].
+        more: what else the request asks to be read, float32 [n, predicted].
+        chosen: which positions the device has transferred, bool [predicted]; None: the host is to choose.
+    """
+
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+    more: NDArray[np.float32]
+    chosen: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ class RunningRequest:
         request: the request as it was given.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
+        released: it has ended, and owns nothing any more.
+        origin: of a request as it will be (`ahead`), the request as it is.
     """
 
     pending: PendingRequest
@@ -112,6 +130,8 @@ class RunningRequest:
     trace: list[Transfer] = field(default_factory=list)
     reported: bool = False
     reason: FinishReason | None = None
+    released: bool = False
+    origin: "RunningRequest | None" = None
     _stops: StopScan = field(init=False)
     _template: Template = field(init=False)  # of the response
     _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
@@ -122,7 +142,12 @@ class RunningRequest:
     _tally: Tally = field(init=False)  # of that pass
     _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
     _schedule: Schedule = field(init=False)
+    _reads_too: Extra | None = field(init=False)  # what the policy has read of every row
     _residual: _Residual | None = None
+    _clock: int = 0  # steps in which the unconditional canvas took part
+    _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
+    _canvases: tuple[Canvas, ...] | None = None  # of a request as it will be: what its plans see
+    _queued: Items | None = None  # of the same: what was planned
     _stop_written: bool = False  # whether the last step wrote a stop token
     _stop: int | None = None  # the first position where a stop token has settled
     _pass_index: int = 0  # passes since the step began
@@ -138,9 +163,13 @@ class RunningRequest:
     def __post_init__(self) -> None:
         canvas = self.branches[0].canvas
         self.request = self.pending.request
-        self._schedule = self.policy.traits.schedule
+        traits = self.policy.traits
+        self._schedule, self._reads_too = traits.schedule, traits.reads
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
         self._predicted = canvas.tokens.copy()
+        asked = self.request
+        by_host = (asked.constraint, asked.reading, asked.replay)
+        self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
         self._stops = self.pending.stops.scan()
         self._template = self.request.response
         self._given, self._scanned = canvas.settled_lead, self._template.tail
@@ -181,7 +210,7 @@ class RunningRequest:
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
-        other = self._plan(second, second.clock)
+        other = self._plan(second, self._clock)
         # Canvases with clocks of their own still predict the same positions.
         return (first, plan), (second, replace(other, predict=plan.predict))
 
@@ -193,7 +222,7 @@ class RunningRequest:
         since = decoder.step - last.step
         if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
             return None
-        return last.plan.repeated(last.block, self.branches[0].canvas.noisy)
+        return last.plan.repeated(last.block, self._seen(self.branches[0]).noisy)
 
     def _counted(self, items: Items) -> Tally:
         cost = sum(plan.cost for _, plan in items)
@@ -245,8 +274,117 @@ class RunningRequest:
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         if len(items) < len(self.branches) and self.predicted and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
-        for branch, plan in items:
-            branch.admit(plan)
+        if self.origin is None:
+            for branch, plan in items:
+                branch.admit(plan)
+            return
+        self._queued = ()
+        for item in items:
+            branch, plan = item
+            branch.admit(plan, revocable=True)
+            self._queued += (item,)
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What is known of the positions that the next pass transfers; None where the host must choose."""
+        if not self._foreseeable or self.closing:
+            return None
+        plan = self.plan
+        if plan.fills:
+            return plan.predicted[:0]
+        known = self.decoder.transfers
+        return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
+
+    @property
+    def candidates(self) -> Candidates:
+        """The positions that the next pass predicts, as the device sees them."""
+        places = [branch.places for branch in self.branches]
+        return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
+
+    def ahead(self) -> "RunningRequest | None":
+        """The request as it will be once the pass that runs has been read; None where that does not follow from clocks.
+
+        Where it is only known how many positions are transferred, its plans predict those too that the pass predicts. A
+        block that a threshold may end is taken to go on, unless what is then queued in vain could be read later. Raises
+        what a policy raises.
+        """
+        known, plan, step = self.transfers, self.plan, self.decoder.step
+        if known is None:
+            return None
+        if plan.fills:
+            other = self._copied(self.decoder, None)
+            other._pass_index = self._pass_index + 1
+            return other
+        block = self.decoder.block
+        noisy = block.start + self.branches[0].canvas.noisy[block.start : block.stop].nonzero()[0]
+        if not isinstance(known, Ranked):
+            return self._after(known, known, step)
+        if np.count_nonzero(plan.predict[noisy]) < len(noisy):
+            return None
+        if known.changes:  # what is final follows from clocks, and how the next step is read from tokens
+            final = self.decoder.final(noisy[:0])
+            other = self._after(final, final, step)
+            return other if other.decoder.finished or other.decoder.transfers is not None else None
+        sure = noisy[: known.sure(len(noisy))]  # not these, but as many
+        other = self._after(sure, sure if len(sure) == len(noisy) else noisy[:0], step)
+        if not known.counted(len(noisy)):
+            done = self._after(noisy, noisy, step)
+            if not done.decoder.finished and not _rewrites(done.items(), other.items()):
+                return None
+        return other
+
+    def _after(self, counted: NDArray[np.int64], settled: NDArray[np.int64], step: int) -> "RunningRequest":
+        """The request after `step`, to its decoder with the positions `counted` final, to its policy with `settled`."""
+        canvases = [branch.canvas for branch in self.branches]
+        decoder = self.decoder.ahead(canvases[0].ahead(counted, step))
+        seen = tuple(canvas.ahead(settled, step) for canvas in canvases) if len(settled) else None
+        other = self._copied(decoder, seen)
+        other._pass_index, other._clock = 0, self._clock + len(self.items()) - 1
+        return other
+
+    def _copied(self, decoder: Decoder, canvases: tuple[Canvas, ...] | None) -> "RunningRequest":
+        other = copy(self)
+        other.origin, other.decoder, other._canvases, other._items = self, decoder, canvases, None
+        return other
+
+    def adopt(self, ahead: "RunningRequest") -> bool:
+        """Take the pass that was queued for this request as it was to be, if that is the pass that comes next.
+
+        If not, it is taken back: whatever it wrote is written again before it is read.
+        """
+        queued, ran = ahead._queued, ahead._items
+        assert queued is not None
+        assert ran is not None
+        if self.closing or not self._comes(queued):
+            ahead.revoke()
+            return False
+        items = self.items()
+        self._items = tuple((branch, plan.predicting(items[0][1].predict)) for branch, plan in ran)
+        self._tally, self._standing, self._residual = ahead._tally, ahead._standing, ahead._residual
+        return True
+
+    def _comes(self, queued: Items) -> bool:
+        """Whether the next pass computes what was `queued`, and predicts what is still noisy of it."""
+        items = self.items()
+        return len(items) == len(queued) and all(
+            branch is other
+            and plan.computes(planned)
+            and np.array_equal(plan.predicted, planned.predicted[branch.canvas.noisy[planned.predicted]])
+            for (branch, plan), (other, planned) in zip(items, queued, strict=True)
+        )
+
+    def revoke(self) -> None:
+        """Take back the plans of a request as it was to be, which does not come to be."""
+        for branch, _ in self._queued or ():
+            branch.ledger.take_back()
+            branch.sent(again=True)
+        self._queued = None
+
+    def _seen(self, branch: CanvasState) -> Canvas:
+        """The canvas of `branch` as plans are to see it."""
+        if self._canvases is None:
+            return branch.canvas
+        return self._canvases[branch is not self.branches[0]]
 
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
@@ -284,7 +422,7 @@ class RunningRequest:
     @property
     def extra(self) -> Extra | None:
         """The extra number that is read of every row, for the decoder or else for the policy."""
-        return self.decoder.extra or self.policy.traits.reads
+        return self.decoder.extra or self._reads_too
 
     def scored(self, group: RowGroup) -> None:
         """Keep the guidance of this pass where the next step runs without the unconditional canvas."""
@@ -298,18 +436,18 @@ class RunningRequest:
         """
         self._extra = None
         if self.extra is not None and self.predicted and not self.closing:
-            self._extra = scores[2][0]
-            scores = scores[0], scores[1], scores[2][1:]
+            self._extra = scores.more[0]
+            scores = scores._replace(more=scores.more[1:])
         constraint = self.request.constraint
         if constraint is None or self._replay is not None or self.closing or not self.predicted:
             return scores
-        tokens, confidence, more = scores
+        tokens, confidence, more, _ = scores
         read = np.concatenate([np.stack([tokens.astype(np.float32), confidence]), more])
         canvas, top = self.branches[0].canvas, self.request.top_logprobs
         (hole,) = self._template.holes  # as `check_request` saw to
         scope = range(canvas.prompt + hole.start, canvas.prompt + hole.stop)
         chosen = constraint.choose(canvas, scope, self.decoder.block, self.plan.predicted, read, top)
-        return chosen[0].astype(np.int64), chosen[1], chosen[2:]
+        return Scores(chosen[0].astype(np.int64), chosen[1], chosen[2:])
 
     def draft(self, tokens: NDArray[np.int64], confidence: NDArray[np.float32]) -> Draft:
         """What the pass in `plan` predicted, before any of it is transferred; arrays are [predicted]."""
@@ -321,13 +459,9 @@ class RunningRequest:
             passes=(*self._fill_passes, self._layer_work()),
         )
 
-    def apply(
-        self, tokens: NDArray[np.int64], confidence: NDArray[np.float32], logprobs: NDArray[np.float32] | None = None
-    ) -> Transfer | None:
-        """End the pass, and transfer what the plan or the sampler chooses; None where nothing is transferred.
-
-        `tokens` and `confidence` are [predicted]; `logprobs` [n, predicted] are read where the request asks for them.
-        """
+    def apply(self, scores: Scores) -> Transfer | None:
+        """End the pass, and transfer what the plan, the device or the sampler chooses; None: nothing is transferred."""
+        tokens, confidence, logprobs, chosen = scores
         items = self.items()
         plan = items[0][1]
         self._count_pass(plan)
@@ -337,18 +471,21 @@ class RunningRequest:
         if plan.fills:
             self._pass_index += 1
             return None
-        for branch, _ in items:
-            branch.clock += 1
+        self._clock += len(items) - 1
         positions = plan.predicted
         entropies = self._extra if self.decoder.extra is None else None
         self._last_pass = LastPass(positions, tokens, confidence, entropies)
         if self._extra is not None:
             self.decoder.note(positions, self._extra)
-        if self._logprobs is not None and logprobs is not None:
+        if self._logprobs is not None:
             self._logprobs.note(positions, logprobs)
-        if self.request.reading is not None and logprobs is not None:
+        if self.request.reading is not None:
             self._reads = self._read(self.request.reading, positions, logprobs)
-        transfer = self._write(*self._choose(plan, positions, tokens, confidence))
+        if chosen is None:
+            transfer = self._write(*self._choose(plan, positions, tokens, confidence))
+        else:
+            self._predicted[positions] = tokens
+            transfer = self._write(positions[chosen], tokens[chosen], told=False)
         stops = self.pending.stops.token_ids
         self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
         if self._stop_written:
@@ -438,12 +575,16 @@ class RunningRequest:
         self._predicted[positions] = tokens
         return written, self._predicted[written]
 
-    def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> Transfer | None:
+    def _write(self, positions: NDArray[np.int64], tokens: NDArray[np.int64], *, told: bool = True) -> Transfer | None:
+        """Put tokens at `positions`, with what follows from it. The device is to be `told`, unless it knows."""
         decoder = self.decoder
         edits, final = decoder.edited(positions), decoder.final(positions)
         for branch in self.branches:
             branch.canvas.write(positions, tokens)
             branch.canvas.settle(final, decoder.step)
+            if told:
+                branch.changed(positions)
+                branch.changed(final)
         if not len(positions):
             return None
         edited = tuple(edits.tolist()) if len(edits) else ()
@@ -480,7 +621,7 @@ class RunningRequest:
         return replace(plan, sees=view.sees)
 
     def _view(self, branch: CanvasState, step: int) -> View:
-        decoder, canvas = self.decoder, branch.canvas
+        decoder, canvas = self.decoder, self._seen(branch)
         last = self._last_pass
         return View(
             layers=self.layers,
@@ -543,6 +684,13 @@ class RunningRequest:
             self._scanned = canvas.settled_lead
             self._stops.push(canvas.response[begin : self._scanned].tolist())
         return None if self._stops.end is None else self._template.tail + self._stops.end
+
+
+def _rewrites(items: Items, queued: Items) -> bool:
+    """Whether a pass of `items` writes all that one of `queued` leaves behind, before it reads anything."""
+    return len(items) == len(queued) and all(
+        plan.spans.rewrites(other.spans) for (_, plan), (_, other) in zip(items, queued, strict=True)
+    )
 
 
 _NO_FACTS = StepFacts()

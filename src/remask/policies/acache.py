@@ -10,7 +10,7 @@ from remask.core.checks import real
 from remask.core.plan import Plan, PrefixHit, View, Weigh
 from remask.core.spans import Mask, Span, Spans
 from remask.errors import ConfigError
-from remask.policies.base import CachePolicy, RequestFacts, Traits
+from remask.policies.base import CachePolicy, Kept, RequestFacts, Traits
 from remask.policies.dense import Dense
 
 
@@ -45,7 +45,8 @@ class ACache(CachePolicy):
         """Those of the inner policy, with inputs kept for the first pass. A block's first pass is never left out."""
         inner = self.inner.traits
         schedule = replace(inner.schedule, idle_passes="all")
-        return replace(inner, kinds=("masked",), schedule=schedule, keeps=frozenset({"inputs"}), copies=True)
+        keeps = frozenset[Kept]({"inputs"})
+        return replace(inner, kinds=("masked",), schedule=schedule, keeps=keeps, copies=True, by_clock=False)
 
     @property
     def without_prefix(self) -> CachePolicy:

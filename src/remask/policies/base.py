@@ -71,6 +71,9 @@ class Traits:
             shares committed pages exactly.
         reads: what the device reads of every predicted row beside token and confidence. "entropy" fills
             `LastPass.entropies`.
+        by_clock: plans follow from step clocks, the block, and the order that the decoder knows beforehand. Of what is
+            noisy or settled, and of the last pass, they depend on no more, but for the positions that they predict. The
+            engine then plans a pass while the one before still runs. False is always right.
         audits: how the engine measures what a prefix bears, which bounds `CachePolicy.boundary`; None: nothing does.
     """
 
@@ -79,6 +82,7 @@ class Traits:
     keeps: frozenset[Kept] = frozenset()
     sharing: Sharing = "prefix"
     reads: Literal["entropy"] | None = None
+    by_clock: bool = False
     audits: Audits | None = None
     copies: bool = False
 

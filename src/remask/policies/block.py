@@ -10,7 +10,7 @@ from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
 from remask.core.spans import Drift, Mask, Span, Spans
 from remask.errors import ConfigError
-from remask.policies.base import ALWAYS, CachePolicy, Kept, RequestFacts, Schedule, Traits
+from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, Kept, RequestFacts, Schedule, Traits
 
 FILL_PASSES = ("transfer", "separate")
 BORDERS = ("full", "neighbours")
@@ -27,7 +27,8 @@ class Blockwise(CachePolicy):
     @property
     def traits(self) -> Traits:
         """A complete block runs no further pass, and thresholds are compared within the block."""
-        return Traits(self._kinds(), Schedule("within_block", blockwise=True), self._keeps())
+        keeps = self._keeps()
+        return Traits(self._kinds(), Schedule("within_block", blockwise=True), keeps, by_clock=not keeps)
 
     def repeats(self, view: View) -> int:
         """A cached pass computes the same rows until its block is done."""
@@ -92,7 +93,8 @@ class BlockDual(Blockwise):
     @property
     def traits(self) -> Traits:
         """The BiCache authors' engine runs the whole schedule; Fast-dLLM stops when the block is complete."""
-        return Traits(schedule=Schedule("all" if self.fill_pass == "separate" else "within_block", blockwise=True))
+        idle: IdlePasses = "all" if self.fill_pass == "separate" else "within_block"
+        return Traits(schedule=Schedule(idle, blockwise=True), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a separate fill pass where the row before the block predicts its first position."""

@@ -13,7 +13,7 @@ class Dense(CachePolicy):
     @property
     def traits(self) -> Traits:
         """Nothing is kept between passes, so one that transfers nothing can be skipped."""
-        return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"))
+        return Traits(kinds=("masked", "uniform", "block_causal"), schedule=Schedule("skipped"), by_clock=True)
 
     def repeats(self, view: View) -> int:
         """The same rows until the block is done, once it has its first token."""

@@ -11,7 +11,7 @@ from remask.core.checks import one_of, whole
 from remask.core.plan import Plan, View
 from remask.core.spans import Mask, Spans
 from remask.errors import ConfigError
-from remask.policies.base import ALWAYS, CachePolicy, RequestFacts
+from remask.policies.base import ALWAYS, CachePolicy, RequestFacts, Traits
 
 Shift: TypeAlias = Literal["un", "right", "un_right"]
 SHIFTS: tuple[Shift, ...] = ("un", "right", "un_right")
@@ -90,6 +90,11 @@ class DkvDecode(_Delayed):
 class DkvPrefill(_Delayed):
     """`dkv-prefill`: the prompt but its last row once, the rest in every step. Decoded tokens are never cached."""
 
+    @property
+    def traits(self) -> Traits:
+        """The first step computes all rows, and every other one the same."""
+        return Traits(by_clock=True)
+
     def repeats(self, view: View) -> int:
         """All steps but the first are the same."""
         return ALWAYS if view.step > 0 else 0
@@ -132,6 +137,11 @@ class DkvGreedy(_Delayed):
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         whole("window", self.window, low=0)
         one_of("centre", self.centre, CENTRES)
+
+    @property
+    def traits(self) -> Traits:
+        """The order says beforehand what is decoded when."""
+        return Traits(by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses samplers that choose after the pass, rows that predict another position, and too wide a window."""

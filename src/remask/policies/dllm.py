@@ -65,7 +65,7 @@ class DllmCache(CachePolicy):
     @property
     def traits(self) -> Traits:
         """Rows that are not computed add cached outputs; each canvas of a guided pair has caches and a clock."""
-        return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}))
+        return Traits(schedule=Schedule(own_clocks=True), keeps=frozenset({"outputs"}), by_clock=True)
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses to count down where nothing says from where."""

@@ -32,7 +32,7 @@ class Exact(CachePolicy):
     @property
     def traits(self) -> Traits:
         """For block-causal models only. Cached K/V are final, so requests can share their pages."""
-        return Traits(kinds=("block_causal",), sharing="pages")
+        return Traits(kinds=("block_causal",), sharing="pages", by_clock=True)
 
     def repeats(self, view: View) -> int:
         """The block alone, after its first pass."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from remask.core.plan import Plan, View
-from remask.policies.base import ALWAYS, CachePolicy
+from remask.policies.base import ALWAYS, CachePolicy, Traits
 from remask.policies.dense import Dense
 
 
@@ -14,6 +14,11 @@ class Reuse(CachePolicy):
     This is exact for causal attention. For bidirectional attention, the K/V of the prefix lack the influence of the
     tokens after it.
     """
+
+    @property
+    def traits(self) -> Traits:
+        """The rows are the same in all steps."""
+        return Traits(by_clock=True)
 
     @property
     def without_prefix(self) -> CachePolicy:

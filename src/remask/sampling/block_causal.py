@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from remask.core import select
 from remask.core.canvas import Canvas, Template
 from remask.core.plan import Reach
-from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, BlockStart, Remasking, Step
+from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, BlockStart, Remasking, Step, scheduled
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, blocks_of
+from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, blocks_of
 from remask.sampling.schedule import even_count
 from remask.sampling.score import Penalty, RowGroup
 
@@ -154,7 +154,7 @@ class BlockCausalDecoder(Uncorrected):
     """The decoding of one request in progress. It reads the canvas and never writes to it."""
 
     def __init__(self, decoding: BlockCausalDecoding, canvas: Canvas) -> None:
-        self._decoding, self._canvas = decoding, canvas
+        self._decoding, self.canvas = decoding, canvas
         self.step = 0
         self.block_step = 0
         self._steps = decoding.params.steps_per_block or decoding.block
@@ -164,7 +164,7 @@ class BlockCausalDecoder(Uncorrected):
     @property
     def finished(self) -> bool:
         """Whether every block is complete."""
-        return self.block.stop == len(self._canvas) and not self._noisy()
+        return self.block.stop == len(self.canvas) and not self._noisy()
 
     @property
     def block(self) -> range:
@@ -176,12 +176,28 @@ class BlockCausalDecoder(Uncorrected):
     def sees(self) -> Reach:
         """The end of each row's block, int64 [T]: a row attends to its own block and all before it."""
         length = self._decoding.block
-        return (np.arange(len(self._canvas)) // length + 1) * length
+        return (np.arange(len(self.canvas)) // length + 1) * length
 
     @property
     def order(self) -> None:
         """None: positions are chosen after the pass."""
         return
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`. Rules that choose by more than a rank and one threshold must be asked."""
+        params, rule = self._decoding.params, self._decoding.rule
+        threshold = params.threshold if rule.counts == "schedule" else None
+        if params.sub_block_length is not None or params.fallback == "leftmost":
+            return None
+        if self._choose is scheduled:
+            count = self._count
+            return select.Ranked(count) if threshold is None else select.Ranked.beyond(threshold, count)
+        if threshold is not None or not rule.blind:
+            return None
+        block = self.block
+        candidates = block.start + self.canvas.noisy[block.start : block.stop].nonzero()[0]
+        return self.choose(candidates, candidates, np.zeros(len(candidates), dtype=np.float32))
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure, after temperature and before filters."""
@@ -215,23 +231,20 @@ class BlockCausalDecoder(Uncorrected):
         """Go on to the next step, or to the next block when this one is complete."""
         self.step += 1
         self.block_step += 1
-        if not self._noisy() and self.block.stop < len(self._canvas):
+        if not self._noisy() and self.block.stop < len(self.canvas):
             self._index += 1
             self._begin_block()
 
     def _begin_block(self) -> None:
         self.block_step = 0
-        masks = int(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
+        masks = int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
         self._choose = self._decoding.rule.begin(BlockStart(masks, self._steps, self._decoding.params))
 
     def _noisy(self) -> bool:
-        return bool(np.count_nonzero(self._canvas.noisy[self.block.start : self.block.stop]))
+        return bool(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
 
     def _chosen(self, positions: Positions, confidence: Confidence) -> select.Chosen:
-        params = self._decoding.params
-        # A block that is not complete after the scheduled steps goes on, one token at a time.
-        scheduled = self.block_step < self._steps
-        count = max(1, even_count(self._decoding.block, self._steps, self.block_step)) if scheduled else 1
+        params, count = self._decoding.params, self._count
         if params.threshold is not None and self._decoding.rule.counts == "schedule":
             sure = np.flatnonzero(confidence > params.threshold)
             if len(sure) >= count:
@@ -249,6 +262,13 @@ class BlockCausalDecoder(Uncorrected):
                 draw=self._draw,
             )
         )
+
+    @property
+    def _count(self) -> int:
+        """Positions that the schedule transfers; a block that is not complete after its steps goes on, one by one."""
+        if self.block_step >= self._steps:
+            return 1
+        return max(1, even_count(self._decoding.block, self._steps, self.block_step))
 
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Uniform numbers that depend on the request's seed and step alone."""
@@ -273,13 +293,13 @@ class EditingDecoder(BlockCausalDecoder):
         group, size = super().group(rows, positions), self._decoding.params.penalty_lambda
         if not size:
             return group
-        left = np.where(positions > self.block.start, self._canvas.tokens[positions - 1], Penalty.NONE)
+        left = np.where(positions > self.block.start, self.canvas.tokens[positions - 1], Penalty.NONE)
         return replace(group, penalty=Penalty(left, size))
 
     def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:
         """Return the masks that are filled and the tokens that are replaced now, ascending."""
         masks = self._masked[positions]
-        edits = ~masks & (confidence > self._edit_threshold) & (tokens != self._canvas.tokens[positions])
+        edits = ~masks & (confidence > self._edit_threshold) & (tokens != self.canvas.tokens[positions])
         filled = super().choose(positions[masks], tokens[masks], confidence[masks]) if masks.any() else positions[:0]
         return np.union1d(filled, positions[edits])
 
@@ -294,7 +314,7 @@ class EditingDecoder(BlockCausalDecoder):
         self._masked[written] = False
         self._post += not self._masked[block].any()
         if (editing and not len(written)) or self._post > self._decoding.max_post_steps:
-            return np.flatnonzero(self._canvas.noisy[block]) + block.start
+            return np.flatnonzero(self.canvas.noisy[block]) + block.start
         return written[:0]
 
     def _begin_block(self) -> None:

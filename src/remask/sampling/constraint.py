@@ -12,6 +12,7 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.sampling.automaton import FREE, TokenAutomaton
 from remask.sampling.logprobs import width
+from remask.sending import send
 
 FILTERED = 1e4
 """What a token loses that top-k or top-p would leave out: it is taken where no other one completes an answer."""
@@ -32,7 +33,7 @@ class ClassTable:
         """
         rows, vocab = scores.shape
         if scores.device not in self._on:
-            self._on[scores.device] = self._classes.to(scores.device)
+            self._on[scores.device] = send(self._classes.numpy(), scores.device)
         at = self._on[scores.device].expand(rows, vocab)
         best = scores.new_full((rows, self.count), -torch.inf).scatter_reduce_(1, at, scores, "amax")
         ids = torch.arange(vocab, device=scores.device).expand(rows, vocab)

@@ -1,12 +1,15 @@
 """The interface between the engine and the decoding of a request, for every kind of model."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from copy import copy
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.canvas import Canvas
 from remask.core.plan import Reach
+from remask.core.select import Ranked
 from remask.core.spans import Mask
 from remask.policies.base import IdlePasses
 from remask.sampling.score import Extra, RowGroup
@@ -14,6 +17,9 @@ from remask.sampling.score import Extra, RowGroup
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
 Confidence = NDArray[np.float32]
+
+Transfers: TypeAlias = Ranked | Positions
+"""What is known, before its pass, of the positions that a step transfers: how they are ranked, or which they are."""
 
 
 def blocks_of(length: int, start: int, stop: int) -> list[range]:
@@ -45,6 +51,14 @@ class Decoder(Protocol):
     @property
     def order(self) -> Positions | None:
         """The positions that this step transfers, in order, int64, where they are known before the pass; else None."""
+        ...
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What `choose` will return in this step, of all noisy positions of the block; None where it must be asked.
+
+        With an answer, what is transferred is final at once, and the next step follows from how many these are.
+        """
         ...
 
     @property
@@ -109,18 +123,42 @@ class Decoder(Protocol):
         """Go to the next step. The tokens of the last one are on the canvas."""
         ...
 
+    def ahead(self, canvas: Canvas) -> Self:
+        """The decoder of the next step, if this one leaves `canvas`. Called where `transfers` has an answer.
 
-class Unedited:
+        This decoder stays as it is.
+        """
+        ...
+
+
+class Unedited(ABC):
     """The answers of decoders whose rules replace no token, leave out no tail, and read nothing more of a row."""
 
     cut: Reach | None = None
+    canvas: Canvas
+
+    @abstractmethod
+    def advance(self) -> None:
+        """See `Decoder`."""
+
+    def ahead(self, canvas: Canvas) -> Self:
+        """See `Decoder`."""
+        other = copy(self)
+        other.canvas = canvas
+        other.advance()
+        return other
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`."""
+        return None
 
     @property
     def extra(self) -> Extra | None:
         """See `Decoder`."""
         return None
 
-    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:  # noqa: B027 - most take none
         """See `Decoder`. What a policy reads is none of the decoder's business."""
 
     def edited(self, written: Positions) -> Positions:

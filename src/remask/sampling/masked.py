@@ -13,7 +13,7 @@ from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.blocks import Blocks, blocks_for
-from remask.sampling.decoder import Confidence, Positions, Tokens, Uncorrected, moved
+from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_count
 from remask.sampling.score import Basis, RowGroup
@@ -161,6 +161,19 @@ class MaskedDecoder(Uncorrected):
             return None
         order = self._orders[self.block_index]
         return order[self.canvas.noisy[order]][: self._scheduled()]
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`. Rules with a state of their own must be asked."""
+        if self._by_value:
+            threshold = self.params.threshold
+            return select.Ranked(1, factor=self.params.factor) if threshold is None else select.Ranked.above(threshold)
+        if self._choose is scheduled:
+            return select.Ranked(self._scheduled())
+        if not self.rule.remasking.blind:
+            return None
+        candidates = self.block.start + self.canvas.noisy[self.block.start : self.block.stop].nonzero()[0]
+        return self.choose(candidates, candidates, np.zeros(len(candidates), dtype=np.float32))
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: by the rule's measure."""

@@ -78,7 +78,7 @@ class ReadingDecoder(Uncorrected):
     """Reads the slots and writes nothing."""
 
     def __init__(self, reading: Reading, canvas: Canvas, seed: int) -> None:
-        self.reading, self.seed = reading, seed
+        self.reading, self.canvas, self.seed = reading, canvas, seed
         self.block = range(canvas.prompt, canvas.end)
         self.step = 0
         self.block_step = 0

@@ -14,7 +14,7 @@ from remask.core.sampling import SamplingParams, is_greedy
 from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
-from remask.sampling.decoder import Confidence, Positions, Tokens, Unedited, blocks_of
+from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
 from remask.sampling.schedule import log_snrs
 from remask.sampling.score import Extra, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
@@ -187,7 +187,7 @@ class UniformDecoder(Unedited):
     """
 
     def __init__(self, decoding: UniformDecoding, canvas: Canvas) -> None:
-        self._decoding, self._canvas = decoding, canvas
+        self._decoding, self.canvas = decoding, canvas
         self.step = 0
         self.block_step = 0
         self._index = 0
@@ -213,7 +213,7 @@ class UniformDecoder(Unedited):
         if self.finished:  # nothing is left that noise could see
             return range(self._blocks[-1].stop, self._blocks[-1].stop)
         fresh = self._fresh
-        return range(self._canvas.prompt, fresh.stop) if self._revises else fresh
+        return range(self.canvas.prompt, fresh.stop) if self._revises else fresh
 
     @property
     def fresh(self) -> range | None:
@@ -223,7 +223,7 @@ class UniformDecoder(Unedited):
     @property
     def _fresh(self) -> range:
         block = self._blocks[self._index]
-        return range(block.start, min(block.stop, len(self._canvas)))
+        return range(block.start, min(block.stop, len(self.canvas)))
 
     @property
     def _revises(self) -> bool:
@@ -245,14 +245,14 @@ class UniformDecoder(Unedited):
         if not self._decoding.structured:
             return None
         clean = self.block.start
-        return np.where(np.arange(len(self._canvas)) < clean, clean, len(self._canvas))
+        return np.where(np.arange(len(self.canvas)) < clean, clean, len(self.canvas))
 
     @property
     def touched(self) -> Mask | None:
         """The blocks that the last step of a correction changed, bool [T]; None where there was no such step."""
         if self._correction is None or not self._correction.steps:
             return None
-        return self._correction.touched(self._decoding.block, len(self._canvas))
+        return self._correction.touched(self._decoding.block, len(self.canvas))
 
     @property
     def corrections(self) -> int | None:
@@ -272,6 +272,15 @@ class UniformDecoder(Unedited):
         if self._correction is not None:
             self._correction.note(positions, extra.astype(np.int64))
 
+    @property
+    def transfers(self) -> Transfers | None:
+        """See `Decoder`. Corrections and revisions compare with what earlier passes found, and must be asked."""
+        params = self._decoding.params
+        if self._correction is not None or params.revision_tokens:
+            return None
+        every = params.sampler == "ancestral"
+        return select.Ranked(len(self._fresh) if every else self._decoding.per_step, changes=True)
+
     def group(self, rows: slice, positions: Positions) -> RowGroup:
         """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
         decoding, params = self._decoding, self._decoding.params
@@ -279,11 +288,12 @@ class UniformDecoder(Unedited):
             return self._proposals(rows, positions)
         level = self._steps - self.block_step
         before, after = float(self._levels[level]), float(self._levels[level - 1])
-        current = self._canvas.tokens[positions]
+        current = self.canvas.tokens[positions]
         ancestral = params.sampler == "ancestral"
         noisy = NoisyRows(
             current=current,
             weights=None if ancestral else self._weights(positions, current, before),
+            table=None if ancestral or params.revision_tokens else self._table(len(positions), before),
             transition=Transition(decoding.noise, before, after) if ancestral else None,
             banned=decoding.stop_ids,
             banned_rows=self._early(positions),
@@ -305,8 +315,8 @@ class UniformDecoder(Unedited):
         """Return the positions whose token changes now, ascending."""
         if self._correction is not None:
             scope = self._correction.scope
-            return self._correction.choose(self._canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
-        changed: NDArray[np.bool_] = tokens != self._canvas.tokens[positions]
+            return self._correction.choose(self.canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
+        changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
         if self._decoding.params.sampler == "ancestral":
             everywhere: Positions = positions[changed]
             return everywhere
@@ -334,7 +344,7 @@ class UniformDecoder(Unedited):
         else:
             over, start = self.block_step + 1 == self._steps and not params.correction_steps, self._fresh.start
             if params.revision_tokens:
-                over, start = over and self._index + 1 == len(self._blocks), self._canvas.prompt
+                over, start = over and self._index + 1 == len(self._blocks), self.canvas.prompt
         return np.arange(start, self.block.stop) if over else np.empty(0, dtype=np.int64)
 
     def advance(self) -> None:
@@ -344,7 +354,7 @@ class UniformDecoder(Unedited):
         if self._correction is None and self.block_step == self._steps:
             self._index += 1
             self.block_step = 0
-            params, canvas = self._decoding.params, self._canvas
+            params, canvas = self._decoding.params, self.canvas
             if not self.finished:
                 self._begin_block()
             elif params.correction_steps:
@@ -358,14 +368,12 @@ class UniformDecoder(Unedited):
         """Set the schedule of the block, which begins at full noise."""
         decoding, block = self._decoding, self._fresh
         noise, schedule = decoding.noise, decoding.params.schedule or "cosine"
-        self._steps = decoding.steps_of(
-            len(block) - int(np.count_nonzero(self._canvas.noisy[block.start : block.stop]))
-        )
+        self._steps = decoding.steps_of(len(block) - int(np.count_nonzero(self.canvas.noisy[block.start : block.stop])))
         self._levels = log_snrs(schedule, self._steps, noise.min_log_snr, noise.max_log_snr)
 
     def _proposals(self, rows: slice, positions: Positions) -> RowGroup:
         decoding, params = self._decoding, self._decoding.params
-        current = self._canvas.tokens[positions]
+        current = self.canvas.tokens[positions]
         temperature = TEMPERATURE if params.correction_temperature is None else params.correction_temperature
         return RowGroup(
             rows=rows,
@@ -382,7 +390,7 @@ class UniformDecoder(Unedited):
 
     def _early(self, positions: Positions) -> int:
         """Return how many of `positions` are too early for an end token."""
-        return int((positions < self._canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
+        return int((positions < self.canvas.prompt + (self._decoding.params.min_tokens or 0)).sum())
 
     def _weights(self, positions: Positions, current: Tokens, level: float) -> NDArray[np.float32]:
         """Return the probability of each current token as noise, normalised over the block, float32.
@@ -392,7 +400,17 @@ class UniformDecoder(Unedited):
         begun = int(np.searchsorted(positions, self._fresh.start))
         parts = []
         for tokens, at in ((current[:begun], float(self._levels[0])), (current[begun:], level)):
-            prior = self._decoding.noise.probability(tokens, at)
-            total = prior.sum()
-            parts.append(prior / total if total > 0 else prior)
-        return np.concatenate(parts).astype(np.float32)
+            masks = tokens == self._decoding.noise.mask_id
+            parts.append(self._table(len(tokens), at)[np.count_nonzero(masks), masks.astype(np.int64)])
+        return np.concatenate(parts)
+
+    def _table(self, tokens: int, level: float) -> NDArray[np.float32]:
+        """Return the weights of a token that is no mask, and of a mask, for each number of masks among so many tokens.
+
+        Float32 [tokens + 1, 2].
+        """
+        noise, masks = self._decoding.noise, np.arange(tokens + 1)[:, None]
+        priors = noise.probability(np.array([noise.mask_id + 1, noise.mask_id]), level)
+        totals = masks * priors[1] + (tokens - masks) * priors[0]
+        table: NDArray[np.float32] = np.divide(priors, totals, out=np.tile(priors, (tokens + 1, 1)), where=totals > 0)
+        return table.astype(np.float32)

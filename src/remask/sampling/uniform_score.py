@@ -1,6 +1,6 @@
 """Scores of uniform diffusion from logits: expected gains, and draws from the posterior (GIDD)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,15 +27,26 @@ class NoisyRows:
     """Rows of positions whose tokens may change: their current tokens, and how these are weighed.
 
     `weights` [rows] are those of the adaptive sampler, the prior probability of each current token. With a `transition`
-    every row is drawn from the exact posterior instead. With neither, a correction's proposal is drawn.
+    every row is drawn from the exact posterior instead. With neither, a correction's proposal is drawn. Where weights
+    follow from the number of masks among the current tokens, `table` [rows + 1, 2] holds for each number the weight of
+    a token that is none, and of a mask.
     The first `banned_rows` rows never yield `banned` tokens.
     """
 
-    current: NDArray[np.int64]  # [rows]
-    weights: NDArray[np.float32] | None = None
+    current: NDArray[np.int64] | Tensor  # [rows]
+    weights: NDArray[np.float32] | Tensor | None = None
     transition: Transition | None = None
     banned: tuple[int, ...] = ()
     banned_rows: int = 0
+    table: NDArray[np.float32] | None = None
+
+    def on(self, current: Tensor, mask_id: int) -> "NoisyRows":
+        """The same rows with other current tokens, int64 [rows], which only the device knows."""
+        if self.table is None:
+            return replace(self, current=current)
+        masks = current == mask_id
+        table = send(self.table, current.device).index_select(0, masks.sum()[None])
+        return replace(self, current=current, weights=table[0].index_select(0, masks.long()))
 
 
 def read_noisy(
@@ -55,7 +66,7 @@ def read_noisy(
         vocabulary.bar(logits[: rows.banned_rows], rows.banned)
     tempered = logits / temperature if temperature > 0 else logits
     filtered = vocabulary.top_p(vocabulary.top_k(tempered, keep_k), keep_p)
-    current = send(rows.current, logits.device)
+    current = rows.current if isinstance(rows.current, Tensor) else send(rows.current, logits.device)
     if rows.transition is not None:
         chances = posterior(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)
         tokens = vocabulary.draw(chances.log(), draws)
@@ -63,7 +74,7 @@ def read_noisy(
     tokens = vocabulary.draw(filtered, draws) if temperature > 0 else vocabulary.best(filtered)[1]
     if rows.weights is None:
         return torch.stack((tokens.float(), vocabulary.at(vocabulary.softmax(tempered), tokens)))
-    weights = send(rows.weights, logits.device)
+    weights = rows.weights if isinstance(rows.weights, Tensor) else send(rows.weights, logits.device)
     return torch.stack((tokens.float(), gain(logits, current, weights, vocabulary)))
 
 

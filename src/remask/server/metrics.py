@@ -146,6 +146,15 @@ class Metrics:
                 stats.step_cpu_seconds,
             ),
             "engine_slow_steps": ("Steps that took longer than the limit of a step.", engine.slow_steps),
+            "engine_queued_passes": ("Passes queued before the one before them was read.", stats.queued_passes),
+            "engine_waited_passes": (
+                "With overlap, passes that were read before the next one could be planned.",
+                stats.waited_passes,
+            ),
+            "engine_discarded_passes": (
+                "Requests' parts in queued passes that were not what came next.",
+                stats.discarded_passes,
+            ),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
             "row_layers_computed": ("Rows times layers computed, prefix passes and audits included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),

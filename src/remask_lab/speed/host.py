@@ -1,6 +1,6 @@
 """The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
 
-    scripts/host [--json FILE] [--against COMMIT]
+    scripts/host [--json FILE] [--against COMMIT] [--overlap]
 
 A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
 once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
@@ -9,6 +9,7 @@ of a canvas of 1,024 the response leaves less than that to share. A figure is CP
 over all steps of a decode, refreshes included. It begins when the requests have been placed and their prefix has been
 computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds to it.
 
+With `--overlap` passes are queued before those before them are read; what the device would do is counted too.
 `--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
 """
 
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="decodes of each case (default 2)")
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit in turns with this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.add_argument("--overlap", action="store_true", help="queue a pass before the one before it is read")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--canvases", nargs="+", type=int, default=CANVASES, help="positions, 512 or more")
     parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests at a time")
@@ -114,6 +116,8 @@ def main() -> None:
         {"policy": policy, "canvas": canvas, "requests": requests}
         for policy, canvas, requests in product(args.policies, args.canvases, args.requests)
     ]
+    if args.overlap:
+        cases = [{**case, "overlap": True} for case in cases]
     rows = measure(args.rounds, args.against, cases)
     report = {"machine": host(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
     if args.json is not None:

@@ -1,7 +1,7 @@
 """The host's part of a decode: a real engine whose model answers at once. `host` starts this file under any commit.
 
-Reads one JSON object a line with `policy`, `canvas` and `requests`, and answers each with a line that adds what it
-took. It imports nothing of `remask_lab`, so that the engine of another commit can run under it.
+Reads one JSON object a line with `policy`, `canvas`, `requests` and maybe `overlap`, and answers each with a line that
+adds what it took. It imports nothing of `remask_lab`, so that the engine of another commit can run under it.
 """
 
 import gc
@@ -81,13 +81,17 @@ def make_model() -> StubTransformer:
     return StubTransformer(shape, dummy_weights(shape, torch.float32, torch.device("cpu")))
 
 
-def decode(model: StubTransformer, policy: str, canvas: int, requests: int) -> dict[str, float | int]:
+def decode(
+    model: StubTransformer, policy: str, canvas: int, requests: int, overlap: bool = False
+) -> dict[str, float | int]:
     """CPU time of the host in a whole decode of so many requests, without their start: admission, the prefix' own pass.
 
     Returns its mean over the steps in milliseconds, and the number of steps.
     """
     prompt = canvas - RESPONSE
     config = EngineConfig(max_num_seqs=requests, max_model_len=canvas, store_budget_tokens=canvas)
+    if overlap:  # which older engines do not know
+        config = replace(config, overlap=True)
     engine = Engine(model, config, "stub")
     draw = random.Random(0)
     shared = [draw.randrange(1, VOCAB - 1) for _ in range(round(PREFIX * prompt))]
