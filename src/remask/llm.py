@@ -21,6 +21,7 @@ from remask.core.reading import Reading
 from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
+from remask.core.segments import Segment
 from remask.core.structure import StructuredOutputs
 from remask.core.terms import Terms
 from remask.cpu import CpuReading, memory, physical_cores, read_cpu
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 Sampling: TypeAlias = SamplingParams | Mapping[str, Any]
 Canvas: TypeAlias = Sequence[Part | Mapping[str, Any]]
+Segments: TypeAlias = Sequence[Segment | Mapping[str, Any]]
 AUTO = "auto"
 _USUAL_CACHE: Mapping[ModelKind, str] = {"masked": "bicache", "block_causal": "exact", "uniform": "none"}
 
@@ -342,6 +344,7 @@ class LLM:
         params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
+        segments: Segments | Sequence[Segments] | None = None,
         cache: str | CachePolicy | None = None,
         cache_config: Mapping[str, Any] | None = None,
         trace: bool = False,
@@ -351,7 +354,9 @@ class LLM:
         """Answer prompts, batched together, in their order.
 
         A prompt is text, token ids, or chat messages. `prefix_length` leading tokens are shared with other requests;
-        by default everything before the last user turn with messages, and nothing with text or token ids. `params` as
+        by default everything before the last user turn with messages, and nothing with text or token ids. `segments`
+        are shared in its place: parts that may stand anywhere in the prompt, each an object of `start` and `length`;
+        one list for all prompts, or one per prompt. `params` as
         `SamplingParams` are complete; a mapping such as `{"temperature": 0.5}`, or None, leaves the rest to the
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
@@ -360,7 +365,11 @@ class LLM:
         or a setting cannot be used.
         """
         requests = self.requests(
-            prompts, params, prefix_length=prefix_length, policy=self._chosen_policy(cache, cache_config)
+            prompts,
+            params,
+            prefix_length=prefix_length,
+            segments=segments,
+            policy=self._chosen_policy(cache, cache_config),
         )
         return self._answered(requests, trace, top_logprobs, structured_outputs)
 
@@ -489,6 +498,7 @@ class LLM:
         params: Sampling | Sequence[Sampling] | None = None,
         *,
         prefix_length: int | None = None,
+        segments: Segments | Sequence[Segments] | None = None,
         policy: CachePolicy | None = None,
     ) -> list[Request]:
         """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
@@ -497,13 +507,18 @@ class LLM:
         if len(each) != len(items):
             raise ConfigError(f"params: one for all prompts or one per prompt ({len(items)}), got {len(each)}")
         chosen = policy or self.policy(self.cache, self.cache_config)
+        parts = None if segments is None else _each_parts(segments, len(items))
         requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
             tokens, shared = encode(prompt, self.tokenizer)
             if not isinstance(own, SamplingParams):
                 own = self.params(own, prompt_tokens=len(tokens))
-            length = shared if prefix_length is None else prefix_length
-            requests.append(Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None))
+            if parts is None:
+                length = shared if prefix_length is None else prefix_length
+                request = Request(str(index), tokens, own, length, chosen, find_prefix=prefix_length is None)
+            else:  # what a conversation shares by default gives way to them
+                request = Request(str(index), tokens, own, prefix_length or 0, chosen, segments=parts[index])
+            requests.append(request)
         return requests
 
     def run(
@@ -588,6 +603,15 @@ def _threads(
         threads = Threads(share, f"{physical_cores()} cores for {processes} processes")
     set_threads(threads)
     return threads
+
+
+def _each_parts(segments: Segments | Sequence[Segments], prompts: int) -> list[Sequence[Segment]]:
+    """The parts of each of so many prompts, from one list for all of them or from one per prompt."""
+    several = not all(isinstance(each, Segment | Mapping) for each in segments)
+    given: Sequence[Any] = segments if several else [segments] * prompts
+    if len(given) != prompts:
+        raise ConfigError(f"segments: one list for all prompts or one per prompt ({prompts}), got {len(given)}")
+    return [Terms(segments=each).parts for each in given]
 
 
 def _step(engine: Engine) -> list[Event]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from remask.core.depth import DepthLookup
 from remask.core.request import Result
 from remask.core.sampling import SamplingParams
+from remask.core.segments import Segment
 from remask.engine.request import Request
 from remask.models.loaded import load_model
 from remask.policies import parse
@@ -228,6 +229,10 @@ LLADA: dict[str, Kind] = {
     "block-prefix": (llada_sampling, no_config),
     "block-dual": (llada_sampling, no_config),
     "bicache+block-dual": (fixed, bicache_dual_config),
+    "reuse, of parts": (llada_sampling, no_config),
+    "bicache, of parts": (llada_sampling, bicache_config),
+    "bicache, of other parts": (llada_sampling, bicache_config),
+    "bicache+block-dual, of parts": (fixed, bicache_dual_config),
     "dkv-decode": (llada_sampling, dkv_config),
     "dkv-greedy": (ordered, greedy_config),
     "dkv-greedy, around the last step": (ordered, greedy_previous_config),
@@ -256,6 +261,8 @@ DREAM: dict[str, Kind] = {
     "reuse": (whole_canvas, no_config),
     "bicache": (whole_canvas, bicache_config),
     "bicache, another": (whole_canvas, bicache_config),
+    "reuse, of parts": (whole_canvas, no_config),
+    "bicache, of parts": (whole_canvas, bicache_config),
     "block-prefix": (dream_blocks, no_config),
     "block-dual": (dream_blocks, no_config),
     "dkv-decode": (whole_canvas, dkv_dream_config),
@@ -297,7 +304,23 @@ def draw_line(rng: random.Random, name: str, kind: Kind, layers: int) -> Line:
     if "window" in line["cache_config"]:
         window = min(line["cache_config"]["window"], line["sampling"]["max_tokens"])
         line["cache_config"] = line["cache_config"] | {"window": window}
+    if "parts" in name:
+        return line | in_parts(rng)
     return line | {"prompt_token_ids": prompt, "prefix_length": length}
+
+
+def in_parts(rng: random.Random) -> Line:
+    """A prompt made of one to three documents out of few, in any order, with and without tokens between them."""
+    prompt: list[int] = []
+    segments: list[Line] = []
+    for _ in range(rng.randint(1, 3)):
+        prompt += [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 3]))]
+        length = rng.choice([1, 2, 5])
+        shared = random.Random(f"{length} {rng.randrange(2)}")
+        segments.append({"start": len(prompt), "length": length})
+        prompt += [shared.randrange(VOCAB) for _ in range(length)]
+    prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 3))]
+    return {"prompt_token_ids": prompt, "segments": segments}
 
 
 class WatchedCanvas(Canvas):
@@ -344,7 +367,9 @@ def drawn(rng: random.Random, model: str, name: str, kind: Kind) -> tuple[Line, 
 def work_of(line: Line, name: str, joins: int) -> Work:
     sampling = SamplingParams.from_mapping({"temperature": 0.0, "ignore_eos": True, **line["sampling"]})
     policy = parse(line["cache"], line["cache_config"], lambda: DepthLookup({}))
-    return Work(Request(name, line["prompt_token_ids"], sampling, line["prefix_length"]), policy, joins)
+    segments = [Segment(**each) for each in line.get("segments", ())]
+    prompt, prefix = line["prompt_token_ids"], line.get("prefix_length", 0)
+    return Work(Request(name, prompt, sampling, prefix, segments=segments), policy, joins)
 
 
 def left_out(line: Line, expected: Decode, shift: int) -> int:

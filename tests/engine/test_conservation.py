@@ -40,7 +40,8 @@ def slots_have_one_owner(engine: Engine) -> None:
         for layer in range(LAYERS):
             owned[layer].append(entry.extent.slots())
     for running in engine._unfinished():
-        assert running.lease is None or any(running.lease.entry is entry for entry in engine.store.entries)
+        for lease in running.leases:
+            assert any(lease.entry is entry for entry in engine.store.entries)
         for branch in running.branches:
             covered = [layer for table in branch.tables for layer in table.layers]
             assert covered == list(range(LAYERS))

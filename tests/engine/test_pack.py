@@ -15,6 +15,7 @@ from remask.core.plan import Plan, PrefixHit, View
 from remask.core.spans import Span
 from remask.engine.canvas_state import (
     CanvasState,
+    Kept,
     leased_tables,
     new_states,
     plain_table,
@@ -62,7 +63,13 @@ class Memory:
         tables = leased_tables(lease, [extent for extent in own if extent is not None])
         hit = PrefixHit(prefix, boundary)
         return CanvasState(
-            canvas, Ledger(LAYERS, length, hit), tables, lease, lease.entry.states, shift=shift, prefix=hit
+            canvas,
+            Ledger(LAYERS, length, hit),
+            tables,
+            lease,
+            (Kept(0, lease.entry.states),),
+            shift=shift,
+            prefix=hit,
         )
 
 
@@ -156,11 +163,10 @@ def enter(layer: int, stage: Stage, h: Tensor | None, items: list[tuple[CanvasSt
 def label_states(items: list[tuple[CanvasState, Plan]]) -> None:
     """Boundary states say what they are; those of a shared entry name the first item that reads it."""
     for index in reversed(range(len(items))):
-        restored = items[index][0].restored
-        if restored is not None:
+        for kept in items[index][0].restored:
             for layer in range(LAYERS - 1):
-                for position in range(restored.shape[1]):
-                    restored[layer, position] = code(index, layer + 1, position)
+                for position in range(kept.start, kept.stop):
+                    kept.states[layer, position - kept.start] = code(index, layer + 1, position)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -232,9 +238,9 @@ def test_a_refresh_restores_the_prefix_at_the_boundary() -> None:
     label_states(items)
     batch = pack(items, CPU)
     restore = batch.stages[1].restore[0]
-    assert branch.restored is not None
+    (kept,) = branch.restored
     assert restore.rows == slice(0, 4)
-    assert restore.states.data_ptr() == branch.restored[1].data_ptr()  # in place, not a copy
+    assert restore.states.data_ptr() == kept.states[1].data_ptr()  # in place, not a copy
     check(batch, items)
 
 
@@ -342,7 +348,7 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     lone, lease = memory.branch(5, 3), memory.branch(6, 3, 4, 2)
     rows = np.arange(8) % 3 != 0
     whole = tuple(Span(range(i, i + 1), rows if i < first else np.ones(8, dtype=np.bool_)) for i in range(LAYERS))
-    lone.restored = new_states(LAYERS, 1, torch.float64, CPU, 8)
+    lone.restored = (Kept(0, new_states(LAYERS, 1, torch.float64, CPU, 8)),)
     items = [(lone, Plan(whole, predict=np.arange(8) == 7)), (lease, Reuse().plan(view(lease, 1)))]
     label_states(items)
     everything, rest = pack(items, CPU), pack(items, CPU, first=first)

@@ -1,10 +1,14 @@
-"""Shared-prefix reuse, BiCache, and BiCache over block-dual (sections 3.1, 3.4, 3.5)."""
+"""Shared-prefix reuse, BiCache, and BiCache over block-dual (sections 3.1, 3.4, 3.5).
 
+A shared prefix is the part at the front. Parts may stand anywhere in the prompt: each is computed alone, at positions
+from 0 on, and K, which is kept before RoPE, is rotated where it stands.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.oracles.canvas import Canvas
@@ -13,41 +17,49 @@ from tests.oracles.sampling import BlockSampler, Sampler
 
 Boundary = Literal["stored", "recomputed"]
 FillPass = Literal["separate", "transfer"]
+Part = tuple[int, int]  # first position, positions
 
 
 @dataclass(frozen=True)
 class Lease:
-    """What a prefix-only pass left behind, on a canvas of some length: absent beyond the prefix."""
+    """What passes over parts alone left behind, on a canvas of some length: absent outside of the parts."""
 
-    length: int
+    rows: Tensor  # mask [T] of the parts
     kv: KV
     states: Tensor  # as `Pass.states`
 
 
-def usable_prefix(model: DenseModel, canvas: Canvas, prefix_length: int) -> int:
-    """How many leading tokens may be leased: Dream's row P-1 predicts the first response token and must stay live."""
+def usable(model: DenseModel, canvas: Canvas, parts: Sequence[Part]) -> list[Part]:
+    """What may be leased of the parts: Dream's row P-1 predicts the first response token and must stay live."""
     limit = canvas.prompt_length - 1 if model.dream else canvas.prompt_length
-    return min(prefix_length, limit)
+    return [(start, min(length, limit - start)) for start, length in parts if length and start < limit]
 
 
-def lease(model: DenseModel, canvas: Canvas, prefix_length: int) -> Lease:
-    """Section 3.1: a pass over the prefix alone, without suffix and masks."""
-    out = model.forward(canvas.tokens[:prefix_length])
-    beyond = canvas.length - prefix_length
-    states = F.pad(out.states, (0, 0, 0, beyond), value=torch.nan)
-    return Lease(prefix_length, out.kv.padded(canvas.length), states)
+def lease(model: DenseModel, canvas: Canvas, parts: Sequence[Part]) -> Lease:
+    """Section 3.1: a pass over each part alone, without what stands around it."""
+    nothing = model.empty_kv(canvas.length)
+    kv = KV(nothing.k.clone(), nothing.v.clone())
+    states = torch.full((model.layers + 1, canvas.length, model.width), torch.nan, dtype=model.dtype)
+    rows = torch.zeros(canvas.length, dtype=torch.bool)
+    for start, length in parts:
+        out = model.forward(canvas.tokens[start : start + length])
+        kv.k[:, start : start + length] = out.kv.k
+        kv.v[:, start : start + length] = out.kv.v
+        states[:, start : start + length] = out.states
+        rows[start : start + length] = True
+    return Lease(rows, kv, states)
 
 
 def refresh_pass(
     model: DenseModel, canvas: Canvas, leased: Lease, depth: int, live: Tensor, around: KV, boundary: Boundary
 ) -> Pass:
-    """Section 3.4, a refresh: layers below `depth` read the leased prefix, from there on the prefix rows are computed.
+    """Section 3.4, a refresh: layers below `depth` read what is leased, from there on its rows are computed.
 
-    `live` are the computed rows after the prefix, `around` the K/V of those that are not. The prefix rows restart at
+    `live` are the computed rows beside them, `around` the K/V of those that are not. The leased rows restart at
     layer `depth` from the leased boundary state; with `boundary="recomputed"` they instead run through the shallow
-    layers too, attending to the leased prefix K/V and the suffix, and write no K/V there.
+    layers too, attending to the leased K/V and the rest, and write no K/V there.
     """
-    prefix = canvas.span(0, leased.length)
+    prefix = leased.rows
     given = leased.kv.below(depth).over(around)
     below = range(depth)
     if depth == model.layers or boundary == "stored":
@@ -66,14 +78,14 @@ def bicache(
     model: DenseModel,
     canvas: Canvas,
     sampler: Sampler,
-    prefix_length: int,
+    parts: Sequence[Part],
     depth: int,
     interval: int | None,
     boundary: Boundary = "stored",
 ) -> None:
-    """Section 3.4: what follows the prefix is computed in each step, the prefix' deep layers every `interval` steps."""
-    leased = lease(model, canvas, usable_prefix(model, canvas, prefix_length))
-    suffix = canvas.span(leased.length, canvas.length)
+    """Section 3.4: what is not leased is computed in each step, deep layers of the rest every `interval` steps."""
+    leased = lease(model, canvas, usable(model, canvas, parts))
+    suffix = ~leased.rows
     nothing = model.empty_kv(canvas.length)
     while not sampler.done:
         if refreshes(sampler.step, interval):
@@ -85,16 +97,16 @@ def bicache(
         sampler.commit(model.predictions(out.logits))
 
 
-def reuse(model: DenseModel, canvas: Canvas, sampler: Sampler, prefix_length: int) -> None:
-    """Section 3.4 with b = n: the prefix-only K/V in all layers, never recomputed."""
-    bicache(model, canvas, sampler, prefix_length, model.layers, None)
+def reuse(model: DenseModel, canvas: Canvas, sampler: Sampler, parts: Sequence[Part]) -> None:
+    """Section 3.4 with b = n: the stored K/V in all layers, never recomputed."""
+    bicache(model, canvas, sampler, parts, model.layers, None)
 
 
 def bicache_block_dual(
     model: DenseModel,
     canvas: Canvas,
     sampler: BlockSampler,
-    prefix_length: int,
+    parts: Sequence[Part],
     depth: int,
     interval: int | None,
     fill_pass: FillPass = "separate",
@@ -108,8 +120,8 @@ def bicache_block_dual(
     """
     if model.dream:
         raise ValueError("section 3.5 describes LLaDA only")
-    leased = lease(model, canvas, prefix_length)
-    prefix = canvas.span(0, prefix_length)
+    leased = lease(model, canvas, parts)
+    prefix = leased.rows
     suffix = ~prefix
     nothing = model.empty_kv(canvas.length)
     while not sampler.done:

@@ -79,7 +79,7 @@ def test_a_refresh_from_an_exact_lease_equals_the_full_pass(name: str, boundary:
     canvas = Canvas(goldens.prompts()["p03"], 8, model.mask_id)
     full = model.forward(canvas.tokens)
     suffix = canvas.span(10, canvas.length)
-    exact = Lease(10, full.kv.only(~suffix), full.states)
+    exact = Lease(~suffix, full.kv.only(~suffix), full.states)
     out = refresh_pass(model, canvas, exact, depth, suffix, model.empty_kv(canvas.length), boundary)
     torch.testing.assert_close(out.logits, full.logits)
     torch.testing.assert_close(out.kv.v, full.kv.v)

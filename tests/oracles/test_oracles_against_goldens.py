@@ -75,12 +75,13 @@ def test_prefix_only_pass_and_bicache_steps() -> None:
             close(model.forward(torch.tensor(ids[:prefix])).logits[-1:], recorded[f"{name}.prefix_only_logits_last"])
 
     canvas = Canvas(goldens.prompts()["s0a"], 16, model.mask_id)
-    leased = lease(model, canvas, recorded["s0a.inter.k"].shape[2])
-    close(leased.kv.k[:, : leased.length].transpose(1, 2), recorded["s0a.inter.k"])
-    close(leased.kv.v[:, : leased.length].transpose(1, 2), recorded["s0a.inter.v"])
-    close(leased.states[1:, : leased.length], recorded["s0a.inter.o"])
+    prefix = recorded["s0a.inter.k"].shape[2]
+    leased = lease(model, canvas, [(0, prefix)])
+    close(leased.kv.k[:, : prefix].transpose(1, 2), recorded["s0a.inter.k"])
+    close(leased.kv.v[:, : prefix].transpose(1, 2), recorded["s0a.inter.v"])
+    close(leased.states[1:, : prefix], recorded["s0a.inter.o"])
 
-    suffix = canvas.span(leased.length, canvas.length)
+    suffix = canvas.span(prefix, canvas.length)
     for step in range(6):
         canvas.tokens = recorded[f"s0a.b2.interval4.step{step}.input_ids"][0]
         if step % 4 == 0:

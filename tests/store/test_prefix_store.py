@@ -448,10 +448,11 @@ def test_the_entry_that_a_request_would_read_does_not_give_way() -> None:
     for token in range(3):
         put(store, [token])
     spare = store.find([0])
-    assert store.give_way(spare)
+    assert spare is not None
+    assert store.give_way((spare,))
     assert held(store) == [(0,), (2,)]
-    assert store.give_way(spare)
-    assert not store.give_way(spare)
+    assert store.give_way((spare,))
+    assert not store.give_way((spare,))
     assert held(store) == [(0,)]
     assert store.give_way()
 

@@ -47,9 +47,10 @@ class Ledger:
         self._written = np.full((layers, length), UNWRITTEN, dtype=np.int32)
         self._lead = np.zeros(layers, dtype=np.int64)  # leading positions of a layer that are all written or lent
         self._least = 0  # the least of `_lead`
+        self._lent = np.zeros(length, dtype=np.bool_) if prefix is None else prefix.rows(length)
         if prefix is not None:
-            self._written[: prefix.layers, : prefix.length] = LEASED
-            self._lead[: prefix.layers] = prefix.length
+            self._written[: prefix.layers, self._lent] = LEASED
+            self._lead[: prefix.layers] = prefix.lead
         self._last: _Entered | None = None  # the last plan
         self._stamped = -1  # step that `_written` has for its rows
         self._replaced: _Replaced | None = None  # by the last plan, where that may change
@@ -111,7 +112,7 @@ class Ledger:
             if span.computed is not span.rows and (part[:, span.rows & ~span.computed] < 0).any():
                 raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
-            if hit is not None and layers.start < hit.layers and rows[: hit.length].any():
+            if hit is not None and layers.start < hit.layers and (rows & self._lent).any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
             reach = plan.reach(span)
             if self._least < reach:
@@ -137,7 +138,7 @@ class Ledger:
     def _check_restored(self, layer: int, rows: Mask) -> None:
         missing = rows & ~self.kept[layer]
         if self.prefix is not None and layer == self.prefix.boundary:
-            missing[: self.prefix.length] = False
+            missing &= ~self._lent
         if missing.any():
             last = np.flatnonzero(missing)[-1]
             raise PlanError(f"position {last} joins at layer {layer}, where no boundary state is lent or kept")

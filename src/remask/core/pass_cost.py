@@ -17,7 +17,7 @@ class ExecutedPlan:
 
     Attributes:
         plan: the plan that ran.
-        prefix: the leading positions that other requests computed, where canvases that share them read them together.
+        prefix: the positions that other requests computed, where canvases that share them read leading ones together.
         sharing: equal for canvases that read the same prefix.
         outputs: attention and FFN outputs of computed rows are kept.
     """
@@ -134,7 +134,7 @@ def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64
     for each, reach in zip(canvases, keys, strict=True):
         shared = np.zeros_like(reach)
         if each.prefix is not None:
-            shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.length)
+            shared[: each.prefix.layers] = np.minimum(reach[: each.prefix.layers], each.prefix.lead)
             groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
         own += int((reach - shared).sum())
     return own + sum(int(read.sum()) for read in groups.values())

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans
+from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, rows_of
 from remask.errors import PlanError
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
@@ -205,20 +205,33 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """A stored prefix that a request reads: the first `length` positions.
+    """What a request reads of what is stored: a prefix, or parts that stand anywhere in its prompt.
 
     Attributes:
-        length: number of leading positions.
-        boundary: the prefix rows may restart at this layer, from the hidden states that leave the layer before it.
+        length: number of positions.
+        boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
         layers: K/V are lent in layers 0 .. layers - 1. At least `boundary`, which is also the default.
+        parts: where they stand, ascending, each a stored entry of its own. By default the first `length` positions.
     """
 
     length: int
     boundary: int
     layers: int = 0
+    parts: tuple[range, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", max(self.layers, self.boundary))
+        if not self.parts:
+            object.__setattr__(self, "parts", (range(self.length),))
+
+    @property
+    def lead(self) -> int:
+        """Length of the part at the front, whose K/V are read in place; 0 without one."""
+        return self.parts[0].stop if self.parts[0].start == 0 else 0
+
+    def rows(self, canvas: int) -> Mask:
+        """A fresh mask of its positions on a canvas of this length."""
+        return rows_of(self.parts, canvas)
 
 
 @dataclass(frozen=True, slots=True)

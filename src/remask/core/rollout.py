@@ -7,6 +7,7 @@ from typing import Any
 from remask.core.checks import POSITIONS, ListOf, Real, Settings, Text, Whole
 from remask.core.fields import Nested, check, declare, declared, parse
 from remask.core.request import Transfer
+from remask.core.segments import MAX_SEGMENTS, Segment, as_segments
 from remask.errors import ConfigError
 
 TOP_LOGPROBS = 20
@@ -71,6 +72,11 @@ class Trace:
     cache_config: Mapping[str, Any] | None = declare(None, Settings("settings of the policy", 64), "Its settings.")
     prompt_tokens: int = declare(1, Whole(1, POSITIONS), "Length of the prompt in tokens.")
     prefix_length: int = declare(0, Whole(0, POSITIONS), "Leading prompt tokens that could be shared.")
+    segments: Sequence[Segment] = declare(
+        (),
+        ListOf(Nested(Segment, "segment field"), "parts", MAX_SEGMENTS),
+        "Parts of the prompt that could be shared wherever they stand.",
+    )
     sampling: Mapping[str, Any] | None = declare(
         None, Settings("sampling parameters", 256), "Sampling parameters of the run, its seed included."
     )
@@ -87,6 +93,7 @@ class Trace:
             for each in self.events
         ]
         object.__setattr__(self, "events", tuple(made))
+        object.__setattr__(self, "segments", as_segments(self.segments))
 
     @classmethod
     def from_mapping(cls, values: object) -> "Trace":
@@ -97,7 +104,8 @@ class Trace:
     def content(self) -> dict[str, Any]:
         """The trace as JSON-like values; what is empty in an event is left out."""
         fields = {name: getattr(self, name) for name in declared(Trace)}
-        return fields | {"events": [_content(event) for event in self.events]}
+        parts = [each.content for each in self.segments]
+        return fields | {"events": [_content(event) for event in self.events], "segments": parts}
 
     def transfers(self, prompt: int) -> tuple[Transfer, ...]:
         """The events on a canvas whose prompt has `prompt` tokens.

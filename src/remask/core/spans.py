@@ -28,6 +28,14 @@ def index_of(positions: Positions) -> slice | Positions:
     return slice(first, last + 1) if last - first == len(positions) - 1 else positions
 
 
+def rows_of(parts: Iterable[range], length: int) -> Mask:
+    """A fresh mask of the positions of `parts` on a canvas of `length` positions."""
+    mask = np.zeros(length, dtype=np.bool_)
+    for part in parts:
+        mask[part.start : part.stop] = True
+    return mask
+
+
 @dataclass(frozen=True, slots=True)
 class TopRho:
     """Computes the `count` rows of `among` whose value vectors moved most (dLLM-Cache section 3.2).

@@ -9,6 +9,7 @@ from remask.core.fields import Nested, check, declare, parse
 from remask.core.infill import MAX_PARTS, Part
 from remask.core.rollout import TOP_LOGPROBS, Trace
 from remask.core.sampling import SamplingParams
+from remask.core.segments import MAX_SEGMENTS, Segment, as_segments
 from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
 
@@ -28,6 +29,13 @@ class Terms:
         "Leading prompt tokens that may be shared with other requests, 0 for none; by default everything before the "
         "last user turn of a conversation, and nothing of a text or of token ids, unless `--prefix-sharing auto` "
         "finds it.",
+    )
+    segments: Sequence[Segment] | None = declare(
+        None,
+        ListOf(Nested(Segment, "segment field"), "parts", MAX_SEGMENTS),
+        "Parts of the prompt that may be shared with other requests wherever they stand in them, such as documents, in "
+        "place of a shared prefix; each is an object of `start` and `length`.",
+        kinds=("masked",),
     )
     cache: str | None = declare(
         None,
@@ -97,6 +105,13 @@ class Terms:
         form = self.structured_outputs
         if form is not None and not isinstance(form, StructuredOutputs):
             object.__setattr__(self, "structured_outputs", StructuredOutputs.from_mapping(form))
+        if self.segments is not None:
+            if self.prefix_length is not None:
+                raise ConfigError(
+                    "segments and prefix_length both say what is shared; send one of them (a prefix is the part at "
+                    "start 0)"
+                )
+            object.__setattr__(self, "segments", as_segments(self.segments))
         if self.replay is not None and not isinstance(self.replay, Trace):
             object.__setattr__(self, "replay", Trace.from_mapping(self.replay))
         if self.canvas is not None:
@@ -113,9 +128,21 @@ class Terms:
         return self.cache, self.cache_config
 
     def shared(self, default: int) -> int:
-        """Leading prompt tokens that may be shared: as asked for, those of a replayed trace, or `default`."""
+        """Leading prompt tokens that may be shared: as asked for, those of a replayed trace, or `default`.
+
+        None are where the request names parts.
+        """
+        if self.segments is not None:
+            return 0
         usual = default if self.replay is None else self.replay.prefix_length
         return usual if self.prefix_length is None else self.prefix_length
+
+    @property
+    def parts(self) -> Sequence[Segment]:
+        """Parts of the prompt that may be shared: as asked for, or those of a replayed trace."""
+        if self.segments is not None:
+            return self.segments
+        return () if self.replay is None or self.prefix_length is not None else self.replay.segments
 
     def params(self, own: Mapping[str, Any], usual: Callable[[], SamplingParams]) -> SamplingParams:
         """The sampling parameters of a request that sets `own`: those of a replayed trace, or the `usual` ones.

@@ -14,7 +14,7 @@ class LayerWork:
 
     Attributes:
         layers: layers that do the same.
-        rows: rows computed in each of them, of the prefix or not.
+        rows: rows computed in each of them, of the prefix or not. What is said of the prefix holds of stored parts too.
         reused: prefix rows whose K/V are read as an earlier pass left them.
         leased: rows of `reused` that are read from the prefix store.
         restored: prefix rows that restart at `layers.start` from a hidden state: the store's boundary state, or one
@@ -30,8 +30,8 @@ class LayerWork:
     refreshed: int
 
 
-def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
-    """The work of `plan` on a canvas whose first `prefix` positions are shared.
+def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWork, ...]:
+    """The work of `plan` on a canvas whose positions `prefix` [T] are shared.
 
     `hit` is the part of them that the store lent. `TopRho` chooses rows on the device, so the host does not know which
     ones: they count in `rows`, and those of the prefix count as reused.
@@ -42,15 +42,15 @@ def layer_work(plan: Plan, prefix: int, hit: PrefixHit | None) -> tuple[LayerWor
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
         written = span.computed if span.frozen is None else span.computed & ~span.frozen
-        refreshed = int(written[:prefix].sum())
-        reused = prefix - refreshed
+        refreshed = int((written & prefix).sum())
+        reused = int(prefix.sum()) - refreshed
         work.append(
             LayerWork(
                 layers=span.layers,
                 rows=span.cost // len(span.layers),
                 reused=reused,
                 leased=min(reused, hit.length) if hit is not None and span.layers.start < hit.layers else 0,
-                restored=int((span.rows & ~live)[:prefix].sum()),
+                restored=int((span.rows & ~live & prefix).sum()),
                 refreshed=refreshed,
             )
         )

@@ -24,12 +24,47 @@ from remask.store.prefix import Lease
 
 @dataclass(frozen=True, slots=True)
 class SlotTable:
-    """The K/V slots of a canvas in a range of layers: a shared prefix, then slots of the canvas' own."""
+    """The K/V slots of a canvas in a range of layers: a part that is read in place, then slots of the canvas' own."""
 
     layers: range
     slots: NDArray[np.int64]  # [T]
-    common: tuple[Run, ...]  # slots of the shared prefix, which are read in place; empty without one
+    common: tuple[Run, ...]  # slots of the part at the front, which are read in place; empty without one
     own: NDArray[np.int64]  # slots of the positions after it
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Hidden states of consecutive positions of a canvas.
+
+    Attributes:
+        start: the first of the positions.
+        states: [layers - 1, positions, D]; index l holds the states that leave layer l.
+    """
+
+    start: int
+    states: Tensor
+
+    @property
+    def stop(self) -> int:
+        """The position after the last."""
+        return self.start + self.states.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """K/V of a stored part that a canvas needs at other positions than those that it was computed at.
+
+    Attributes:
+        source: slots of the store, [positions].
+        target: slots of the canvas, [positions].
+        layers: K/V of layers 0 .. layers - 1 are copied.
+        by: how many positions later the part stands on the canvas.
+    """
+
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    layers: int
+    by: int
 
 
 @dataclass(slots=True)
@@ -37,19 +72,19 @@ class CanvasState:
     """A canvas with its memory on the device. A guided request has two, every other request has one.
 
     `Span.save` puts hidden states into `states`, [layers - 1, T, D]; index l holds the states that leave layer l. Rows
-    restart from `restored`, which has the same layout.
+    restart from `restored`, which stand in ascending order.
     """
 
     canvas: Canvas
     ledger: Ledger
     tables: tuple[SlotTable, ...]
-    lease: Lease | None = None
-    restored: Tensor | None = None
+    lease: Lease | None = None  # of the part at its front, which it reads in place
+    restored: tuple[Kept, ...] = ()
     states: Tensor | None = None
     shift: int = 0
     clock: int = 0  # steps that it took part in
     outputs: bool = False  # attention and FFN outputs are cached too
-    prefix: PrefixHit | None = None  # leading positions that others computed
+    prefix: PrefixHit | None = None  # positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
     memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately

@@ -9,6 +9,7 @@ from remask.core.fields import declared
 from remask.core.kinds import in_words
 from remask.core.rollout import TOP_LOGPROBS
 from remask.core.sampling import SamplingParams
+from remask.core.segments import stored_parts
 from remask.core.terms import Terms
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
@@ -45,6 +46,7 @@ def check_request(
     params, policy = request.params, request.policy
     _check_terms(request)
     _check_prompt(request, shape)
+    _check_segments(request, shape)
     _check_template(request, shape)
     limits.check_stop(params)
     _check_reading(request, shape)
@@ -220,6 +222,33 @@ def _check_template(request: Request, shape: ModelConfig) -> None:
     bad = [token for token in template.tokens if token != OPEN and not 0 <= token < shape.vocab]
     if bad:
         raise ConfigError(f"canvas holds the token id {bad[0]}; token ids go from 0 to {shape.vocab - 1}")
+
+
+def _check_segments(request: Request, shape: ModelConfig) -> None:
+    """Raise `ConfigError` on stored parts that cannot be read on this model, by this policy, or in this prompt."""
+    segments = request.segments
+    if not segments:
+        return
+    if shape.kind != "masked":
+        why = {
+            "uniform": "completed blocks change the K/V of all clean rows, so a part's own are not theirs",
+            "block_causal": "K/V depend on all that stands before them, so only a prefix is the same in two prompts",
+        }[shape.kind]
+        raise ConfigError(
+            f"segments: stored parts that stand anywhere are not defined on {in_words((shape.kind,))} models "
+            f"({shape.family}): {why}; leave segments out"
+        )
+    if request.prefix_length:
+        raise ConfigError(
+            f"segments and prefix_length={request.prefix_length} both say what is shared; give one of them (a prefix "
+            "is the part at start 0)"
+        )
+    if request.policy.traits.audits is not None:
+        raise ConfigError(
+            "segments: audits measure prefixes alone, so depth='online' has no depth for parts; set depth to a number "
+            "of layers or to 'table'"
+        )
+    stored_parts(segments, len(request.prompt_token_ids))
 
 
 def _check_prompt(request: Request, shape: ModelConfig) -> None:

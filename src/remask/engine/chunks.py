@@ -8,7 +8,7 @@ import numpy as np
 
 from remask.core.plan import Plan
 from remask.core.spans import Span
-from remask.engine.canvas_state import CanvasState
+from remask.engine.canvas_state import CanvasState, Kept
 from remask.engine.pending import PendingRequest
 from remask.models.stage import Save, Stage, StepBatch
 from remask.store.entry import PrefixEntry
@@ -32,7 +32,8 @@ class SidePass(ABC):
     offered: int = 0
 
     def __post_init__(self) -> None:
-        self.branch.restored = self.branch.states
+        states = self.branch.states
+        self.branch.restored = () if states is None else (Kept(0, states),)
 
     @property
     @abstractmethod

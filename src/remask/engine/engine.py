@@ -47,6 +47,7 @@ Probe = Callable[[Sequence[RunningRequest], Tensor], None]
 
 MAX_DEFAULT_LENGTH = 4096
 POLICY, SETTLING = "its cache policy failed", "its tokens could not be settled"
+MOVING = "its stored parts could not be copied"
 MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
@@ -300,7 +301,8 @@ class Engine:
         if not pending.begun:
             pending.begun = True
             self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
-        self._bring(running.lease)
+        for lease in running.leases:
+            self._bring(lease)
         audit = placement.audit
         if audit is not None and audit.own is not None:
             self._running.add(self.memory.place_audit(pending, audit, awaited=False))
@@ -316,9 +318,9 @@ class Engine:
             self._bring(audit.lease)
             self._running.add(audit)
 
-    def _bring(self, lease: Lease | None) -> None:
-        """Queue the prefix-only pass of the entry that was made for this lease, if one was."""
-        if lease is not None and not lease.hit and not lease.entry.ready:
+    def _bring(self, lease: Lease) -> None:
+        """Queue the pass over the entry that was made for this lease, if one was."""
+        if not lease.hit and not lease.entry.ready:
             branch, whole = prefix_canvas(lease.entry, self.model.config.layers)
             self._running.add(PrefixPass(entry=lease.entry, branch=branch, whole=whole))
 
@@ -364,7 +366,7 @@ class Engine:
         for item in self._running.next(_ready, _cost, self._refreshing):
             if isinstance(item, SidePass):
                 batch.passes.append(item)
-            elif self._guarded(item, item.admit, POLICY):
+            elif self._guarded(item, item.admit, POLICY) and self._guarded(item, partial(self._move, item), MOVING):
                 batch.requests.append(item)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
         self.at_work = batch.ids
@@ -372,6 +374,12 @@ class Engine:
             waiting = [running.request.id for running in self._running_requests() if not running.ready]
             self.at_work = (*batch.ids, *waiting)
         return batch
+
+    def _move(self, running: RunningRequest) -> None:
+        """Copy the stored parts that a request reads at other positions, before its first pass."""
+        if running.moves:
+            self.runner.move(running.moves)
+            running.moves.clear()
 
     def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
         """Whether `act`, which is about one request, succeeded. Otherwise the request has ended with the error.
@@ -399,7 +407,7 @@ class Engine:
             return
         self._running.remove(member)
         for running in self._running_requests():
-            if running.lease is not None and running.lease.entry is member.entry:
+            if any(lease.entry is member.entry for lease in running.leases):
                 self._end(running, "error", _failure(running.request, error, "the pass of its shared prefix failed"))
         for audit in [audit for audit in self.memory.audits if audit.entry is member.entry]:
             self._fail_audit(audit, error)

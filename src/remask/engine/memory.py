@@ -14,8 +14,11 @@ from remask.core.depth import percent
 from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit
 from remask.core.request import Usage
+from remask.core.segments import stored_parts
 from remask.engine.canvas_state import (
     CanvasState,
+    Kept,
+    Move,
     SlotTable,
     leased_tables,
     new_states,
@@ -27,7 +30,7 @@ from remask.engine.capacity import DeviceMemory, gigabytes, store_tokens, token_
 from remask.engine.chunks import AuditPass
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import AuditPlan, Awaiting, Decision, LeasePlan, NoRoom, PagePlan, Placement
+from remask.engine.placement import AuditPlan, Awaiting, Decision, LeasePlan, NoRoom, PagePlan, PartPlan, Placement
 from remask.engine.request import Request
 from remask.engine.running import RunningRequest
 from remask.engine.sharing import PageSharing
@@ -151,7 +154,7 @@ class Memory:
 
         What the request would read itself stays.
         """
-        return waiting.evictable and (self.store.give_way(waiting.entry) or self.chain.give_way(waiting.pages))
+        return waiting.evictable and (self.store.give_way(waiting.entries) or self.chain.give_way(waiting.pages))
 
     def place(self, pending: PendingRequest, placement: Placement) -> RunningRequest:
         """Give a request its canvases, pages and lease, as `plan` decided since the memory last changed.
@@ -163,7 +166,7 @@ class Memory:
             undo.pop_all()
         if placement.refused:
             self.store.stats.refused += 1
-            log.warning("request %s runs uncached: %s", pending.request.id, placement.note)
+            log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
         if placement.audit is not None and placement.audit.entry is not None:
             placement.audit.entry.depths.count(placement.audit.ratio, placement.audit.audits.tau)
@@ -225,18 +228,19 @@ class Memory:
         for extent in owned:
             self.allocator.claim(extent)
             undo.callback(self.allocator.release, extent)
-        lease, prefix = None, None
+        leases: tuple[Lease, ...] = ()
+        prefix = None
         if placement.lease is not None:
-            lease, prefix = self._lease(pending, placement.lease), placement.lease.prefix
+            leases, prefix = self._leases(pending, placement.lease, undo), placement.lease.prefix
             self.store.stats.found += pending.common is not None and placement.lease.asked > request.prefix_length
-            undo.callback(self._unlease, lease)
         pages: tuple[Page, ...] = ()
         if placement.pages is not None:
             pages = self._read(placement.pages, len(pending.page_keys))
             prefix = PrefixHit(len(pages) * self.chain.page_size, self.shape.layers) if pages else None
         for page in pages:
             undo.callback(self.allocator.release, page.extent)
-        first = self._state(canvas, _tables(lease, pages, placement.own[0]), traits, prefix, lease, pages)
+        front = leases[0] if leases and prefix is not None and prefix.lead else None
+        first = self._state(canvas, _tables(front, pages, placement.own[0]), traits, prefix, leases, pages)
         states = [first]
         if pending.canvases == 2:
             # Only the conditional canvas begins with the shared prefix: the other one's prompt is masked.
@@ -245,7 +249,8 @@ class Memory:
         usage = Usage(prompt_tokens=pending.given_tokens, prefix_note=placement.note)
         if prefix is not None:
             usage.prefix_depth, usage.prefix_tokens = prefix.boundary, prefix.length
-            usage.cached_tokens = prefix.length if lease is None or lease.hit else 0
+            found = [len(lease.entry) for lease in leases if lease.hit]
+            usage.cached_tokens = sum(found) if leases else prefix.length
         sharing = None
         if placement.pages is not None and placement.pages.publishes:
             own, block = placement.own[0][0].single(), pending.decoding.block
@@ -253,7 +258,20 @@ class Memory:
             sharing = PageSharing(self.chain, canvas, block, placement.pages.salt, list(pages), own, keys)
             undo.callback(sharing.release)
         owned += [page.extent for page in pages]
-        return RunningRequest(pending, placement.policy, self.shape.layers, tuple(states), owned, usage, lease, sharing)
+        running = RunningRequest(
+            pending, placement.policy, self.shape.layers, tuple(states), owned, usage, leases, sharing
+        )
+        running.moves += _moves(first, leases)
+        return running
+
+    def _leases(self, pending: PendingRequest, plan: LeasePlan, undo: ExitStack) -> tuple[Lease, ...]:
+        """The leases that were planned, in the order of the parts; `undo` gets what gives each of them back."""
+        made: dict[int, Lease] = {}
+        # What is there is leased first, so that none of it is evicted for what is not.
+        for number in sorted(range(len(plan.parts)), key=lambda number: plan.parts[number].entry is None):
+            made[number] = self._lease(pending, plan.parts[number], plan.prefix.layers)
+            undo.callback(self._unlease, made[number])
+        return tuple(made[number] for number in range(len(plan.parts)))
 
     def _unlease(self, lease: Lease) -> None:
         """Give a new lease back, and the entry too that was made for it."""
@@ -269,9 +287,9 @@ class Memory:
         for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
             branch.states = branch.tracker = None
-        if running.lease is not None:
-            self.store.release(running.lease)
-            running.lease = None
+        for lease in running.leases:
+            self.store.release(lease)
+        running.leases = ()
         if running.sharing is not None:
             running.sharing.release()
             running.sharing = None
@@ -283,9 +301,9 @@ class Memory:
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
         for running in requests:
             owned += running.owned
-            if running.lease is not None:
-                owned.append(running.lease.extent)
-                leases[id(running.lease.entry)] = leases.get(id(running.lease.entry), 0) + 1
+            for lease in running.leases:
+                owned.append(lease.extent)
+                leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
         for audit in self.audits:
             owned += [audit.extent, audit.lease.extent]
             leases[id(audit.entry)] = leases.get(id(audit.entry), 0) + 1
@@ -299,25 +317,26 @@ class Memory:
                 raise IntegrityError(f"a prefix of {len(entry)} tokens has {entry.leases} leases that nobody holds")
 
     def _plan_lease(self, pending: PendingRequest) -> Decision:
-        """A place with a lease of the shared prefix, where one is asked for and the store can hold it."""
+        """A place with leases of what is shared, where it is asked for and the store can hold it."""
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
-        wish = self._plan_prefix(pending)
+        wish = self._plan_parts(pending) if pending.request.segments else self._plan_prefix(pending)
         if wish.unknown is not None:
             return self._plan_audit(pending, wish.unknown)
         lease = wish.lease
-        entry = None if lease is None else lease.entry
-        shared, leased = (0, 0) if lease is None else (lease.prefix.length, lease.prefix.layers)
+        entries = () if lease is None else lease.entries
+        # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
+        shared = 0 if lease is None else lease.prefix.lead
+        leased = lease.prefix.layers if lease is not None and shared else 0
         parts = [(length - shared, range(leased)), (length, range(leased, layers))]
         # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
         wanted = [(tokens, part) for tokens, part in parts if len(part)]
         others = [(length, range(layers))] * (pending.canvases - 1)
         found = self.allocator.find([*wanted, *others])
         if found is None:
-            return NoRoom(entry)
-        if lease is not None and entry is None:
-            tokens = pending.request.prompt_token_ids[: lease.asked]
-            if not self.store.has_room(tokens, pending.request.cache_salt, found):
-                return NoRoom(evictable=False)
+            return NoRoom(entries)
+        missing = {} if lease is None else _missing(pending.request, lease)
+        if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
+            return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
         audit = wish.audit
         if audit is not None and audit.entry is not None and audit.entry.ready and audit.entry.depths.due(audit.ratio):
@@ -334,9 +353,9 @@ class Memory:
             return Awaiting.AUDIT
         found = self.allocator.find([(pending.decoding.length, range(self.shape.layers))])
         if found is None:
-            return NoRoom(entry)
+            return NoRoom(() if entry is None else (entry,))
         tokens = request.prompt_token_ids[: audit.asked]
-        if entry is None and not self.store.has_room(tokens, request.cache_salt, found):
+        if entry is None and not self.store.has_room([tokens], request.cache_salt, found):
             return NoRoom(evictable=False)
         return replace(audit, own=found[0])
 
@@ -359,7 +378,41 @@ class Memory:
             return _Wish(note=note, refused=True)
         if (audits := policy.traits.audits) is not None:
             return _Wish(unknown=AuditPlan(None, prefix, percent(prefix, canvas), audits))
-        return _Wish(LeasePlan(_leased(policy, prefix, boundary, shape.layers), prefix, None))
+        return _Wish(_prefix_plan(policy, prefix, boundary, shape.layers, prefix, None))
+
+    def _plan_parts(self, pending: PendingRequest) -> "_Wish":
+        """What a request would lease of the parts that it names, each of which is read whole or not at all."""
+        request, policy, layers = pending.request, pending.request.policy, self.shape.layers
+        if self._config.prefix_sharing == "off":
+            return _Wish(note="prefix_sharing is off")
+        prompt, most = request.prompt_token_ids, self._longest_shared(pending)
+        named = [part for part in stored_parts(request.segments, len(prompt)) if part.start < most]
+        parts = self._fitting(pending, [range(part.start, min(part.stop, most)) for part in named])
+        tokens = sum(map(len, parts))
+        note = None
+        if left := len(named) - len(parts):
+            note = f"{left} of {len(named)} parts are not read: the store's budget is {self.store_budget} tokens"
+        boundary = policy.boundary(tokens, pending.decoding.length, layers) if tokens else 0
+        if not boundary:
+            return _Wish(note=note, refused=note is not None)
+        found = [self.store.whole(prompt[part.start : part.stop], request.cache_salt) for part in parts]
+        hit = PrefixHit(tokens, boundary, policy.leased_layers(boundary, layers), tuple(parts))
+        return _Wish(LeasePlan(hit, tuple(map(PartPlan, parts, found))), note=note, refused=note is not None)
+
+    def _fitting(self, pending: PendingRequest, parts: Sequence[range]) -> list[range]:
+        """Those of `parts` that the store can hold together beside the canvas, the first ones first."""
+        prompt, pages_for = pending.request.prompt_token_ids, self.allocator.pages_for
+        tokens, pages = 0, pending.canvases * pages_for(pending.decoding.length)
+        seen, fitting = set[tuple[int, ...]](), []
+        for part in parts:
+            content = tuple(prompt[part.start : part.stop])
+            if content not in seen:
+                if tokens + len(part) >= self.store_budget or pages + pages_for(len(part)) > self._pages:
+                    continue
+                seen.add(content)
+                tokens, pages = tokens + len(part), pages + pages_for(len(part))
+            fitting.append(part)
+        return fitting
 
     def _longest_shared(self, pending: PendingRequest) -> int:
         """The rows that predict the response must be live, so a prefix may not reach into them."""
@@ -388,7 +441,7 @@ class Memory:
                 return _Wish(unknown=audit)
             boundary = min(boundary, depth)
             note = None if boundary else f"audits of this prefix allow no layer a similarity above tau={audits.tau:g}"
-        lease = LeasePlan(_leased(policy, length, boundary, self.shape.layers), asked, entry) if boundary else None
+        lease = _prefix_plan(policy, length, boundary, self.shape.layers, asked, entry) if boundary else None
         return _Wish(lease, audit, note=note)
 
     def _plan_pages(self, pending: PendingRequest) -> Decision:
@@ -407,14 +460,17 @@ class Memory:
         publishes = note is None and self.chain.budget_tokens >= size
         return Placement(request.policy.without_prefix, (own,), pages=PagePlan(pages, salt, publishes), note=note)
 
-    def _lease(self, pending: PendingRequest, plan: LeasePlan) -> Lease:
+    def _lease(self, pending: PendingRequest, plan: PartPlan, layers: int) -> Lease:
         """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
-        tokens, layers = pending.request.prompt_token_ids[: plan.asked], plan.prefix.layers
-        if plan.entry is None:
-            return self._reserved(tokens, layers, pending.request.cache_salt)
-        if plan.entry.key == pending.brought:
-            return self.store.hold(plan.entry, layers)
-        return self.store.lend(plan.entry, layers, tokens)
+        request, entry = pending.request, plan.entry
+        tokens = request.prompt_token_ids[plan.asked.start : plan.asked.stop]
+        if entry is None:
+            entry = self.store.whole(tokens, request.cache_salt)  # of an equal part before it
+        if entry is None:
+            return self._reserved(tokens, layers, request.cache_salt)
+        if entry.key == pending.brought:
+            return self.store.hold(entry, layers)
+        return self.store.lend(entry, layers, tokens)
 
     def _reserved(self, tokens: Sequence[int], layers: int, cache_salt: str) -> Lease:
         """The lease of a new entry. Raises `IntegrityError` where the store has changed since it was planned."""
@@ -436,19 +492,22 @@ class Memory:
         tables: tuple[SlotTable, ...],
         traits: Traits,
         prefix: PrefixHit | None = None,
-        lease: Lease | None = None,
+        leases: Sequence[Lease] = (),
         pages: Sequence[Page] = (),
     ) -> CanvasState:
         shape = self.shape
         watched = "attention" in traits.keeps
         states = self.new_states(len(canvas)) if watched else None
+        restored = [] if states is None else [Kept(0, states)]
+        if leases and prefix is not None:
+            restored = [Kept(p.start, each.entry.states) for p, each in zip(prefix.parts, leases, strict=True)]
         return CanvasState(
             canvas=canvas,
             ledger=Ledger(shape.layers, len(canvas), prefix),
             tables=tables,
             prefix=prefix,
-            lease=lease,
-            restored=states if lease is None else lease.entry.states,
+            lease=leases[0] if leases and prefix is not None and prefix.lead else None,
+            restored=tuple(restored),
             states=states,
             shift=shape.shift,
             outputs="outputs" in traits.keeps,
@@ -512,9 +571,31 @@ def _tables(lease: Lease | None, pages: Sequence[Page], own: Sequence[PageRange]
     return (shared_table([page.extent for page in pages], own[0]) if pages else plain_table(own[0]),)
 
 
-def _leased(policy: CachePolicy, length: int, boundary: int, layers: int) -> PrefixHit:
-    """A lease of a prefix of `length` tokens as `policy` asks for it, on a model of `layers`."""
-    return PrefixHit(length, boundary, policy.leased_layers(boundary, layers))
+def _prefix_plan(
+    policy: CachePolicy, length: int, boundary: int, layers: int, asked: int, entry: PrefixEntry | None
+) -> LeasePlan:
+    """A lease of a prefix of `length` of the `asked` tokens as `policy` asks for it, on a model of `layers`."""
+    hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers))
+    return LeasePlan(hit, (PartPlan(range(asked), entry),))
+
+
+def _missing(request: Request, plan: LeasePlan) -> dict[tuple[int, ...], None]:
+    """What has to be stored for a lease, each once."""
+    missing = [part.asked for part in plan.parts if part.entry is None]
+    return dict.fromkeys(tuple(request.prompt_token_ids[part.start : part.stop]) for part in missing)
+
+
+def _moves(branch: CanvasState, leases: Sequence[Lease]) -> list[Move]:
+    """What is copied for a canvas before its first pass: parts that do not stand where they were computed."""
+    hit = branch.prefix
+    if hit is None or not leases:
+        return []
+    slots = branch.slots(0)
+    return [
+        Move(lease.entry.extent.slots(), slots[part.start : part.stop], hit.layers, part.start)
+        for part, lease in zip(hit.parts, leases, strict=True)
+        if part.start
+    ]
 
 
 def _whole_blocks(request: Request, block: int) -> Sequence[int]:

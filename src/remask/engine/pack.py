@@ -264,10 +264,17 @@ def _restores(layer: int, parts: list[StageRows], before: list[StageRows], devic
         joining = np.flatnonzero(~old.span.rows[part.positions])
         if not len(joining):
             continue
-        if part.branch.restored is None:
+        places = part.positions[joining]
+        found = 0
+        for kept in part.branch.restored:
+            inside = slice(*np.searchsorted(places, [kept.start, kept.stop]))
+            if inside.start < inside.stop:
+                rows = send_run(part.rows.start + joining[inside], device)
+                positions = send_run(places[inside] - kept.start, device)
+                restores.append(Restore(rows, kept.states[layer - 1], positions))
+                found += inside.stop - inside.start
+        if found < len(places):
             raise PlanError(f"rows that join at layer {layer} must have stored states")
-        rows = send_run(part.rows.start + joining, device)
-        restores.append(Restore(rows, part.branch.restored[layer - 1], send_run(part.positions[joining], device)))
     return tuple(restores)
 
 

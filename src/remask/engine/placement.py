@@ -13,18 +13,40 @@ from remask.store.pages import PageRange
 
 
 @dataclass(frozen=True, slots=True)
-class LeasePlan:
-    """A shared prefix that a request leases.
+class PartPlan:
+    """One stored part that a request leases: a prefix, or tokens that stand anywhere in its prompt.
 
     Attributes:
-        prefix: what it leases, as its policy sees it.
-        asked: number of leading tokens that the request may share.
-        entry: the entry that holds the tokens. None where a prefix-only pass of its own publishes them.
+        asked: where the tokens stand that the request may share.
+        entry: the entry that holds them, or of a prefix the first of them. None where a pass over them alone, on behalf
+            of this request, publishes them.
+    """
+
+    asked: range
+    entry: PrefixEntry | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """What a request leases.
+
+    Attributes:
+        prefix: all of it, as its policy sees it.
+        parts: the parts, in the order of `prefix.parts`.
     """
 
     prefix: PrefixHit
-    asked: int
-    entry: PrefixEntry | None
+    parts: tuple[PartPlan, ...]
+
+    @property
+    def entries(self) -> tuple[PrefixEntry, ...]:
+        """The entries that are there."""
+        return tuple(part.entry for part in self.parts if part.entry is not None)
+
+    @property
+    def asked(self) -> int:
+        """Tokens that the request may share."""
+        return sum(len(part.asked) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +90,7 @@ class Placement:
     Attributes:
         policy: the policy that it runs under. One without a prefix where it leases none.
         own: free pages that become its own, for each of its canvases.
-        lease: the shared prefix that it leases, if any.
+        lease: the shared prefix, or the parts, that it leases, if any.
         pages: its part in exact sharing of pages, if its policy shares them.
         note: why it reads no shared prefix although it asked for one.
         refused: its prefix is larger than the whole store may be.
@@ -89,12 +111,12 @@ class NoRoom:
     """A request waits for pages. What it would read itself must not be evicted for it.
 
     Attributes:
-        entry: the entry that it would lease.
+        entries: those that it would lease.
         pages: identities of the exact pages that it would read.
         evictable: whether evicting what is idle helps. It does not where leased entries fill the store.
     """
 
-    entry: PrefixEntry | None = None
+    entries: tuple[PrefixEntry, ...] = ()
     pages: frozenset[int] = frozenset()
     evictable: bool = True
 

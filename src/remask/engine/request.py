@@ -7,6 +7,7 @@ from remask.core.canvas import Template
 from remask.core.reading import Reading
 from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
+from remask.core.segments import Segment
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 from remask.sampling.constraint import Constraint
@@ -23,6 +24,7 @@ class Request:
         prefix_length: number of leading tokens that may be shared with other requests. 0 shares nothing.
         find_prefix: `prefix_length` is a guess: nobody said what is shared. An engine with `prefix_sharing="auto"` may
             find it, where the guess is too short to be worth sharing.
+        segments: parts of the prompt that may be shared with other requests, wherever they stand, in place of a prefix.
         policy: the cache policy. The default caches nothing.
         cache_salt: only requests with the same salt share stored prefixes. One salt per tenant keeps tenants apart.
         priority: requests with lower numbers begin first, and equal ones in order of arrival; each number weighs as
@@ -45,6 +47,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     prefix_length: int = 0
     find_prefix: bool = field(default=False, kw_only=True)
+    segments: Sequence[Segment] = field(default=(), kw_only=True)
     policy: CachePolicy = Dense()  # noqa: RUF009 - policies are frozen
     cache_salt: str = ""
     priority: int = 0

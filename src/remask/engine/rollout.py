@@ -15,7 +15,7 @@ from remask.policies.registry import name_of, settings_of
 def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fingerprint: str) -> Trace:
     """The trace of a run of `request` that wrote `transfers`, on the model with this `fingerprint`.
 
-    It names the prefix that was read, as `usage` tells, so that a replay reads the same.
+    It names the prefix that was read, as `usage` tells, or the parts that were asked for: a replay reads the same.
 
     The request's parameters have a seed (`engine.asked`).
     """
@@ -24,7 +24,8 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
         cache=name_of(request.policy),
         cache_config=settings_of(request.policy),
         prompt_tokens=len(request.prompt_token_ids),
-        prefix_length=usage.prefix_tokens or request.prefix_length,
+        prefix_length=request.prefix_length if request.segments else usage.prefix_tokens or request.prefix_length,
+        segments=request.segments,
         sampling=_chosen(request.params),
         events=events_of(transfers, len(request.prompt_token_ids)),
     )

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.core.plan import Plan
-from remask.engine.canvas_state import CanvasState
+from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.chunks import AuditPass, SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
@@ -123,6 +123,13 @@ class Runner:
         found: list[float] = self.model.ranks.everywhere(_similarity, self.model, self.pool, these, those).tolist()
         return found
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy stored K/V to where canvases need them. The host does not wait."""
+        device, everywhere = self.model.device, self.model.ranks.everywhere
+        for each in moves:
+            source, target = send_run(each.source, device), send_run(each.target, device)
+            everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
+
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> NDArray[np.float32]:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
         return read_rows(self.model, hidden, requests)
@@ -157,6 +164,13 @@ def _similarity(model: Transformer, pool: Pool, these: Run | Tensor, those: Run 
     sides = [torch.stack([flat_products(kv[these], kv[those]) for kv in kvs]) for kvs in (pool.k, pool.v)]
     dot, left, right = model.ranks.sum(torch.stack(sides)).unbind(-1)
     return (dot / (left * right).sqrt()).clamp(-1, 1).mean(0).cpu()
+
+
+@torch.inference_mode()
+def _move(model: Transformer, pool: Pool, source: Run | Tensor, target: Run | Tensor, layers: int, by: int) -> None:
+    for k, v in zip(pool.k[:layers], pool.v[:layers], strict=True):
+        k[target] = model.turned(k[source], by)
+        v[target] = v[source]
 
 
 def with_choices(items: Items, stages: Sequence[Stage]) -> Items:

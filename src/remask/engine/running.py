@@ -12,9 +12,9 @@ from remask.core.canvas import Hole, Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
-from remask.core.spans import Mask
+from remask.core.spans import Mask, rows_of
 from remask.core.work import LayerWork, layer_work
-from remask.engine.canvas_state import CanvasState
+from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.pending import PendingRequest
 from remask.engine.replay import Replay
 from remask.engine.request import Request
@@ -84,10 +84,11 @@ class RunningRequest:
         policy: the cache policy that plans its passes.
         layers: the model's layers.
         branches: the conditional canvas and, under guidance, the unconditional one.
-        owned: pages that it holds references to, beside those of its lease.
+        owned: pages that it holds references to, beside those of its leases.
         usage: work done so far.
-        lease: the shared prefix that it reads, if any.
+        leases: the stored parts that it reads, in the order of its canvas.
         sharing: the pages that it publishes, if its pages are shared.
+        moves: K/V that are still to be copied from the store before its first pass.
         reported: whether anything but its start has been reported.
         reason: why the response is complete; None while it is not.
         closing: the result is reported, and one more pass completes a page for other requests.
@@ -102,8 +103,9 @@ class RunningRequest:
     branches: tuple[CanvasState, ...]
     owned: list[PageRange]
     usage: Usage
-    lease: Lease | None = None
+    leases: tuple[Lease, ...] = ()
     sharing: PageSharing | None = None
+    moves: list[Move] = field(default_factory=list)
     closing: bool = False
     request: Request = field(init=False)
     decoder: Decoder = field(init=False)
@@ -154,8 +156,8 @@ class RunningRequest:
 
     @property
     def ready(self) -> bool:
-        """Whether it can run: the prefix-only pass of the entry that it leases, if any, is done."""
-        return self.lease is None or self.lease.entry.ready
+        """Whether it can run: the passes over the entries that it leases, if any, are done."""
+        return all(lease.entry.ready for lease in self.leases)
 
     def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -195,12 +197,13 @@ class RunningRequest:
 
     def _counted(self, items: Items) -> Tally:
         cost = sum(plan.cost for _, plan in items)
-        live, leased = items[0][1].spans[-1].positions, 0 if self.lease is None else len(self.lease.entry)
+        first, live = items[0][0], items[0][1].spans[-1].rows
+        lent = first.prefix.parts if self.leases and first.prefix is not None else ()
         return Tally(
             cost=cost,
             saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
             refreshes=any(plan.refreshes for _, plan in items),
-            refreshes_prefix=len(live) > 0 and bool(live[0] < leased),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
         )
 
     def prepare(self) -> None:
@@ -450,9 +453,10 @@ class RunningRequest:
         return transfer
 
     def _layer_work(self) -> tuple[LayerWork, ...]:
-        branch = self.branches[0]
-        asked = min(self.request.prefix_length, branch.canvas.prompt)
-        return layer_work(self.plan, asked if branch.prefix is None else branch.prefix.length, branch.prefix)
+        branch, request = self.branches[0], self.request
+        asked = range(min(request.prefix_length, branch.canvas.prompt)), *(part.positions for part in request.segments)
+        shared = asked if branch.prefix is None else branch.prefix.parts
+        return layer_work(self.plan, rows_of(shared, len(branch.canvas)), branch.prefix)
 
     def _plan(self, branch: CanvasState, step: int) -> Plan:
         view = self._view(branch, step)

@@ -16,8 +16,8 @@ class Restore:
     """Rows of a stage that start from a stored hidden state."""
 
     rows: slice | Tensor
-    states: Tensor  # [T, D], of the whole canvas
-    positions: slice | Tensor  # of the rows, on the canvas
+    states: Tensor  # [P, D], of consecutive positions of the canvas
+    positions: slice | Tensor  # of the rows, among those
 
 
 @dataclass(frozen=True, slots=True)

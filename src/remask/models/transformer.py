@@ -107,6 +107,15 @@ class Transformer:
         x, heads = self.norm(h, w.attn_norm), range(self.part.heads)
         return self._project(x, w, heads, self.cos[positions], self.sin[positions])[0]
 
+    def turned(self, keys: Tensor, by: int) -> Tensor:
+        """The keys [N, kv_heads, Dh] of rows as they would be `by` positions later: RoPE adds the angles of both.
+
+        Computed in float32 at least, and rounded once.
+        """
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        cos, sin = _angles(self.config, torch.tensor([by], device=keys.device))
+        return _rotate(keys.to(wide), cos.to(wide), sin.to(wide)).to(keys.dtype)
+
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
         """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
         assert self.config.mixture is not None
@@ -330,8 +339,14 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
+    cos, sin = _angles(config, torch.arange(config.max_length, device=device))
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin at `positions` [N], float32 [N, 1, R / 2] with R turned channels."""
     turned = config.rotary_dim or config.head_dim
-    half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
+    half = torch.arange(0, turned, 2, dtype=torch.float32, device=positions.device) / turned
     frequencies = 1.0 / (config.rope_theta**half)
-    angles = torch.arange(config.max_length, dtype=torch.float32, device=device)[:, None] * frequencies
-    return angles.cos()[:, None].to(dtype), angles.sin()[:, None].to(dtype)
+    angles = positions.float()[:, None] * frequencies
+    return angles.cos()[:, None], angles.sin()[:, None]

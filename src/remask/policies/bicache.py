@@ -24,7 +24,8 @@ class BiCache(CachePolicy):
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
     rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
     out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
-    shared prefix, or at depth 0, this is the inner policy.
+    shared prefix, or at depth 0, this is the inner policy. Stored parts that stand elsewhere in the prompt are treated
+    alike, all at one boundary.
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -140,7 +141,7 @@ class BiCache(CachePolicy):
 
     def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
         """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""
-        prefix = view.rows(0, hit.length)
+        prefix = hit.rows(view.length)
         start = 0 if self.boundary_state == "recomputed" else hit.boundary
 
         def rejoin(span: Span) -> Span:
@@ -151,6 +152,6 @@ class BiCache(CachePolicy):
             return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
 
         def without(span: Span) -> Span:
-            return replace(span, rows=span.rows & ~prefix) if span.rows[: hit.length].any() else span
+            return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span
 
         return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)

@@ -29,7 +29,7 @@ class Reuse(CachePolicy):
         return ALWAYS
 
     def plan(self, view: View) -> Plan:
-        """Everything but the prefix, in all layers."""
+        """Everything but what is stored, in all layers."""
         if view.prefix is None:
             return self.without_prefix.plan(view)
-        return Plan(view.over(view.prefix.length, view.length), predict=view.candidates)
+        return Plan(view.over_rows(~view.prefix.rows(view.length)), predict=view.candidates)

@@ -169,10 +169,11 @@ class Intake:
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
         """Length of a conversation's shared prefix: to the last marker, or to the last user turn."""
         marked = [place for place, message in enumerate(body.messages) if message.cache_control is not None]
-        if (length := body.terms.prefix_length) is not None:
+        named = next((name for name in ("prefix_length", "segments") if getattr(body.terms, name) is not None), None)
+        if named is not None:
             if marked:
-                raise ConfigError("prefix_length and cache_control both end the shared prefix; send one of them")
-            return length
+                raise ConfigError(f"{named} and cache_control both say what is shared; send one of them")
+            return body.terms.shared(0)
         messages, variables = [message.rendered for message in body.messages], body.variables
         if marked:
             return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables)

@@ -122,6 +122,11 @@ class PrefixStore:
         covered = len(entry) >= self.prefix_cover * len(tokens)
         return entry if covered and not self._index.asked(tokens, cache_salt) else None
 
+    def whole(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
+        """The entry of exactly these tokens, whatever `prefix_match` says. Changes nothing."""
+        entry = self.level(tokens, cache_salt)
+        return entry if entry is not None and len(entry) == len(tokens) else None
+
     def level(self, tokens: Sequence[int], cache_salt: str = "") -> PrefixEntry | None:
         """The longest entry that `tokens` begin with, whatever `prefix_match` says. Changes nothing."""
         return next(self._index.levels(tokens, cache_salt), None)
@@ -152,7 +157,7 @@ class PrefixStore:
         too large never gets room. Raises `IntegrityError` for a prefix that is stored already.
         """
         key = self._index.key(tokens, cache_salt)
-        victims = self._room(tokens, cache_salt)
+        victims = self._room([tokens], cache_salt)
         if victims is None:
             return None
         for victim in victims:
@@ -167,9 +172,18 @@ class PrefixStore:
         self._order.add(key)
         return self._lease(entry, layers, hit=False)
 
-    def has_room(self, tokens: Sequence[int], cache_salt: str = "", claimed: Sequence[PageRange] = ()) -> bool:
-        """Whether `reserve` would return a lease once the pages of `claimed` are taken. Changes nothing."""
-        return self._room(tokens, cache_salt, claimed) is not None
+    def has_room(
+        self,
+        wanted: Sequence[Sequence[int]],
+        cache_salt: str = "",
+        claimed: Sequence[PageRange] = (),
+        kept: Sequence[PrefixEntry] = (),
+    ) -> bool:
+        """Whether `reserve` would return leases of all that is `wanted`, one after the other. Changes nothing.
+
+        It is asked as things are once the pages of `claimed` are taken, and the entries `kept` are leased.
+        """
+        return self._room(wanted, cache_salt, claimed, kept) is not None
 
     def withdraw(self, entry: PrefixEntry) -> None:
         """Remove an entry whose pass cannot run. Call `release` for its leases first; nobody may find it any more."""
@@ -189,13 +203,13 @@ class PrefixStore:
         lease.entry.leases -= 1
         self.allocator.release(lease.extent)
 
-    def give_way(self, spare: PrefixEntry | None = None) -> bool:
+    def give_way(self, spare: Sequence[PrefixEntry] = ()) -> bool:
         """Evict the next entry without a lease, for a request that needs pages. Returns False where there is none.
 
-        `spare` is the entry that the request itself would read. It stays, or the request would need its pages again.
+        `spare` are the entries that the request itself would read. They stay, or it would need their pages again.
         """
         for entry in self.entries:
-            if entry is not spare and entry.leases == 0 and entry.ready:
+            if not _among(entry, spare) and entry.leases == 0 and entry.ready:
                 self._evict(entry)
                 return True
         return False
@@ -217,32 +231,43 @@ class PrefixStore:
         return Lease(entry, layers, extent, hit)
 
     def _room(
-        self, tokens: Sequence[int], cache_salt: str, claimed: Sequence[PageRange] = ()
+        self,
+        wanted: Sequence[Sequence[int]],
+        cache_salt: str,
+        claimed: Sequence[PageRange] = (),
+        kept: Sequence[PrefixEntry] = (),
     ) -> list[PrefixEntry] | None:
-        """The entries to evict for a new one. Raises `IntegrityError` for a prefix that is stored already."""
-        colliding = self._index.entries.get(self._index.key(tokens, cache_salt))
-        if colliding is not None and colliding.holds(tokens, cache_salt):
-            raise IntegrityError("a stored prefix was reserved again")
-        return self._victims(len(tokens), colliding, claimed)
+        """The entries to evict for new ones. Raises `IntegrityError` for a prefix that is stored already."""
+        colliding = []
+        for tokens in wanted:
+            entry = self._index.entries.get(self._index.key(tokens, cache_salt))
+            if entry is not None and entry.holds(tokens, cache_salt):
+                raise IntegrityError("a stored prefix was reserved again")
+            if entry is not None:
+                colliding.append(entry)
+        return self._victims([len(tokens) for tokens in wanted], colliding, claimed, kept)
 
     def _victims(
-        self, tokens: int, colliding: PrefixEntry | None, claimed: Sequence[PageRange]
+        self,
+        lengths: Sequence[int],
+        colliding: Sequence[PrefixEntry],
+        claimed: Sequence[PageRange],
+        kept: Sequence[PrefixEntry],
     ) -> list[PrefixEntry] | None:
         """The fewest entries, in eviction order, whose eviction makes room; None where leases prevent it."""
         victims: list[PrefixEntry] = []
-        held = self.tokens
+        tokens, held = sum(lengths), self.tokens
         free = (self.allocator.references == 0).all(axis=0)
         for extent in claimed:
             free[extent.pages] = False
-        need = self.allocator.pages_for(tokens)
+        need = sum(map(self.allocator.pages_for, lengths))
         # Only one of two prefixes with equal hashes can be found, so the older one goes first.
-        line = [colliding] if colliding is not None else []
-        line += [entry for entry in self.entries if entry is not colliding]
+        line = [*colliding, *(entry for entry in self.entries if not _among(entry, colliding))]
         for entry in line:
-            if tokens < self.budget_tokens - held and free.sum() >= need and (colliding is None or victims):
+            if tokens < self.budget_tokens - held and free.sum() >= need and len(victims) >= len(colliding):
                 return victims
-            if entry.leases or not entry.ready:
-                if entry is colliding:
+            if entry.leases or not entry.ready or _among(entry, kept):
+                if _among(entry, colliding):
                     return None
                 continue
             victims.append(entry)
@@ -256,3 +281,8 @@ class PrefixStore:
         self._order.remove(entry.key)
         self.allocator.release(entry.extent)
         self.stats.evictions += 1
+
+
+def _among(entry: PrefixEntry, entries: Sequence[PrefixEntry]) -> bool:
+    """Whether it is one of `entries`, not one like it."""
+    return any(entry is each for each in entries)

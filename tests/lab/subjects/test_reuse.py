@@ -71,7 +71,7 @@ def similarity(read: KV, fresh: KV, layer: int) -> float:
 def expected(model: DenseModel, name: str, passes: list[torch.Tensor]) -> list[list[float]]:
     """[steps][layers]"""
     first = Canvas(passes[0][:-8].tolist(), 8, model.mask_id)
-    leased = lease(model, first, PREFIX)
+    leased = lease(model, first, [(0, PREFIX)])
     suffix = first.span(PREFIX, first.length)
     found = []
     for step, tokens in enumerate(passes):
