@@ -114,7 +114,8 @@ def bodies(
         for name, declaration in declared(SamplingParams).items()
         if kind in declaration.kinds and name not in _CHOSEN
     }
-    apart = {*_CHOSEN, "canvas"} if usual else set(_CHOSEN)  # most lists of parts are none of a canvas
+    # Most lists of parts are none of a canvas, nor of a prompt.
+    apart = {*_CHOSEN, "canvas", "segments"} if usual else set(_CHOSEN)
     if usual and kind == "block_causal":
         apart.add("suffix")  # refused, as a hole stands before it
     terms = {name: declaration for name, declaration in declared(Terms).items() if name not in apart}
@@ -143,9 +144,12 @@ def bodies(
     body["prompt"] = draw(text | ids | st.lists(ids, min_size=1, max_size=2))
     if not usual:
         body.setdefault("deadline_s", DEADLINE_S)
+    shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
     if usual and "prefix_length" in body:
-        shortest = 1 if isinstance(body["prompt"], str) else min(map(len, _lists(body["prompt"])))
         body["prefix_length"] = min(body["prefix_length"], shortest)
+    elif usual and kind == "masked" and draw(st.integers(0, 3)) == 0:
+        start = draw(st.integers(0, shortest - 1))
+        body["segments"] = [{"start": start, "length": draw(st.integers(1, shortest - start))}]
     if usual and kind != "block_causal" and draw(st.integers(0, 5)) == 0:
         body.pop("suffix", None)
         del body["max_tokens"]  # the parts of a canvas say it

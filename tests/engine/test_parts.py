@@ -1,0 +1,389 @@
+"""Stored parts that stand anywhere in a prompt. `test_against_oracles` compares what they compute with an oracle."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remask.core.plan import NEVER, Plan, PrefixHit, View
+from remask.core.rollout import Trace
+from remask.core.sampling import SamplingParams
+from remask.core.segments import MAX_SEGMENTS, Segment, stored_parts
+from remask.core.spans import Span
+from remask.core.terms import Terms
+from remask.engine.asked import request_of
+from remask.engine.engine import Engine
+from remask.engine.request import Request
+from remask.engine.rollout import trace_of
+from remask.errors import ConfigError, UnknownNameError
+from remask.models.config import ModelConfig
+from remask.models.presets import preset
+from remask.models.transformer import Transformer
+from remask.policies import BiCache, CachePolicy, Dense, DllmCache, Reuse
+from remask.policies.block import BlockDual
+from tests.engine.support import (
+    LAYERS,
+    SAMPLING,
+    CheckedTransformer,
+    Work,
+    alone,
+    inner_policies,
+    lively_weights,
+    make_engine,
+    outcome,
+    poisoned_engine,
+    prompt_of,
+    request,
+    run,
+    small_config,
+)
+
+FAMILIES = pytest.mark.parametrize("family", ["llada", "dream"])
+FIRST, SECOND, THIRD = prompt_of(7, 1), prompt_of(5, 2), prompt_of(6, 3)
+
+
+def asks(
+    name: str, pieces: Sequence[list[int] | int], policy: CachePolicy | None = None, salt: str = "", **more: Any
+) -> Work:
+    """A request whose prompt is made of documents and of so many other tokens; the documents are its parts."""
+    prompt: list[int] = []
+    segments = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            prompt += prompt_of(piece, sum(map(ord, name)))
+        else:
+            segments.append(Segment(len(prompt), len(piece)))
+            prompt += piece
+    asked = replace(request(name, prompt, **more), segments=segments, cache_salt=salt)
+    return Work(asked, policy or BiCache(depth=2, refresh_interval=3))
+
+
+def prefixed(item: Work) -> Work:
+    """The same request that names its one part as a prefix."""
+    (part,) = item.request.segments
+    assert part.positions.start == 0
+    return replace(item, request=replace(item.request, segments=(), prefix_length=len(part.positions)))
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Reuse(),
+        BiCache(depth=2, refresh_interval=2),
+        BiCache(depth=LAYERS - 1, boundary_state="recomputed", refresh_interval=1),
+        BiCache(BlockDual(), depth=1, refresh_interval=3),
+        BiCache(DllmCache(2, 2, 0.5), depth=2),
+    ],
+    ids=str,
+)
+def test_one_part_at_the_front_is_a_prefix_bit_for_bit(family: str, policy: CachePolicy) -> None:
+    item = asks("r", [FIRST, 4], policy)
+    item = replace(item, request=replace(item.request, top_logprobs=3))
+    engine, other = make_engine(family), make_engine(family)
+    results = [run(engine, [item])["r"], run(other, [prefixed(item)])["r"]]
+    assert outcome(results[0]) == outcome(results[1])
+    assert results[0].trace[0].logprobs, "the log-probabilities are compared to their last bit"
+    for side, prefix_side in zip((*engine.pool.k, *engine.pool.v), (*other.pool.k, *other.pool.v), strict=True):
+        assert side.isnan().equal(prefix_side.isnan())
+        assert side.nan_to_num().equal(prefix_side.nan_to_num())
+    # They read the same entry, whoever stored it.
+    again = run(engine, [prefixed(item)])["r"]
+    assert again.usage.cached_tokens == len(FIRST)
+    assert outcome(again)[:4] == outcome(results[0])[:4]
+    assert engine.stats.prefix_passes == 1
+
+
+@FAMILIES
+def test_parts_are_read_wherever_they_stand(family: str) -> None:
+    engine = make_engine(family)
+    orders: list[list[list[int] | int]] = [
+        [FIRST, 2, SECOND, THIRD, 3],
+        [1, THIRD, FIRST, 2, SECOND, 1],
+        [SECOND, THIRD, FIRST],
+    ]
+    for number, pieces in enumerate(orders):
+        item = asks(str(number), pieces)
+        result = run(engine, [item])[str(number)]
+        # On Dream a part that ends the prompt is read without its last token, so that is another part.
+        clipped = family == "dream" and number == 2
+        assert result.usage.prefix_tokens == 18 - clipped
+        assert result.usage.cached_tokens == (0 if number == 0 else 11 if clipped else 18)
+        assert outcome(result) == outcome(alone(item, family))
+    assert engine.stats.prefix_passes == 3 + (family == "dream")
+
+
+def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> None:
+    engine = make_engine("llada")
+    item = asks("r", [3, FIRST, 2, SECOND, 4], BiCache(depth=2, refresh_interval=1))
+    engine.add(item.asked)
+    engine.step()  # the passes over the parts
+    for _ in range(3):
+        engine.step()
+        (running,) = engine._unfinished()
+        (branch,) = running.branches
+        assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
+        assert not running.moves
+        for part, lease in zip(branch.prefix.parts, running.leases, strict=True):
+            stored, own = (torch.from_numpy(s) for s in (lease.entry.extent.slots(), branch.slots(0)[part]))
+            for layer in range(LAYERS):
+                lent = layer < branch.prefix.layers
+                turned = engine.model.turned(engine.pool.k[layer][stored], part.start)
+                assert engine.pool.k[layer][own].equal(turned) == lent
+                assert engine.pool.v[layer][own].equal(engine.pool.v[layer][stored]) == lent
+    engine.cancel("r")
+    run(engine, [])
+
+
+@pytest.mark.parametrize("name", ["llada-tiny", "gidd-tiny"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_turned_keys_are_keys_at_the_other_positions(name: str, dtype: torch.dtype) -> None:
+    config = replace(small_config("llada"), rotary_dim=4) if name == "gidd-tiny" else small_config("llada")
+    model = Transformer(config, lively_weights(config, dtype))
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(9, config.hidden, generator=generator, dtype=torch.float64).to(dtype)
+    here, there = (torch.arange(9) + start for start in (0, 37))
+
+    def keys(positions: torch.Tensor) -> torch.Tensor:
+        w, heads = model.weights.layers[0], range(config.heads, config.heads + config.kv_heads)
+        return model._project(model.norm(rows, w.attn_norm), w, heads, model.cos[positions], model.sin[positions])[0]
+
+    tolerance = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
+    expected = keys(there)
+    assert (expected - keys(here)).abs().max() > 0.1 * expected.abs().max(), "the angles make a difference"
+    torch.testing.assert_close(model.turned(keys(here), 37), expected, rtol=tolerance, atol=tolerance * 5)
+    assert model.turned(keys(here), 0).equal(keys(here))
+
+
+def random_parts(rng: random.Random, family: str, name: str) -> Work:
+    """A request made of documents out of few, in any order, under any policy that reads what is stored."""
+    documents = [prompt_of(length, seed) for length in (1, 4, 9) for seed in (1, 2)]
+    pieces: list[list[int] | int] = []
+    for _ in range(rng.randint(1, 4)):
+        pieces += [rng.randint(0, 3), rng.choice(documents)]
+    pieces.append(rng.randint(0, 4))
+    sampling = {"max_tokens": 8, **rng.choice(SAMPLING), "seed": rng.randrange(1000)}
+    inner = inner_policies(rng, family)
+    if sampling.get("remasking") != "random":
+        inner.pop("dkv-greedy", None)
+    state = rng.choice(["stored", "recomputed"])
+    over = BiCache(rng.choice([Dense(), *inner.values()]), rng.randint(1, LAYERS), rng.choice([None, 1, 2, 3]), state)  # type: ignore[arg-type]
+    item = asks(name, pieces, rng.choice([Reuse(), over, over, over]), rng.choice(["", "", "tenant"]), **sampling)
+    return replace(item, joins=rng.randrange(12))
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 30))])
+def test_a_batch_of_many_equals_many_of_one(seed: int) -> None:
+    rng = random.Random(seed)
+    family = rng.choice(["llada", "dream", "llada-moe"])
+    limits = {
+        "max_num_seqs": rng.choice([2, 4, 8]),
+        "max_row_layers": rng.choice([None, 150]),
+        "page_size": rng.choice([1, 3, 8]),
+        "store_budget_tokens": rng.choice([10, 20, 64]),
+    }
+    work = [random_parts(rng, family, f"r{number}") for number in range(8)]
+    results = run(make_engine(family, **limits), work)
+    for item in work:
+        assert outcome(results[item.request.id]) == outcome(alone(item, family, **limits)), item
+
+
+def test_batch_invariance_holds_of_parts_to_the_last_bit() -> None:
+    config = small_config("llada")
+    model = CheckedTransformer(config, lively_weights(config, torch.float32))
+
+    def engine() -> Engine:
+        return poisoned_engine(model, batch_invariant=True, max_num_seqs=8)
+
+    pieces: list[list[list[int] | int]] = [[2, FIRST, SECOND, 3], [FIRST, 1, SECOND], [THIRD, SECOND, 5]]
+    work = [asks(str(number), each) for number, each in enumerate(pieces)]
+    work = [replace(item, request=replace(item.request, top_logprobs=2)) for item in work]
+    together = run(engine(), work)
+    for item in work:
+        assert outcome(together[item.request.id]) == outcome(run(engine(), [item])[item.request.id])
+
+
+def test_a_part_that_comes_twice_is_stored_once() -> None:
+    engine = make_engine("llada")
+    item = asks("r", [2, FIRST, 1, FIRST, FIRST, 3])
+    result = run(engine, [item])["r"]
+    assert engine.stats.prefix_passes == 1
+    assert [len(entry) for entry in engine.store.entries] == [len(FIRST)]
+    assert (result.usage.prefix_tokens, result.usage.cached_tokens) == (21, 14)
+    whole = 8 + 6 + 21
+    full, between = LAYERS * whole - 2 * 21, LAYERS * (whole - 21)
+    assert result.usage.row_layers == 3 * full + 5 * between, "refreshes at steps 0, 3 and 6"
+
+
+def test_parts_that_the_store_cannot_hold_together_are_computed() -> None:
+    engine = make_engine("llada", store_budget_tokens=13)
+    item = asks("r", [FIRST, 1, THIRD, SECOND, FIRST, 2])
+    result = run(engine, [item])["r"]
+    assert result.usage.prefix_tokens == 2 * len(FIRST) + len(SECOND)
+    assert result.usage.prefix_note == "1 of 4 parts are not read: the store's budget is 13 tokens"
+    assert engine.store.stats.refused == 1
+    nothing = run(engine, [asks("n", [3, prompt_of(20), 2])])["n"]
+    assert (nothing.usage.prefix_tokens, nothing.usage.prefix_depth) == (0, 0)
+    assert nothing.usage.prefix_note == "1 of 1 parts are not read: the store's budget is 13 tokens"
+    off = run(make_engine("llada", prefix_sharing="off"), [item])["r"]
+    assert (off.usage.prefix_tokens, off.usage.prefix_note) == (0, "prefix_sharing is off")
+
+
+def test_many_small_parts_leave_room_for_the_canvas() -> None:
+    """Each part takes a page at least, so pages may run out before the budget does."""
+    engine = make_engine("llada", page_size=16, max_num_seqs=2, store_budget_tokens=40)
+    item = asks("r", [[token] for token in range(30)])
+    result = run(engine, [item])["r"]
+    pages = engine.allocator.references.shape[1]
+    assert result.usage.prefix_tokens == pages - engine.allocator.pages_for(38)
+    assert result.usage.prefix_note is not None
+
+
+def test_what_a_request_reads_is_not_evicted_for_what_it_brings() -> None:
+    engine = make_engine("llada", store_budget_tokens=20, eviction="fifo")
+    run(engine, [asks("a", [FIRST, 1]), asks("b", [1, SECOND, 1])])
+    result = run(engine, [asks("c", [1, FIRST, THIRD, 1])])["c"]
+    assert result.usage.cached_tokens == len(FIRST)
+    assert {entry.tokens for entry in engine.store.entries} == {tuple(FIRST), tuple(SECOND), tuple(THIRD)}
+    big = prompt_of(9, 9)
+    result = run(engine, [asks("d", [1, FIRST, big, 1])])["d"]
+    assert result.usage.cached_tokens == len(FIRST), "the oldest entry, which it reads itself, stays"
+    assert {entry.tokens for entry in engine.store.entries} == {tuple(FIRST), tuple(big)}
+
+
+def test_tenants_do_not_share_parts() -> None:
+    engine = make_engine("llada")
+    results = [run(engine, [asks("r", [2, FIRST, 1], salt=salt)])["r"] for salt in ("", "a", "a")]
+    assert [result.usage.cached_tokens for result in results] == [0, 0, len(FIRST)]
+
+
+def test_a_request_whose_parts_cannot_be_copied_ends_alone() -> None:
+    engine = make_engine("llada")
+    move = engine.runner.move
+    failing = asks("bad", [1, FIRST, 2])
+
+    def broken(moves: Any) -> None:
+        if len(moves) == 1:
+            raise ValueError("no such slots")
+        move(moves)
+
+    vars(engine.runner)["move"] = broken
+    good = asks("good", [1, FIRST, SECOND, 2])
+    results = run(engine, [failing, good])
+    assert results["bad"].error == "its stored parts could not be copied: no such slots"
+    assert outcome(results["good"]) == outcome(alone(good))
+
+
+def test_a_request_that_leaves_while_its_parts_are_computed_leaks_nothing() -> None:
+    engine = make_engine("llada", max_row_layers=20)
+    engine.add(asks("r", [1, FIRST, SECOND, 2]).asked)
+    engine.step()
+    assert not any(entry.ready for entry in engine.store.entries)
+    engine.cancel("r")
+    result = run(engine, [asks("again", [SECOND, FIRST, 2])])["again"]
+    assert result.usage.cached_tokens == 12
+
+
+@pytest.mark.parametrize(("cache", "depth"), [("reuse", LAYERS), ("bicache", 2)])
+def test_a_replay_reads_the_same_parts(cache: str, depth: int) -> None:
+    policy: CachePolicy = Reuse() if cache == "reuse" else BiCache(depth=depth)
+    engine = make_engine("llada")
+    prompt = [*prompt_of(2), *FIRST, *prompt_of(3, 4)]
+    terms = Terms(segments=[{"start": 2, "length": 7}], return_trace=True)  # type: ignore[list-item]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=1.0)
+    asked = request_of("r", prompt, params, policy, terms, "masked", shared=5)
+    assert (asked.prefix_length, asked.find_prefix) == (0, False)
+    first = run(engine, [Work(asked, policy)])["r"]
+    trace = Trace.from_mapping(trace_of(asked, first.trace, first.usage, "model").content)
+    assert trace.segments == (Segment(2, 7),)
+    again = Terms(replay=trace, top_logprobs=0)
+    replayed = request_of("s", prompt, asked.params, policy, again, "masked", shared=5)
+    assert replayed.segments == (Segment(2, 7),)
+    second = run(make_engine("llada"), [Work(replayed, policy)])["s"]
+    assert outcome(second) == outcome(first)
+    # A request that says something else is asked that.
+    assert Terms(replay=trace, prefix_length=3).parts == ()
+    assert Terms(replay=trace, segments=()).parts == ()
+
+
+def at(*parts: tuple[int, int], **more: Any) -> Request:
+    return replace(request("r", 12), segments=[Segment(*part) for part in parts], **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (at((0, 4), (3, 2)), "segments: start=3 and length=2 overlap the part before, which ends at 4"),
+        (at((5, 2), (0, 6)), "segments: start=5 and length=2 overlap the part before, which ends at 6"),
+        (at((10, 3)), "segments: start=10 and length=3 end at 13, and the prompt has 12 tokens"),
+        (at((12, 1)), "segments: start=12 and length=1 end at 13"),
+        (at((0, 4), prefix_length=2), "segments and prefix_length=2 both say what is shared"),
+        (at((0, 4), policy=BiCache(depth="online")), "segments: audits measure prefixes alone"),
+    ],
+    ids=str,
+)
+def test_parts_that_cannot_be_are_refused(asked: Request, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        make_engine("llada").check(asked)
+
+
+@pytest.mark.parametrize(("name", "why"), [("gidd-tiny", "clean rows"), ("sdar-tiny", "only a prefix is the same")])
+def test_other_kinds_of_models_refuse_parts(name: str, why: str) -> None:
+    config: ModelConfig = preset(name)
+    model = Transformer(config, lively_weights(config, torch.float32))
+    with pytest.raises(ConfigError, match=f"^segments: stored parts .* are not defined on .*{why}"):
+        poisoned_engine(model).check(at((0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([{"start": 0}], "segments: a part needs length"),
+        ([{"length": 3}], "segments: a part needs start"),
+        ([{"start": 0, "length": 0}], "segments.length must be a whole number from 1"),
+        ([{"start": -1, "length": 2}], "segments.start must be a whole number from 0"),
+        ([{"start": True, "length": 2}], "segments.start must be a whole number"),
+        ([3], r"segments\[0\] must be an object of segment fields"),
+        ("all", "segments must be a list of at most 256 parts"),
+        ([{"start": 0, "length": 1}] * (MAX_SEGMENTS + 1), "segments holds 257 items"),
+    ],
+    ids=str,
+)
+def test_bad_segments_are_refused_by_name(segments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Terms(segments=segments)
+
+
+def test_segments_stand_in_place_of_a_prefix() -> None:
+    with pytest.raises(ConfigError, match=r"^segments and prefix_length both say what is shared"):
+        Terms.from_mapping({"segments": [{"start": 0, "length": 2}], "prefix_length": 0})
+    with pytest.raises(UnknownNameError, match=r"^Unknown segment field 'stop'"):
+        Terms.from_mapping({"segments": [{"start": 0, "stop": 2}]})
+    assert Terms.from_mapping({"segments": [{"start": 4, "length": 2}]}).shared(7) == 0
+
+
+def test_parts_are_sorted() -> None:
+    assert stored_parts([Segment(6, 2), Segment(0, 3), Segment(3, 3)], 8) == (range(3), range(3, 6), range(6, 8))
+
+
+def test_a_plan_leaves_out_parts_below_the_boundary_and_puts_them_in_above() -> None:
+    hit = PrefixHit(4, 1, 2, (range(2, 4), range(6, 8)))
+    noisy = np.arange(10) >= 8
+    settled = np.where(noisy, NEVER, -1).astype(np.int32)
+    view = View(3, 0, 0, range(8, 10), 8, noisy, settled, hit)
+    plan: Plan = BiCache(depth=1).plan(view)
+    others = ~hit.rows(10)
+    spans: list[Span] = list(plan.spans)
+    assert [span.layers for span in spans] == [range(1), range(1, 2), range(2, 3)]
+    assert [span.rows.tolist() for span in spans] == [others.tolist(), [True] * 10, [True] * 10]
+    assert spans[1].frozen is not None
+    assert spans[1].frozen.tolist() == hit.rows(10).tolist()
+    assert spans[2].frozen is None
+    assert (hit.lead, PrefixHit(3, 1).lead) == (0, 3)
+    between = BiCache(depth=1).plan(replace(view, step=1))
+    assert all(span.rows.tolist() == others.tolist() for span in between.spans)
+    assert Reuse().plan(view).spans[0].rows.tolist() == others.tolist()
