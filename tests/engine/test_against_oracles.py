@@ -168,6 +168,10 @@ def bicache_dual_config(rng: random.Random, layers: int) -> Line:
     return bicache_config(rng, layers) | {"fill_pass": rng.choice(["separate", "separate", "transfer"])}
 
 
+def acache_config(rng: random.Random, layers: int) -> Line:
+    return {"ratio": rng.choice([0.0, 0.1, 0.2, 0.5, 1.0])}
+
+
 def dllm_config(rng: random.Random, layers: int) -> Line:
     return {
         "prompt_interval": rng.choice([1, 2, 4, 100]),
@@ -233,6 +237,9 @@ LLADA: dict[str, Kind] = {
     "bicache, of parts": (llada_sampling, bicache_config),
     "bicache, of other parts": (llada_sampling, bicache_config),
     "bicache+block-dual, of parts": (fixed, bicache_dual_config),
+    "acache": (llada_sampling, acache_config),
+    "acache, of parts": (llada_sampling, acache_config),
+    "acache+block-dual, of parts": (fixed, acache_config),
     "dkv-decode": (llada_sampling, dkv_config),
     "dkv-greedy": (ordered, greedy_config),
     "dkv-greedy, around the last step": (ordered, greedy_previous_config),
@@ -263,6 +270,7 @@ DREAM: dict[str, Kind] = {
     "bicache, another": (whole_canvas, bicache_config),
     "reuse, of parts": (whole_canvas, no_config),
     "bicache, of parts": (whole_canvas, bicache_config),
+    "acache, of parts": (whole_canvas, acache_config),
     "block-prefix": (dream_blocks, no_config),
     "block-dual": (dream_blocks, no_config),
     "dkv-decode": (whole_canvas, dkv_dream_config),
@@ -422,7 +430,7 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         "max_num_seqs": rng.choice([2, 5, 20]),
         "max_row_layers": rng.choice([None, 200, 1000]),
         "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([10, 25, 64]),
+        "store_budget_tokens": rng.choice([16, 25, 64]),  # three documents fit in
     }
     results = run(poisoned_engine(model_of(model), **limits), work)
     for name, (line, expected) in lines.items():

@@ -7,7 +7,20 @@ from typing import Any
 
 import torch
 
-from tests.oracles import bicache, block_causal, blocks, dkv, dllm, elastic, entropy, experts, gidd, sdar, uniform
+from tests.oracles import (
+    acache,
+    bicache,
+    block_causal,
+    blocks,
+    dkv,
+    dllm,
+    elastic,
+    entropy,
+    experts,
+    gidd,
+    sdar,
+    uniform,
+)
 from tests.oracles.bicache import Boundary
 from tests.oracles.canvas import Canvas, Decode
 from tests.oracles.dense import DenseModel
@@ -133,6 +146,8 @@ def _decode_either(
         case "entropy-cache":
             whole = config.get("masks", "response") == "response"
             entropy.entropy_cache(model, canvas, sampler, config["threshold"], config["recent"], whole)
+        case "acache" | "acache+block-dual" as cache:
+            acache.acache(model, canvas, sampler, parts_of(line), config["ratio"], cache != "acache")
         case "reuse":
             bicache.reuse(model, canvas, sampler, parts_of(line))
         case "bicache":

@@ -112,7 +112,7 @@ class Ledger:
             if span.computed is not span.rows and (part[:, span.rows & ~span.computed] < 0).any():
                 raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
-            if hit is not None and layers.start < hit.layers and (rows & self._lent).any():
+            if hit is not None and not hit.copied and layers.start < hit.layers and (rows & self._lent).any():
                 raise PlanError(f"layers {layers}: leased rows are read-only; freeze them or leave them out")
             reach = plan.reach(span)
             if self._least < reach:

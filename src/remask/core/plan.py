@@ -50,6 +50,19 @@ class Watch:
     refreshed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.weights`.
+
+    Attributes:
+        rows: whose attention; the plan keeps their inputs to all layers.
+        among: positions among which the attention of each row and head in each layer adds up to one.
+    """
+
+    rows: Mask
+    among: Mask
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Plan:
     """One step of one canvas: spans that cover the layers in order, and the positions whose logits are wanted.
@@ -64,6 +77,7 @@ class Plan:
         watch: attention to watch. Such a plan may grow while it runs, so it has a span for each layer, and this plan or
             earlier ones keep the hidden states of all rows.
         refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
+        weigh: attention to tell of.
         predicted: the positions of `predict`.
         again: the plan repeats the one before.
     """
@@ -74,6 +88,7 @@ class Plan:
     sees: Reach | None = None
     watch: Watch | None = None
     refreshes: bool = False
+    weigh: Weigh | None = None
     predicted: Positions = field(init=False, repr=False)
     again: bool = field(init=False, repr=False)
 
@@ -85,13 +100,14 @@ class Plan:
         sees: Reach | None = None,
         watch: Watch | None = None,
         refreshes: bool = False,
+        weigh: Weigh | None = None,
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
         own = vars(self)  # assignment is what frozen dataclasses refuse
         own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
         own["predict"], own["predicted"] = predict, predict.nonzero()[0]
         own["commit"], own["sees"], own["watch"] = commit, sees, watch
-        own["refreshes"], own["again"] = refreshes, False
+        own["refreshes"], own["weigh"], own["again"] = refreshes, weigh, False
 
     def check(self, length: int) -> None:
         """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
@@ -100,6 +116,8 @@ class Plan:
         masks += [mask for mask in (self.commit, self.sees) if mask is not None]
         if self.watch is not None:
             masks += [self.watch.window, self.watch.among, self.watch.tracked]
+        if self.weigh is not None:
+            masks += [self.weigh.rows, self.weigh.among]
         for found in (*spans.shapes, *[mask.shape for mask in masks]):
             if found != shape:
                 raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
@@ -107,6 +125,12 @@ class Plan:
             raise PlanError("positions are committed that are not predicted")
         if spans[0].save is not None:
             raise PlanError("tokens enter the first layer, so no hidden states are kept there")
+        if self.weigh is not None:
+            if not (self.weigh.rows.any() and self.weigh.among.any()):
+                raise PlanError("attention is told of no row, or to no position")
+            kept = [span.save for span in self.spans[1:]]
+            if len(self.spans) != self.layers or any(s is None or (self.weigh.rows & ~s).any() for s in kept):
+                raise PlanError("attention is told of rows whose inputs are not kept in every layer")
         if self.watch is None:
             return
         if len(self.spans) != self.layers:
@@ -185,7 +209,8 @@ class Plan:
             watch = replace(watch, **kept)
         spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
         commit = None if self.commit is None else self.commit & lead
-        return Plan(spans, self.predict & lead, commit, sees, watch, self.refreshes)
+        told = None if self.weigh is None else Weigh(self.weigh.rows & lead, self.weigh.among & lead)
+        return Plan(spans, self.predict & lead, commit, sees, watch, self.refreshes, told)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
@@ -212,12 +237,14 @@ class PrefixHit:
         boundary: their rows may restart at this layer, from the hidden states that leave the layer before it.
         layers: K/V are lent in layers 0 .. layers - 1. At least `boundary`, which is also the default.
         parts: where they stand, ascending, each a stored entry of its own. By default the first `length` positions.
+        copied: all K/V are copies of the request's own, which may be written.
     """
 
     length: int
     boundary: int
     layers: int = 0
     parts: tuple[range, ...] = ()
+    copied: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", max(self.layers, self.boundary))
@@ -227,7 +254,7 @@ class PrefixHit:
     @property
     def lead(self) -> int:
         """Length of the part at the front, whose K/V are read in place; 0 without one."""
-        return self.parts[0].stop if self.parts[0].start == 0 else 0
+        return self.parts[0].stop if self.parts[0].start == 0 and not self.copied else 0
 
     def rows(self, canvas: int) -> Mask:
         """A fresh mask of its positions on a canvas of this length."""
@@ -291,6 +318,7 @@ class View:
     steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
+    weights: NDArray[np.float32] | None = None  # [T], what the last plan that weighs told; 0 at other positions
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
 
     def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:

@@ -38,6 +38,7 @@ def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWo
     """
     if hit is not None:
         plan = plan.cut(hit.boundary).cut(hit.layers)
+    lent = None if hit is None or hit.copied else hit  # copies may have been computed anew
     work = []
     live: Mask = np.ones_like(plan.predict)  # before layer 0 every row can be embedded
     for span in plan.spans:
@@ -49,7 +50,7 @@ def layer_work(plan: Plan, prefix: Mask, hit: PrefixHit | None) -> tuple[LayerWo
                 layers=span.layers,
                 rows=span.cost // len(span.layers),
                 reused=reused,
-                leased=min(reused, hit.length) if hit is not None and span.layers.start < hit.layers else 0,
+                leased=min(reused, lent.length) if lent is not None and span.layers.start < lent.layers else 0,
                 restored=int((span.rows & ~live & prefix).sum()),
                 refreshed=refreshed,
             )

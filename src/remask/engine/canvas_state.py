@@ -87,6 +87,7 @@ class CanvasState:
     prefix: PrefixHit | None = None  # positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
     tracker: Tracker | None = None  # where its attention is watched
+    weights: NDArray[np.float32] | None = None  # [T], what a plan that weighs told
     memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
     sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
 

@@ -42,15 +42,15 @@ class DriftWatcher:
         reference, moved = self.tracker.reference, self.tracker.moved
         return self.compares(layer) and layer not in moved and (reference is None or reference[0] != layer)
 
-    def asked(self, layer: int, window: Index, tracked: Index) -> "_Asked":
+    def asked(self, layer: int, window: Index, tracked: Index) -> "Asked":
         """The attention of the rows `window` and `tracked` in `layer`, over the whole canvas."""
         slots, positions = send_run(self.branch.slots(layer), self.device), np.concatenate([window, tracked])
         if layer == 0:
             tokens = send(self.branch.canvas.tokens[positions], self.device)
-            return _Asked(None, tokens, slots, positions, len(window))
+            return Asked(None, tokens, slots, positions, len(window))
         assert self.branch.states is not None
         states, rows = self.branch.states[layer - 1], send(positions, self.device)
-        return _Asked(states, rows, slots, positions, len(window))
+        return Asked(states, rows, slots, positions, len(window))
 
     def follow(self, mass: Tensor) -> None:
         """Come to track the tokens with the most `mass`, float32 [T], of those that may be tracked."""
@@ -71,7 +71,7 @@ def keep_references(model: Transformer, pool: Pool, watchers: list[DriftWatcher]
     """Keep what the attention in `layer`, which is about to run, is compared with: that of the last pass."""
     lacking = [watcher for watcher in watchers if watcher.lacks_reference(layer)]
     asked = [watcher.asked(layer, watcher.window[:0], watcher.tracked) for watcher in lacking]
-    for watcher, (_, rows) in zip(lacking, _look(model, pool, layer, asked), strict=True):
+    for watcher, (_, rows) in zip(lacking, look(model, pool, layer, asked), strict=True):
         watcher.tracker.reference = layer, rows
 
 
@@ -82,7 +82,7 @@ def find_drift(model: Transformer, pool: Pool, watchers: list[DriftWatcher], lay
         watcher.asked(layer, watcher.window, watcher.tracked[: None if watcher.compares(layer) else 0])
         for watcher in watchers
     ]
-    looked = _look(model, pool, layer, asked)
+    looked = look(model, pool, layer, asked)
     for watcher, (mass, _) in zip(watchers, looked, strict=True):
         watcher.follow(mass)
     new = [
@@ -105,7 +105,7 @@ def finish(watchers: list[DriftWatcher]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """Rows of a canvas whose attention in one layer is wanted.
 
     Attributes:
@@ -127,7 +127,7 @@ Looked: TypeAlias = tuple[Tensor, Tensor]
 """Mass of the window's attention, float32 [T], and `attention_rows` of the rows after it."""
 
 
-def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -> list[Looked]:
+def look(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked]) -> list[Looked]:
     """The attention that is `asked` for, over each canvas. Queries are projected once for all of them."""
     if not asked:
         return []
@@ -136,8 +136,8 @@ def _look(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked]) -
 
 
 @torch.inference_mode()
-def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[_Asked], positions: Tensor) -> list[Looked]:
-    """As `_look`, on every rank: its heads are read, and those of all ranks are returned."""
+def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked], positions: Tensor) -> list[Looked]:
+    """As `look`, on every rank: its heads are read, and those of all ranks are returned."""
     h = torch.cat([model.embed(each.rows) if each.states is None else each.states[each.rows] for each in asked])
     parts = torch.split(model.queries(h, layer, positions), [len(each.rows) for each in asked])
     found = []

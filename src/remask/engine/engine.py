@@ -482,6 +482,8 @@ class Engine:
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
         self._refreshes.ran(running)
+        if running.plan.weigh is not None:
+            self.memory.forget_inputs(running)
         tokens, confidence, logprobs = running.constrained(scores)
         drafts = request.drafts and not running.plan.fills and not running.closing
         draft = running.draft(tokens, confidence) if drafts else None

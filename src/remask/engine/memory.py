@@ -294,6 +294,12 @@ class Memory:
             running.sharing.release()
             running.sharing = None
 
+    def forget_inputs(self, running: RunningRequest) -> None:
+        """Let go of the hidden states of a request that are not needed any more."""
+        for branch in running.branches:
+            self.extra_bytes -= branch.extra_bytes
+            branch.states = None
+
     def check(self, requests: Iterable[RunningRequest]) -> None:
         """Raise `IntegrityError` unless `requests` and the store own the pages that are in use, each exactly once."""
         expected = np.zeros_like(self.allocator.references)
@@ -396,7 +402,8 @@ class Memory:
         if not boundary:
             return _Wish(note=note, refused=note is not None)
         found = [self.store.whole(prompt[part.start : part.stop], request.cache_salt) for part in parts]
-        hit = PrefixHit(tokens, boundary, policy.leased_layers(boundary, layers), tuple(parts))
+        leased = policy.leased_layers(boundary, layers)
+        hit = PrefixHit(tokens, boundary, leased, tuple(parts), policy.traits.copies)
         return _Wish(LeasePlan(hit, tuple(map(PartPlan, parts, found))), note=note, refused=note is not None)
 
     def _fitting(self, pending: PendingRequest, parts: Sequence[range]) -> list[range]:
@@ -497,7 +504,8 @@ class Memory:
     ) -> CanvasState:
         shape = self.shape
         watched = "attention" in traits.keeps
-        states = self.new_states(len(canvas)) if watched else None
+        asks = "inputs" in traits.keeps and prefix is not None
+        states = self.new_states(len(canvas)) if watched or asks else None
         restored = [] if states is None else [Kept(0, states)]
         if leases and prefix is not None:
             restored = [Kept(p.start, each.entry.states) for p, each in zip(prefix.parts, leases, strict=True)]
@@ -575,7 +583,7 @@ def _prefix_plan(
     policy: CachePolicy, length: int, boundary: int, layers: int, asked: int, entry: PrefixEntry | None
 ) -> LeasePlan:
     """A lease of a prefix of `length` of the `asked` tokens as `policy` asks for it, on a model of `layers`."""
-    hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers))
+    hit = PrefixHit(length, boundary, policy.leased_layers(boundary, layers), copied=policy.traits.copies)
     return LeasePlan(hit, (PartPlan(range(asked), entry),))
 
 
@@ -594,7 +602,7 @@ def _moves(branch: CanvasState, leases: Sequence[Lease]) -> list[Move]:
     return [
         Move(lease.entry.extent.slots(), slots[part.start : part.stop], hit.layers, part.start)
         for part, lease in zip(hit.parts, leases, strict=True)
-        if part.start
+        if part.start or hit.copied
     ]
 
 

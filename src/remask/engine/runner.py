@@ -15,6 +15,7 @@ from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import RunningRequest
 from remask.engine.stage_rows import send_run
+from remask.engine.weighing import weigh
 from remask.models.pool import Pool
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
@@ -35,8 +36,8 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched nothing waits for the device; else the host reads once a
-        layer, of all watched canvases together.
+        their ledgers hold too. Where nothing is watched or told nothing waits for the device. The host reads once a
+        layer of all watched canvases together, and once a pass of all that tell of attention.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
@@ -52,9 +53,12 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if not watchers:
-                return self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
-            return self._run_watched(batch, items, passes, watchers, begun)
+            if watchers:
+                hidden, ran = self._run_watched(batch, items, passes, watchers, begun)
+            else:
+                hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
+            weigh(self.model, self.pool, ran)
+            return hidden, ran
         except Exception:
             admitted, items[:] = list(items), with_choices(items, begun)
             for (branch, plan), (_, before) in zip(items, admitted, strict=True):

@@ -501,6 +501,7 @@ class RunningRequest:
             decoding=_facts(decoder),
             last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
             memo=branch.memo,
+            weights=branch.weights,
         )
 
     def _settled_stop(self) -> int | None:

@@ -1,5 +1,6 @@
 """Cache policies: pure functions from a `View` of a request to a `Plan` of its next pass. Each method has a file."""
 
+from remask.policies.acache import ACache
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
@@ -13,6 +14,7 @@ from remask.policies.registry import name_of, names_for, parse, policy_names, se
 from remask.policies.reuse import Reuse
 
 __all__ = [
+    "ACache",
     "BiCache",
     "BlockDual",
     "BlockPrefix",

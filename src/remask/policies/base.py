@@ -12,7 +12,7 @@ ALWAYS = 1 << 62
 """What `CachePolicy.repeats` answers of a plan that serves until its block is done."""
 
 IdlePasses: TypeAlias = Literal["skipped", "within_block", "all"]
-Kept: TypeAlias = Literal["outputs", "attention"]
+Kept: TypeAlias = Literal["outputs", "attention", "inputs"]
 Sharing: TypeAlias = Literal["prefix", "pages"]
 
 
@@ -64,7 +64,9 @@ class Traits:
         kinds: kinds of models that the policy is defined for.
         schedule: which passes are run.
         keeps: what the device keeps beside K and V. "outputs" keeps attention and FFN outputs. "attention" lets plans
-            watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix.
+            watch attention and keeps the hidden states of all rows; such a policy reads no shared prefix. "inputs"
+            keeps hidden states until a plan has told of attention (`Weigh`).
+        copies: K/V of stored parts are copied for the request, because some of them are computed anew.
         sharing: how requests share what they computed. "prefix" leases the prefixes that `boundary` asks for. "pages"
             shares committed pages exactly.
         reads: what the device reads of every predicted row beside token and confidence. "entropy" fills
@@ -78,6 +80,7 @@ class Traits:
     sharing: Sharing = "prefix"
     reads: Literal["entropy"] | None = None
     audits: Audits | None = None
+    copies: bool = False
 
 
 class CachePolicy(ABC):

@@ -11,6 +11,7 @@ from remask.core.depth import DepthLookup
 from remask.core.kinds import KINDS, ModelKind
 from remask.errors import ConfigError, RemaskError, UnknownNameError
 from remask.plugins import Plugin, Registry
+from remask.policies.acache import ACache
 from remask.policies.base import CachePolicy, Traits
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
@@ -158,6 +159,7 @@ POLICIES: Registry[PolicyType] = Registry(
             "none": Dense,
             "reuse": Reuse,
             "bicache": BiCache,
+            "acache": ACache,
             "block-prefix": BlockPrefix,
             "block-dual": BlockDual,
             "dkv-decode": DkvDecode,

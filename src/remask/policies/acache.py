@@ -1,0 +1,105 @@
+"""`acache`: stored parts, of which the rows that masks attend to most are computed anew."""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from remask.core.checks import real
+from remask.core.plan import Plan, PrefixHit, View, Weigh
+from remask.core.spans import Mask, Span, Spans
+from remask.errors import ConfigError
+from remask.policies.base import CachePolicy, RequestFacts, Traits
+from remask.policies.dense import Dense
+
+
+@dataclass(frozen=True, slots=True)
+class ACache(CachePolicy):
+    """ACache (arXiv 2608.26140) over any inner policy: stored parts are read in all layers, but for their anchors.
+
+    The first pass of a request computes what stands outside of the parts, predicts nothing, and tells how much the
+    masks attend to each position of the parts. Those with the most are the anchors, the same in all layers. The first
+    pass of each block computes their rows too, whose K/V take the place of the stored ones.
+
+    Attributes:
+        inner: the policy for everything but the parts.
+        ratio: share of the parts' positions that are anchors, rounded up. 0 is `reuse`; at 1 nothing needs telling.
+    """
+
+    inner: CachePolicy = field(default_factory=Dense)
+    ratio: float = 0.2
+
+    def __post_init__(self) -> None:
+        real("ratio", self.ratio, low=0, high=1)
+        if self.inner.boundary(1, 2, 1):
+            raise ConfigError("acache cannot stand before a policy that reads stored parts too; name one of them")
+        if kept := ", ".join(sorted(self.inner.traits.keeps)):
+            raise ConfigError(
+                f"acache cannot stand before a policy that keeps {kept} of rows, as anchors come and go; use none, a "
+                "block cache, dkv-decode or entropy-cache within it"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the inner policy, with inputs kept for the first pass. A block's first pass is never left out."""
+        inner = self.inner.traits
+        schedule = replace(inner.schedule, idle_passes="all")
+        return replace(inner, kinds=("masked",), schedule=schedule, keeps=frozenset({"inputs"}), copies=True)
+
+    @property
+    def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
+        return self.inner
+
+    def check(self, facts: RequestFacts) -> None:
+        """As the inner policy."""
+        self.inner.check(facts)
+
+    def guides(self, step: int) -> bool:
+        """As the inner policy."""
+        return self.inner.guides(step)
+
+    def boundary(self, prefix: int, canvas: int, layers: int) -> int:  # noqa: ARG002
+        """All layers."""
+        return layers
+
+    def anchors(self, view: View, hit: PrefixHit) -> Mask:
+        """The positions of the stored parts whose rows are computed anew, [T]; of equal ones the first."""
+        rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
+        if view.weights is None:
+            return rows if count == hit.length else view.rows(0, 0)
+        stored = rows.nonzero()[0]
+        rows[:] = False
+        rows[stored[np.argsort(-view.weights[stored], kind="stable")[:count]]] = True
+        return rows
+
+    def repeats(self, view: View) -> int:
+        """As the inner policy, but of a block's first step."""
+        return self.inner.repeats(view) if view.prefix is None or view.block_step else 0
+
+    def plan(self, view: View) -> Plan:
+        """First a pass that tells the anchors; then the inner plan without parts, but with anchors where blocks begin."""
+        hit = view.prefix
+        if hit is None:
+            return self.inner.plan(view)
+        asks = 0 < math.ceil(self.ratio * hit.length) < hit.length
+        if asks and view.weights is None:
+            return self._asking(view, hit)
+        if asks and view.step == 0:
+            view = replace(view, pass_index=view.pass_index - 1)
+        plan = self.inner.plan(view)
+        anew = view.block_step == 0 and view.pass_index == 0
+        spans = view.spans((plan.spans, anew), partial(self._placed, view, hit, plan.spans, anew))
+        return replace(plan, spans=spans, refreshes=True) if anew else plan.over(spans)
+
+    def _asking(self, view: View, hit: PrefixHit) -> Plan:
+        stored = hit.rows(view.length)
+        spans = [Span(range(i, i + 1), ~stored, save=~stored if i else None) for i in range(view.layers)]
+        nothing = view.rows(0, 0)
+        return Plan(spans, nothing, commit=nothing, refreshes=True, weigh=Weigh(view.noisy.copy(), stored))
+
+    def _placed(self, view: View, hit: PrefixHit, spans: Spans, anew: bool) -> Spans:
+        stored = hit.rows(view.length)
+        more = self.anchors(view, hit) if anew else view.rows(0, 0)
+        return spans.map(lambda span: replace(span, rows=span.rows & ~stored | more))

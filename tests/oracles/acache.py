@@ -1,0 +1,61 @@
+"""ACache (section 5 of the semantics): stored parts, of which the rows that masks attend to most are computed anew."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tests.oracles.bicache import Lease, Part, lease, usable
+from tests.oracles.canvas import Canvas
+from tests.oracles.dense import DenseModel
+from tests.oracles.sampling import BlockSampler, Sampler
+
+
+def anchors(model: DenseModel, canvas: Canvas, leased: Lease, ratio: float) -> Tensor:
+    """Mask [T] of the anchors. All rows outside of the parts run once, over the stored K/V in all layers.
+
+    The attention of the masks, normalised among the stored positions, is summed over masks, heads and layers.
+    """
+    stored = leased.rows.nonzero()[:, 0]
+    count = math.ceil(ratio * len(stored))
+    if count in (0, len(stored)):
+        return leased.rows & (count > 0)
+    out = model.forward(canvas.tokens, ~leased.rows, leased.kv)
+    canvas.ran(out.rows)
+    masks = canvas.noisy.nonzero()[:, 0]
+    total = torch.zeros(len(stored), dtype=model.dtype)
+    for layer in range(model.layers):
+        x = model.norm(out.states[layer, masks], model.weights[layer]["attn_norm"])
+        q = model.rotate(model.project(layer, "q", x), masks)
+        k = model.rotate(leased.kv.k[layer, stored], stored).repeat_interleave(model.heads // model.kv_heads, 1)
+        scores = torch.einsum("nhd,thd->nht", q, k) / model.head_size**0.5
+        total += scores.softmax(-1).sum((0, 1))
+    ordered = total.sort(descending=True, stable=True)
+    canvas.decided(float(ordered.values[count - 1] - ordered.values[count]))
+    rows = torch.zeros_like(leased.rows)
+    rows[stored[ordered.indices[:count]]] = True
+    return rows
+
+
+def acache(
+    model: DenseModel, canvas: Canvas, sampler: Sampler, parts: Sequence[Part], ratio: float, dual: bool = False
+) -> None:
+    """What stands outside of the parts is computed in each step, and the anchors in the first of each block.
+
+    With `dual` the other steps compute the block alone.
+    """
+    leased = lease(model, canvas, usable(model, canvas, parts))
+    chosen = anchors(model, canvas, leased, ratio)
+    given = leased.kv.only(~chosen)
+    saved = leased.kv
+    while not sampler.done:
+        begins = sampler.block_step == 0 if isinstance(sampler, BlockSampler) else sampler.step == 0
+        if begins:
+            out = model.forward(canvas.tokens, ~leased.rows | chosen, given)
+            rows = canvas.span(sampler.start, sampler.stop) if isinstance(sampler, BlockSampler) and dual else None
+            saved = out.kv.only(leased.rows if rows is None else ~rows)
+        else:
+            out = model.forward(canvas.tokens, ~leased.rows if rows is None else rows, saved)
+        canvas.ran(out.rows)
+        sampler.commit(model.predictions(out.logits))
