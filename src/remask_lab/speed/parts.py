@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=5, help="documents of a system prompt (default 5)")
     parser.add_argument("--depths", type=int, nargs="*", default=[1, 2, 3, 4, 6, 8], help="depths of bicache")
     parser.add_argument("--intervals", type=int, nargs="*", default=[16], help="refresh intervals (default 16)")
+    parser.add_argument("--ratios", type=float, nargs="*", default=[0.0, 0.1, 0.2, 0.5, 1.0], help="anchors of acache")
     args = parser.parse_args()
     llm = LLM("bundled", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=8, max_model_len=192))
     work = workload(llm, args.prompts, args.requests, args.documents)
@@ -51,11 +52,13 @@ def main() -> None:
     settings: list[tuple[str, Mapping[str, Any]]] = [("none", {})]
     for interval in args.intervals:
         settings += [("bicache", {"depth": depth, "refresh_interval": interval}) for depth in args.depths]
+    settings += [("acache", {"ratio": ratio}) for ratio in args.ratios]
     for cache, own in settings:
         print(json.dumps({"cache": cache, **own, **measure(llm, work, cache, own)}), flush=True)
     prefixed = [replace(each, request=as_prefix(each.request)) for each in work]
-    own = {"depth": args.depths[0] if args.depths else 1}
-    print(json.dumps({"cache": "bicache", "shared": "prefix", **own, **measure(llm, prefixed, "bicache", own)}))
+    for depth in args.depths[:2]:
+        told = measure(llm, prefixed, "bicache", {"depth": depth})
+        print(json.dumps({"cache": "bicache", "shared": "prefix", "depth": depth, **told}), flush=True)
 
 
 def workload(llm: LLM, prompts: int, requests: int, documents: int) -> list[Asked]:
