@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remask.core.sampling import SamplingParams
-from remask.engine import drift_watcher, read
+from remask.core.segments import Segment
+from remask.engine import drift_watcher, read, weighing
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -25,7 +26,7 @@ from remask.models.config import ModelConfig
 from remask.models.presets import preset
 from remask.models.transformer import Transformer
 from remask.models.weights import empty_weights
-from remask.policies import BiCache, CachePolicy, Dense, Reuse
+from remask.policies import ACache, BiCache, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockDual, BlockPrefix, UniformCache
 from remask.policies.dkv import DkvDecode, DkvGreedy, DkvPd, DkvPrefill
 from remask.policies.dllm import DllmCache
@@ -119,6 +120,29 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
     reads, passes = finish(fake_engine(small_config(family)), requests, monkeypatch)
     assert 0 < len(reads.shapes) <= passes
     assert all(shape[0] == 2 for shape in reads.shapes)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("policy", [Reuse(), BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
+def test_parts_are_copied_without_a_wait_and_anchors_read_once(
+    policy: CachePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, told = random.Random(0), list[int]()
+    parts = [Segment(1, 4), Segment(5, 3), Segment(9, 3)]
+    whole = [
+        asked(str(n), policy, rng, **more) for n, more in enumerate([{}, {"temperature": 0.7}, {"cfg_scale": 1.5}])
+    ]
+
+    def weighed(tensor: Tensor) -> NDArray[Any]:
+        told.append(tensor.numel())
+        return np.arange(tensor.numel(), dtype=np.float32)
+
+    monkeypatch.setattr(weighing, "fetch", weighed)
+    engine = fake_engine(small_config("llada"))
+    reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
+    assert 0 < len(reads.shapes) <= passes
+    assert engine.stats.prefix_passes == 2, "two of the parts are alike"
+    assert told == ([30] if isinstance(policy, ACache) else [])
 
 
 class Looking(Transformer):

@@ -79,6 +79,20 @@ def test_audits_compare_the_heads_of_all_ranks(two: LLM) -> None:
     assert found[0][-1] < 0.999
 
 
+@pytest.mark.parametrize(("cache", "settings"), [("bicache", {"depth": 2}), ("acache", {"ratio": 0.3})])
+def test_stored_parts_are_those_of_one_process(two: LLM, cache: str, settings: dict[str, Any]) -> None:
+    parts = [{"start": 3, "length": 9}, {"start": 14, "length": 11}]
+    prompts = [[*range(first, first + 28)] for first in (3, 40)]
+    one = LLM(GOLDEN, engine=EngineConfig(max_model_len=64), **COMMON)
+    outputs = [
+        llm.generate(prompts, SAMPLING, segments=parts, cache=cache, cache_config=settings) for llm in (two, one)
+    ]
+    assert [each.token_ids for each in outputs[0]] == [each.token_ids for each in outputs[1]]
+    assert outputs[0][0].usage.prefix_tokens == 20
+    two.engine.store.drop()
+    assert (len(lead_of(two)._names._storages), len(lead_of(two)._names._objects)) == (0, 1)
+
+
 def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
     names = lead_of(two)._names
     for cache in ("none", "elastic-cache", "dllm-cache", "dkv-decode"):

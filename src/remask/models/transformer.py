@@ -113,7 +113,7 @@ class Transformer:
         Computed in float32 at least, and rounded once.
         """
         wide = torch.promote_types(keys.dtype, torch.float32)
-        cos, sin = _angles(self.config, torch.tensor([by], device=keys.device))
+        cos, sin = _angles(self.config, torch.full((1,), by, device=keys.device))
         return _rotate(keys.to(wide), cos.to(wide), sin.to(wide)).to(keys.dtype)
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:

@@ -79,7 +79,7 @@ class ACache(CachePolicy):
         return self.inner.repeats(view) if view.prefix is None or view.block_step else 0
 
     def plan(self, view: View) -> Plan:
-        """First a pass that tells the anchors; then the inner plan without parts, but with anchors where blocks begin."""
+        """First a pass that tells the anchors; then the inner plan without parts, and anchors where blocks begin."""
         hit = view.prefix
         if hit is None:
             return self.inner.plan(view)
