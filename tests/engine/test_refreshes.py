@@ -40,6 +40,8 @@ MASKED: list[tuple[str, dict[str, Any], dict[str, Any], int, int]] = [
     ("elastic-cache", {"window": 4, "threshold": 1.0}, FOUR, 8, 0),
     ("entropy-cache", {"threshold": 0.0}, FOUR, 8, 0),  # each step decodes a token, which is less than certain
     ("entropy-cache", {"threshold": 20.0}, FOUR, 1, 0),
+    ("acache", {"ratio": 0.2}, FOUR, 3, 2),  # the pass that tells the anchors, and the first one of each block
+    ("acache", {"ratio": 0.0}, FOUR, 0, 0),
     ("bicache+block-dual", SHARED, FOUR, 4, 3),  # steps 0, 3 and 6, and 4, where the second block begins
     ("bicache+block-dual", {**SHARED, "fill_pass": "separate"}, FOUR, 4, 3),
 ]

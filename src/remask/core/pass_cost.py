@@ -36,7 +36,7 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = len({(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers})
-    watching = max((each.plan.layers + _compared(each.plan) for each in canvases if each.plan.watch), default=0)
+    watching = max((_looked(each.plan) for each in canvases), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
     weights: dict[Operation, int] = {
@@ -147,12 +147,27 @@ def _compared(plan: Plan) -> int:
     return plan.layers - 1 if plan.watch.refreshed is None else plan.watch.refreshed
 
 
+def _looked(plan: Plan) -> int:
+    """How often attention of a layer is looked at."""
+    if plan.weigh is not None:
+        return plan.layers
+    return 0 if plan.watch is None else plan.layers + _compared(plan)
+
+
 def _watch(w: Widths, each: ExecutedPlan) -> OperationCost:
     """After all layers, attention of the window; before and after those that are compared, of what is tracked.
 
-    Queries are projected again from the inputs of the rows. Scores are computed, weighted sums of values are not.
+    Or attention that is told of. Queries are projected again from the inputs of the rows. Scores are computed, weighted
+    sums of values are not.
     """
     plan = each.plan
+    if plan.weigh is not None:
+        rows, among = plan.layers * int(plan.weigh.rows.sum()), int(plan.weigh.among.sum())
+        return OperationCost(
+            flops=2 * rows * w.queries * (w.hidden + among),
+            kv_read=plan.layers * w.item * among * w.keys,
+            activations=w.item * rows * (w.hidden + w.queries),
+        )
     if plan.watch is None:
         return OperationCost()
     length, compared = len(plan.predict), _compared(plan)

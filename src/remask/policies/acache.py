@@ -89,7 +89,7 @@ class ACache(CachePolicy):
         if asks and view.step == 0:
             view = replace(view, pass_index=view.pass_index - 1)
         plan = self.inner.plan(view)
-        anew = view.block_step == 0 and view.pass_index == 0
+        anew = self.ratio > 0 and view.block_step == 0 and view.pass_index == 0
         spans = view.spans((plan.spans, anew), partial(self._placed, view, hit, plan.spans, anew))
         return replace(plan, spans=spans, refreshes=True) if anew else plan.over(spans)
 

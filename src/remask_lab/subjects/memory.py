@@ -174,13 +174,15 @@ def formula(config: ModelConfig, item: int, policy: CachePolicy, crowd: Crowd, p
     # Position-layers that the store holds for all, in which the requests have no slots of their own.
     leased = c.prefix // page * page * w.layers if pages else c.prefix * policy.leased_layers(depth, w.layers)
     stored = leased if pages else c.prefix * w.layers * (depth > 0)
+    leased *= not traits.copies
+    inputs = c.requests * ("inputs" in traits.keeps and depth > 0)  # until their first pass has run
     canvases = c.requests * (2 if c.guided else 1)
     own = canvases * c.canvas * w.layers - c.requests * leased
     between = w.layers - 1
     return Footprint(
         kv=w.item * 2 * w.keys * own,
         outputs=w.item * 2 * w.hidden * (own + stored) * ("outputs" in traits.keeps),
-        states=canvases * c.canvas * between * w.item * w.hidden * ("attention" in traits.keeps),
+        states=(canvases * ("attention" in traits.keeps) + inputs) * c.canvas * between * w.item * w.hidden,
         store=w.item * 2 * w.keys * stored,
         boundary=w.item * w.hidden * c.prefix * between * (depth > 0),
     )
