@@ -181,7 +181,8 @@ def random_parts(rng: random.Random, family: str, name: str) -> Work:
     return replace(item, joins=rng.randrange(12))
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 30))])
+@pytest.mark.few(5)
+@pytest.mark.parametrize("seed", range(25))
 def test_a_batch_of_many_equals_many_of_one(seed: int) -> None:
     rng = random.Random(seed)
     family = rng.choice(["llada", "dream", "llada-moe"])

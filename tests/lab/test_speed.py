@@ -30,6 +30,7 @@ from remask_lab.speed import (
     neighbours,
     online_depth,
     overhead,
+    parts,
     policies,
     quantised,
     routing,
@@ -533,3 +534,18 @@ def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
         host.measure(1, "no-such-commit", [])
     with pytest.raises(ConfigError, match="the decode failed"):
         host.measure(1, None, [{"policy": "no such policy", "canvas": 320, "requests": 1}])
+
+
+@pytest.mark.thorough
+def test_parts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--requests", "4", "--prompts", "1", "--documents", "4", "--depths", "2", "8", "--ratios", "0"]
+    monkeypatch.setattr(sys, "argv", ["parts", *options])
+    parts.main()
+    head, _, rest = capsys.readouterr().out.partition("\n}\n")
+    assert json.loads(head + "}")["part_tokens"] == [29]
+    none, shallow, deep, anchors, prefix, _ = map(json.loads, rest.splitlines())
+    assert none["plan"]["accuracy"] == shallow["plan"]["accuracy"] == deep["lookup"]["accuracy"] == 1
+    assert deep["plan"] == anchors["plan"]
+    assert deep["row_layers"] == anchors["row_layers"] < shallow["row_layers"] < none["row_layers"]
+    assert (deep["passes_over_parts"], none["passes_over_parts"]) == (8, 0)
+    assert prefix["passes_over_parts"] > 2, "each order of the documents is a prefix of its own"
