@@ -25,6 +25,13 @@ def run(tmp_path: Path, lines: list[Any], *options: str, model: str = LLADA) -> 
     return status, [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
 
 
+def test_parts_of_a_line_are_found_by_later_ones(tmp_path: Path) -> None:
+    parts = [{**GOOD, "id": str(n), "prompt_token_ids": [n, *range(40, 60), n], "cache": "reuse"} for n in (1, 2)]
+    status, answers = run(tmp_path, [{**each, "segments": [{"start": 1, "length": 20}]} for each in parts])
+    assert status == 0
+    assert [(a["usage"]["prefix_tokens"], a["usage"]["cached_tokens"]) for a in answers] == [(20, 0), (20, 20)]
+
+
 def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
     status, (answer,) = run(tmp_path, [{**GOOD, "prefix_length": 2, "cache": "reuse"}], "--trace")
     assert status == 0
@@ -91,6 +98,8 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({**GOOD, "sampling": {"order": 5, "remasking": "order"}}, "order must be a list"),
     ({**GOOD, "prefix_length": 4}, "prefix_length must be from 0 to the prompt's 3 tokens, got 4"),
     ({**GOOD, "prefix_length": "2"}, "prefix_length must be"),
+    ({**GOOD, "segments": [{"start": 1, "length": 3}]}, "segments: start=1 and length=3 end at 4"),
+    ({**GOOD, "segments": [{"start": 1, "size": 3}]}, "Unknown segment field 'size'"),
     ({**GOOD, "prompt_token_ids": []}, "the prompt is empty"),
     ({**GOOD, "prompt_token_ids": [1, 256]}, "token ids are whole numbers from 0 to 255"),
     ({**GOOD, "prompt_token_ids": [1, "a"]}, "prompt_token_ids holds 'a'"),

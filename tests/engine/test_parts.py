@@ -186,7 +186,7 @@ def random_parts(rng: random.Random, family: str, name: str) -> Work:
 def test_a_batch_of_many_equals_many_of_one(seed: int) -> None:
     rng = random.Random(seed)
     family = rng.choice(["llada", "dream", "llada-moe"])
-    limits = {
+    limits: dict[str, Any] = {
         "max_num_seqs": rng.choice([2, 4, 8]),
         "max_row_layers": rng.choice([None, 150]),
         "page_size": rng.choice([1, 3, 8]),

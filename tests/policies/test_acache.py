@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from remask.core.depth import DepthLookup
 from remask.core.plan import NEVER, Plan, PrefixHit, View, Weigh
 from remask.core.spans import Span
 from remask.errors import ConfigError, PlanError
@@ -27,6 +28,10 @@ def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -
 
 
 WEIGHTS = [0.1, 0.7, 0, 0, 0.7, 0.2, 0.9, *[0.0] * 7]
+
+
+def no_table() -> DepthLookup:
+    return DepthLookup({})
 
 
 def rows(plan: Plan) -> list[list[int]]:
@@ -111,7 +116,10 @@ def test_without_parts_it_is_the_inner_policy() -> None:
         (lambda: ACache(Reuse()), "acache cannot stand before a policy that reads stored parts too"),
         (lambda: ACache(DllmCache()), "acache cannot stand before a policy that keeps outputs of rows"),
         (lambda: ACache(ElasticCache()), "acache cannot stand before a policy that keeps attention of rows"),
-        (lambda: parse("bicache+acache", {"depth": 2}, dict), "'bicache[+]acache': acache and bicache would both own"),
+        (
+            lambda: parse("bicache+acache", {"depth": 2}, no_table),
+            "'bicache[+]acache': acache and bicache would both own",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
@@ -120,7 +128,7 @@ def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
 
 
 def test_the_registry_knows_it() -> None:
-    policy = parse("acache+block-dual", {"ratio": 0.3}, dict)
+    policy = parse("acache+block-dual", {"ratio": 0.3}, no_table)
     assert policy == ACache(BlockDual(), 0.3)
     assert policy.traits.kinds == ("masked",)
 

@@ -73,3 +73,43 @@ def test_a_tenant_that_floods_pushes_out_nobody(auto: Running) -> None:
         assert told(auto, flood, max_tokens=1, cache_salt=f"flood {number}" if number % 2 else "flood") == (0, 0)
     auto.client.delete("/v1/cache")
     assert ask(3) == (100, 0)
+
+
+def test_parts_are_read_wherever_they_stand(auto: Running) -> None:
+    first, second = list(range(20, 50)), list(range(60, 85))
+    fields: dict[str, Any] = {"cache_salt": "parts", "return_trace": True, "seed": 3}
+    both = [{"start": 2, "length": 30}, {"start": 33, "length": 25}]
+    prompt = [5, 6, *first, 7, *second, 8]
+    assert told(auto, prompt, **fields, segments=both) == (55, 0)
+    turned = [{"start": 25, "length": 30}, {"start": 0, "length": 25}]
+    for cache, settings in (("bicache", {"depth": 4}), ("acache", {"ratio": 0.3})):
+        own = {"cache": cache, "cache_config": settings, "segments": turned}
+        assert told(auto, [*second, *first, 9, 10], **fields, **own) == (55, 55)
+    body = {**FIELDS, **fields, "prompt": prompt, "segments": both}
+    answer = auto.client.post(COMPLETIONS, json=body).json()
+    trace = answer["choices"][0]["remask"]["trace"]
+    assert (trace["segments"], trace["prefix_length"]) == (both, 0)
+    replayed = auto.client.post(COMPLETIONS, json={"prompt": prompt, "replay": trace}).json()
+    assert replayed["choices"][0]["text"] == answer["choices"][0]["text"]
+    assert replayed["remask"]["prefix_tokens"] == 55
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        (COMPLETIONS, {"segments": [{"start": 90, "length": 20}]}, "start=90 and length=20 end at 110"),
+        (COMPLETIONS, {"segments": [{"start": 0, "length": 9}, {"start": 8, "length": 1}]}, "overlap the part before"),
+        (COMPLETIONS, {"segments": [{"start": 0, "length": 9}], "prefix_length": 3}, "segments and prefix_length both"),
+        (COMPLETIONS, {"segments": [{"start": 0, "length": 0}]}, "segments.length must be a whole number from 1"),
+        ("/v1/chat/completions", {"segments": [{"start": 0, "length": 2}]}, "segments and cache_control both say"),
+    ],
+)
+def test_bad_parts_are_refused_by_name(auto: Running, path: str, fields: dict[str, Any], words: str) -> None:
+    body: dict[str, Any] = {**FIELDS, "prompt": HEAD, **fields}
+    if path != COMPLETIONS:
+        marked = {"role": "system", "content": "from ivy", "cache_control": {"type": "ephemeral"}}
+        body["messages"] = [marked, {"role": "user", "content": "from ivy"}]
+        del body["prompt"]
+    response = auto.client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert words in response.json()["error"]["message"]

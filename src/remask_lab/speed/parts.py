@@ -63,7 +63,7 @@ def main() -> None:
 
 def workload(llm: LLM, prompts: int, requests: int, documents: int) -> list[Asked]:
     """`requests` questions of either kind over `prompts` system prompts each, whose documents stand in random order."""
-    made = []
+    made: list[Asked] = []
     for seed, kind in enumerate(KINDS):
         rng = random.Random(f"documents {kind}")
         for item in make_workload(requests, prompts, 31337 + seed, TariffSettings(kinds=(kind,))):
