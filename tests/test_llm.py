@@ -4,9 +4,8 @@ import logging
 
 import pytest
 
-from remask.core.segments import Segment
-
 from remask import LLM, EngineConfig, RemaskError, SamplingParams
+from remask.core.segments import Segment
 from remask.engine.engine import Engine
 from tests.goldens import model_dir, request_line, runs
 
@@ -76,7 +75,7 @@ def test_parameters_per_prompt(golden: LLM) -> None:
 
 def test_parts_of_all_prompts_or_of_each(golden: LLM) -> None:
     prompts = [[1, 2, 3, 4, 9, 5], [7, 1, 2, 3, 4, 6]]
-    own = [[Segment(0, 4)], [{"start": 1, "length": 4}]]
+    own: list[list[Segment | dict[str, int]]] = [[Segment(0, 4)], [{"start": 1, "length": 4}]]
     found = golden.generate(prompts, SamplingParams(max_tokens=4), segments=own)
     assert [output.usage.prefix_tokens for output in found] == [4, 4]
     assert [output.usage.cached_tokens for output in found] == [0, 4]

@@ -1,6 +1,6 @@
 """Recorded decodes of requests whose documents stand anywhere: `python -m tests.goldens.parts` writes the file anew.
 
-They are what the oracle decoded when it was written, so that the oracle and the engine cannot change together unnoticed.
+They are what the oracle decoded when it was written: oracle and engine cannot change together unnoticed.
 """
 
 import json
