@@ -123,7 +123,7 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("policy", [Reuse(), BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
+@pytest.mark.parametrize("policy", [BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
 def test_parts_are_copied_without_a_wait_and_anchors_read_once(
     policy: CachePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
