@@ -99,13 +99,13 @@ def refused(written: list[list[int]], prefix: PrefixHit | None, plan: Plan) -> b
     for span in plan.spans:
         here = {p for p in range(length) if span.rows[p]}
         for p in here - live:
-            if prefix is None or span.layers.start != prefix.boundary or p >= prefix.length:
+            if prefix is None or span.layers.start != prefix.boundary or not prefix.rows(length)[p]:
                 return True
         for layer in span.layers:
             for p in here:
                 if span.frozen is not None and span.frozen[p]:
                     continue
-                if state[layer][p] == LEASED:
+                if state[layer][p] == LEASED and prefix is not None and not prefix.copied:
                     return True
                 state[layer][p] = 99
             if UNWRITTEN in state[layer]:
@@ -119,7 +119,11 @@ def histories(draw: st.DrawFn) -> tuple[int, int, PrefixHit | None, list[Plan]]:
     layers, length = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     prefix = None
     if draw(st.booleans()):
-        prefix = PrefixHit(draw(st.integers(1, length)), draw(st.integers(1, layers)))
+        start = draw(st.integers(0, length - 1))
+        parts = (range(start, draw(st.integers(start + 1, length))),)
+        if start > 1 and draw(st.booleans()):
+            parts = (range(start - 1), *parts)
+        prefix = PrefixHit(sum(map(len, parts)), draw(st.integers(1, layers)), 0, parts, draw(st.booleans()))
     # Mostly live rows, or nearly every plan would be refused at once.
     bits = st.lists(st.sampled_from([True, True, False]), min_size=length, max_size=length)
     masks = bits.map(lambda values: np.array(values, dtype=np.bool_))

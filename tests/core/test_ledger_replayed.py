@@ -27,10 +27,12 @@ class Replay:
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
         self.length, self.prefix, self.step = length, prefix, -1
+        self.lent = {row for part in (() if prefix is None else prefix.parts) for row in part}
         self.written = [[UNWRITTEN] * length for _ in range(layers)]
         self.kept: list[set[int]] = [set() for _ in range(layers)]
         for layer in range(0 if prefix is None else prefix.layers):
-            self.written[layer][: 0 if prefix is None else prefix.length] = [LEASED] * (prefix.length if prefix else 0)
+            for row in self.lent:
+                self.written[layer][row] = LEASED
 
     def entered(self, plan: Plan) -> "Replay":
         """The state after `plan`. Raises `RefusedError`."""
@@ -52,7 +54,7 @@ class Replay:
     def _check_joining(self, rows: set[int], layer: int) -> None:
         lent = self.prefix is not None and layer == self.prefix.boundary
         for row in rows:
-            if row not in self.kept[layer] and not (lent and self.prefix is not None and row < self.prefix.length):
+            if row not in self.kept[layer] and not (lent and row in self.lent):
                 raise RefusedError
 
     def _write(self, layer: int, span: Span, plan: Plan) -> None:
@@ -70,7 +72,7 @@ class Replay:
             attending.add(row)
             if row in frozen:
                 continue
-            if self.written[layer][row] == LEASED:
+            if self.written[layer][row] == LEASED and self.prefix is not None and not self.prefix.copied:
                 raise RefusedError
             self.written[layer][row] = self.step
         seen = self.length
@@ -127,7 +129,9 @@ NOTHING, ONE = np.zeros(LENGTH, dtype=np.bool_), np.arange(LENGTH) == 0
 @settings(max_examples=200)
 @given(st.data())
 def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
-    prefix = data.draw(st.sampled_from([None, None, PrefixHit(2, 1), PrefixHit(3, 2), PrefixHit(2, 1, 2)]))
+    apart = range(1), range(2, 4)
+    hits = [PrefixHit(2, 1), PrefixHit(3, 2), PrefixHit(2, 1, 2), PrefixHit(3, 1, 2, apart), PrefixHit(3, 3, 3, apart)]
+    prefix = data.draw(st.sampled_from([None, None, *hits, PrefixHit(2, 3, 3, (range(1, 3),), copied=True)]))
     ledger, replay = Ledger(LAYERS, LENGTH, prefix), Replay(LAYERS, LENGTH, prefix)
     known = [SAVED, *data.draw(st.lists(some_spans(), min_size=1, max_size=3))]
     before: Replay | None = None

@@ -225,6 +225,29 @@ def test_parts_are_copied_without_a_wait_and_anchors_read_once(
     assert told == ([30] if isinstance(policy, ACache) else [])
 
 
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("policy", [BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
+def test_parts_are_copied_without_a_wait_and_anchors_read_once(
+    policy: CachePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, told = random.Random(0), list[int]()
+    parts = [Segment(1, 4), Segment(5, 3), Segment(9, 3)]
+    whole = [
+        asked(str(n), policy, rng, **more) for n, more in enumerate([{}, {"temperature": 0.7}, {"cfg_scale": 1.5}])
+    ]
+
+    def weighed(tensor: Tensor) -> NDArray[Any]:
+        told.append(tensor.numel())
+        return np.arange(tensor.numel(), dtype=np.float32)
+
+    monkeypatch.setattr(weighing, "fetch", weighed)
+    engine = fake_engine(small_config("llada"))
+    reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
+    assert 0 < len(reads.shapes) <= passes
+    assert engine.stats.prefix_passes == 2, "two of the parts are alike"
+    assert told == ([30] if isinstance(policy, ACache) else [])
+
+
 class Looking(Transformer):
     """Looks at a number."""
 
