@@ -202,7 +202,7 @@ class LLM:
             tensor_parallel,
             self.engine.executor.name,
             self.engine.executor.why,
-            "on" if self.engine.overlap else "off",
+            "on" if self.engine.config.overlap else "off",
             self.cache_name,
             self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,

@@ -138,7 +138,7 @@ def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -
     patch.setattr(read, "Arrival", reads)
 
     def launched(hidden: Tensor, requests: Sequence[RunningRequest]) -> Any:
-        reads.requests = list(requests) if engine.overlap else ()
+        reads.requests = list(requests) if engine.config.overlap else ()
         return launch(hidden, requests)
 
     patch.setattr(engine.runner, "read", launched)
@@ -158,6 +158,7 @@ def asked(name: str, policy: CachePolicy, rng: random.Random, **sampling: Any) -
 
 
 @pytest.mark.usefixtures("no_data")
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "policy"), PAIRS, ids=repr)
 def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(repr(policy))
@@ -200,29 +201,6 @@ def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     requests[0] = replace(requests[0], top_logprobs=2)
     reads, passes = finish(fake_engine(small_config("llada"), overlap=True), requests, monkeypatch)
     assert len(reads.shapes) == passes
-
-
-@pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("policy", [Reuse(), BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
-def test_parts_are_copied_without_a_wait_and_anchors_read_once(
-    policy: CachePolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng, told = random.Random(0), list[int]()
-    parts = [Segment(1, 4), Segment(5, 3), Segment(9, 3)]
-    whole = [
-        asked(str(n), policy, rng, **more) for n, more in enumerate([{}, {"temperature": 0.7}, {"cfg_scale": 1.5}])
-    ]
-
-    def weighed(tensor: Tensor) -> NDArray[Any]:
-        told.append(tensor.numel())
-        return np.arange(tensor.numel(), dtype=np.float32)
-
-    monkeypatch.setattr(weighing, "fetch", weighed)
-    engine = fake_engine(small_config("llada"))
-    reads, passes = finish(engine, [replace(each, prefix_length=0, segments=parts) for each in whole], monkeypatch)
-    assert 0 < len(reads.shapes) <= passes
-    assert engine.stats.prefix_passes == 2, "two of the parts are alike"
-    assert told == ([30] if isinstance(policy, ACache) else [])
 
 
 @pytest.mark.usefixtures("no_data")

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,12 +17,11 @@ from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine.chunks import SidePass
 from remask.engine.config import EngineConfig
-from remask.engine.engine import Engine, Event, overlaps
+from remask.engine.engine import Engine, Event
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
-from remask.models.transformer import Transformer
 from remask.observe import observe_passes
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockPrefix, UniformCache
@@ -33,7 +31,6 @@ from remask.policies.exact import Exact
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (
     DEADLINE,
-    MODELS,
     Work,
     alone,
     as_if_asked_for,
@@ -383,15 +380,7 @@ def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
     assert compared > 5
 
 
-def test_where_it_is_on() -> None:
-    """By default where passes run beside the host, and nowhere beside batch invariance."""
-    model = MODELS["llada"]
-    with patch.object(Transformer, "device", torch.device("cuda")):
-        assert overlaps(EngineConfig(), model)
-        assert not overlaps(EngineConfig(overlap=False), model)
-        assert not overlaps(EngineConfig(batch_invariant=True), model)
-    assert not Engine(model, EngineConfig(), "x").overlap
-    assert Engine(model, EngineConfig(overlap=True), "x").overlap
+def test_batch_invariance_is_refused_beside_it() -> None:
     with pytest.raises(ConfigError, match=r"overlap=True cannot stand beside batch_invariant.*leave one of the two"):
         EngineConfig(overlap=True, batch_invariant=True)
     with pytest.raises(ConfigError, match="overlap"):

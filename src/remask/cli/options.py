@@ -143,7 +143,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         action=argparse.BooleanOptionalAction,
         default=_DEFAULTS.overlap,
-        help="queue a pass before the one before it is read; answers are the same (default: on CUDA only)",
+        help="queue a pass before the one before it is read; answers are the same (default: off)",
     )
 
 

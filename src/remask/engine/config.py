@@ -48,8 +48,8 @@ class EngineConfig:
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
         overlap: queue a pass before the one before it is read, where it follows from clocks. Answers are the same.
-            None: on CUDA devices, as nothing runs beside the host on a CPU. Refused beside `batch_invariant`: what is
-            queued reads rows that have become final meanwhile, so the shapes of products depend on company.
+            It gains where a device runs beside the host. Refused beside `batch_invariant`: what is queued reads rows
+            that have become final meanwhile, so the shapes of products depend on company.
     """
 
     max_num_seqs: int = 8
@@ -70,7 +70,7 @@ class EngineConfig:
     max_request_row_layers: int | None = None
     batch_invariant: bool = False
     attention: AttentionName = "auto"
-    overlap: bool | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -89,8 +89,7 @@ class EngineConfig:
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
         one_of("attention", self.attention, ATTENTIONS)
-        if self.overlap is not None:
-            flag("overlap", self.overlap)
+        flag("overlap", self.overlap)
         if self.overlap and self.batch_invariant:
             raise ConfigError(
                 "overlap=True cannot stand beside batch_invariant: queued passes read rows that have become final "

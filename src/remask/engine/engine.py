@@ -114,9 +114,8 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
-        self.overlap = overlaps(config, model)
         # An observer may put a runner of its own here.
-        self.runner = Runner(model, self.memory.pool, overlap=self.overlap)
+        self.runner = Runner(model, self.memory.pool, overlap=config.overlap)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
         self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass
@@ -385,7 +384,7 @@ class Engine:
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         """Queue the pass after `flight`, which was not read. None where it does not follow from clocks, or is none."""
-        if not self.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
+        if not self.config.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
             return None
         foreseen = self._foreseen(flight)
         if foreseen is None:
@@ -671,8 +670,3 @@ def _admitted(ahead: RunningRequest) -> bool:
         ahead.revoke()
         return False
     return True
-
-
-def overlaps(config: EngineConfig, model: Transformer) -> bool:
-    """Whether passes are queued before those before them are read. Nothing is gained where the host computes them."""
-    return model.device.type != "cpu" and not config.batch_invariant if config.overlap is None else config.overlap
