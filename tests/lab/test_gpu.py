@@ -48,13 +48,15 @@ def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, st
     assert (folder / "report.md").read_text(encoding="utf-8") in printed
 
 
-@pytest.mark.parametrize("part", ["kernels", "goldens"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["kernels", "goldens", "overlap"])
 def test_the_tests_that_were_asked_for_passed(rehearsal: tuple[Path, str], part: str) -> None:
     found = json.loads((rehearsal[0] / f"{part}.json").read_text(encoding="utf-8"))["found"]
     assert found["passed"] + found["skipped"] >= 1
     assert not found["failed"]
 
 
+@pytest.mark.thorough
 def test_every_policy_is_measured_at_every_number_of_requests(rehearsal: tuple[Path, str]) -> None:
     found = json.loads((rehearsal[0] / "policies.json").read_text(encoding="utf-8"))["found"]
     assert not found["refused"]
@@ -72,6 +74,7 @@ def test_every_policy_is_measured_at_every_number_of_requests(rehearsal: tuple[P
     assert by_cell["b=2 block-dual 2 tokens a step"] < dense
 
 
+@pytest.mark.thorough
 def test_what_is_done_is_not_run_again(rehearsal: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = rehearsal
     started: list[str] = []

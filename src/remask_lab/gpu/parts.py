@@ -89,15 +89,15 @@ def _triton() -> str | None:
         return None
 
 
-def _tests(name: str, *files: str) -> Callable[[Setting], Iterator[Finding]]:
-    """The work of the part `name`, which runs the tests of `files` as they are, on the device."""
+def _tests(name: str, *words: str) -> Callable[[Setting], Iterator[Finding]]:
+    """The work of the part `name`, which runs tests as they are, on the device: pytest with these files and options."""
 
     def work(setting: Setting) -> Iterator[Finding]:
         report, output = setting.folder / f"{name}.xml", setting.folder / f"{name}.txt"
         report.unlink(missing_ok=True)
         options = ["-p", "no:cacheprovider", "--device", str(setting.device), f"--junitxml={report}"]
         chosen = ["-k", setting.tests] if setting.tests else []
-        run_child([sys.executable, "-m", "pytest", *options, *chosen, *files], CHECKOUT, output, setting.left)
+        run_child([sys.executable, "-m", "pytest", *options, *chosen, *words], CHECKOUT, output, setting.left)
         if not report.exists():
             raise PartError(f"the tests did not come to their end; {output.name} holds what they printed")
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
@@ -142,28 +142,32 @@ def _speed(cells: Callable[[Shape], Iterable[Cell]]) -> Callable[[Setting], Iter
 
 
 R16, NO_REFRESH = {"refresh_interval": 16}, {"refresh_interval": None}
+OVERLAP = {"overlap": True}
 BOTH = "bicache+block-dual"
 
 
 def _policies(shape: Shape) -> Iterator[Cell]:
     """Every policy at every number of requests, the slowest last."""
     depth = {"depth": shape.depth}
-    for cache, settings, tokens in (
-        (BOTH, depth | R16, 2),
-        ("block-dual", {}, 2),
-        (BOTH, depth | NO_REFRESH, 2),
-        (BOTH, depth | R16, 4),
-        (BOTH, depth | NO_REFRESH, 4),
-        ("bicache", depth | R16, 2),
-        ("none", {}, 2),
+    for cache, settings, tokens, engine in (
+        (BOTH, depth | R16, 2, {}),
+        (BOTH, depth | R16, 2, OVERLAP),
+        ("block-dual", {}, 2, {}),
+        ("block-dual", {}, 2, OVERLAP),
+        (BOTH, depth | NO_REFRESH, 2, {}),
+        (BOTH, depth | R16, 4, {}),
+        (BOTH, depth | NO_REFRESH, 4, {}),
+        ("bicache", depth | R16, 2, {}),
+        ("none", {}, 2, {}),
     ):
         for requests in shape.batches:
-            yield Cell(cache, requests, settings, tokens)
+            yield Cell(cache, requests, settings, tokens, engine)
 
 
 PARTS: Mapping[str, Part] = {
     "machine": Part("The machine and its peaks", _machine, 0.2),
     "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
-    "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.5),
+    "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),
+    "overlap": Part("The same where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.4),
     "policies": Part("Speed of the policies", _speed(_policies), 1.0),
 }
