@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from remask.engine.config import EngineConfig
+from remask.errors import IntegrityError
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
@@ -59,14 +60,26 @@ class Running:
         return told
 
     def settle(self, timeout: float = 20.0) -> None:
-        """Wait until no request runs or waits, then check that every page and lease has its owner."""
+        """Wait until no request runs or waits, then check that every page and lease has its owner.
+
+        A request of a client that has left may begin while this looks, on the engine's thread; then it looks again.
+        """
         end = time.monotonic() + timeout
-        while self.service.engine.running or self.service.engine.waiting:
+        while True:
             assert time.monotonic() < end, "requests are still open"
             time.sleep(0.005)
-        told = self.cache()
-        assert all(entry["leases"] == 0 for entry in told["entries"])
-        self.service.llm.engine.check_integrity()
+            if self.service.engine.running or self.service.engine.waiting:
+                continue
+            steps = self.service.llm.engine.stats.steps
+            try:
+                self.service.llm.engine.check_integrity()
+                assert all(entry["leases"] == 0 for entry in self.cache()["entries"])
+            except (IntegrityError, AssertionError):
+                time.sleep(0.1)
+                if self.service.llm.engine.stats.steps == steps and not self.service.engine.running:
+                    raise
+            else:
+                return
 
 
 def eventually(reached: Callable[[], bool], timeout: float = 10.0) -> None:
