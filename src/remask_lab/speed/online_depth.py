@@ -10,28 +10,17 @@ one depth is right for all of them. Prints a JSON line for each setting.
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
 from remask import LLM, EngineConfig, Output
-from remask.engine.request import Request
-from remask.tasks.tariff import KINDS, TariffSettings, is_correct, make_workload
-from remask_lab.records.interval import wilson
+from remask.tasks.tariff import KINDS, TariffSettings, make_workload
+from remask_lab.speed.asked import Asked, accuracy_by_kind
 from remask_lab.speed.command import command_parser, print_report, run_command
 
 MARKS = (1, 8, 50)
 """Requests of a prefix after which its depth is reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, the kind of its question, its right answer, and which of its prefix' requests it is, from 1."""
-
-    request: Request
-    kind: str
-    answer: str
-    number: int
 
 
 def main() -> None:
@@ -86,13 +75,10 @@ def measure(llm: LLM, work: Sequence[Asked], cache: str, settings: dict[str, Any
         found |= {output.id: output for output in llm.run(asked, engine=engine, progress=False)}
         spent, whole = engine.stats.audit_row_layers - before[0], engine.stats.row_layers - before[1]
         audits.append(round(spent / max(1, whole), 4))
-    told: dict[str, Any] = {}
+    told = accuracy_by_kind(work, found)
     for kind in KINDS:
         own = [each for each in work if each.kind == kind]
-        right = sum(is_correct(found[each.request.id].text or "", each.answer) for each in own)
-        told[kind] = {
-            "accuracy": round(right / len(own), 3),
-            "interval": [round(bound, 3) for bound in wilson(right, len(own))],
+        told[kind] |= {
             "depth": {
                 mark: round(mean(found[each.request.id].usage.prefix_depth for each in own if each.number == mark), 2)
                 for mark in MARKS

@@ -11,27 +11,18 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from remask import LLM, EngineConfig
 from remask.core.segments import Segment
 from remask.engine.request import Request
-from remask.tasks.tariff import KINDS, TariffSettings, is_correct, make_workload, messages
-from remask_lab.records.interval import wilson
+from remask.tasks.tariff import KINDS, TariffSettings, make_workload, messages
+from remask_lab.speed.asked import Asked, accuracy_by_kind
 from remask_lab.speed.command import command_parser, print_report, run_command
 
 WORDS = 3
 """Tokens of an order: the title, the name, and what separates it from the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that names its documents, the kind of its question, and its right answer."""
-
-    request: Request
-    kind: str
-    answer: str
 
 
 def main() -> None:
@@ -81,7 +72,7 @@ def workload(llm: LLM, prompts: int, requests: int, documents: int) -> list[Aske
                 at += WORDS * len(piece)
             name = f"{kind} {len(made)}"
             asked = replace(request, id=name, prefix_length=0, find_prefix=False, segments=segments)
-            made.append(Asked(asked, kind, item.reference))
+            made.append(Asked(asked, kind, item.reference, len(made) + 1))
     return made
 
 
@@ -95,15 +86,9 @@ def measure(llm: LLM, work: Sequence[Asked], cache: str, settings: Mapping[str, 
     engine, policy = llm.new_engine(), llm.policy(cache, settings)
     asked = [each.request.with_policy(policy) for each in work]
     found = {output.id: output for output in llm.run(asked, engine=engine, progress=False)}
-    told: dict[str, Any] = {}
-    for kind in KINDS:
-        own = [each for each in work if each.kind == kind]
-        right = sum(is_correct(found[each.request.id].text or "", each.answer) for each in own)
-        bounds = [round(bound, 3) for bound in wilson(right, len(own))]
-        told[kind] = {"accuracy": round(right / len(own), 3), "interval": bounds}
     usages = [output.usage for output in found.values()]
     return {
-        **told,
+        **accuracy_by_kind(work, found),
         "row_layers": sum(usage.row_layers for usage in usages),
         "row_layers_of_parts": engine.stats.prefix_row_layers,
         "passes_over_parts": engine.stats.prefix_passes,
