@@ -1,6 +1,7 @@
 """A pytest plugin: `--device` names the device of golden runs and of kernels, the CPU without it.
 
-With `--overlap` engines of tests and golden runs queue passes before those before them are read.
+With `--overlap` engines of tests and golden runs queue passes before those before them are read; with `--graphs` they
+repeat layers as graphs; `--attention` names what computes attention in golden runs.
 """
 
 import os
@@ -11,18 +12,24 @@ import torch
 
 _chosen = ["cpu"]
 _overlap = [False]
+_graphs = [False]
+_attention = ["auto"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register `--device` and `--overlap`."""
+    """Register the options."""
     parser.addoption("--device", default="cpu", help="device of golden runs and of kernels (default cpu)")
     parser.addoption("--overlap", action="store_true", help="queue passes before those before them are read")
+    parser.addoption("--graphs", action="store_true", help="repeat layers of dense models as graphs")
+    parser.addoption("--attention", default="auto", help="what computes attention in golden runs (default auto)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Note the device for `device`. On a CPU Triton's kernels run in its interpreter."""
     _chosen[:] = [config.getoption("device")]
     _overlap[:] = [config.getoption("overlap")]
+    _graphs[:] = [config.getoption("graphs")]
+    _attention[:] = [config.getoption("attention")]
     if device() == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are first imported
 
@@ -35,6 +42,16 @@ def device() -> str:
 def overlap() -> bool:
     """Whether passes are queued ahead."""
     return _overlap[0]
+
+
+def graphs() -> bool:
+    """Whether layers of dense models are repeated as graphs."""
+    return _graphs[0]
+
+
+def attention() -> str:
+    """What computes attention in golden runs."""
+    return _attention[0]
 
 
 @pytest.fixture

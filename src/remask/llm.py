@@ -189,7 +189,7 @@ class LLM:
             raise
         log.info(
             "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
-            "tensor_parallel=%d attention=%s (%s) overlap=%s cache=%s%s %s max_model_len=%d pool=%.2f GB",
+            "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s cache=%s%s %s max_model_len=%d pool=%.2f GB",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
@@ -202,7 +202,7 @@ class LLM:
             tensor_parallel,
             self.engine.executor.name,
             self.engine.executor.why,
-            "on" if self.engine.config.overlap else "off",
+            *("on" if on else "off" for on in (self.engine.config.overlap, self.engine.config.graphs)),
             self.cache_name,
             self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,

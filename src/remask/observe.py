@@ -254,9 +254,13 @@ class _SectionedTransformer(Transformer):
         with self.section("selection"):
             return super().stillness(*inputs)
 
-    def _attend(self, *inputs: Any) -> Tensor:
+    def _written(self, *inputs: Any) -> Tensor:
         with self.section("projections"):
-            return super()._attend(*inputs)
+            return super()._written(*inputs)
+
+    def _leave_attention(self, *inputs: Any) -> Tensor:
+        with self.section("projections"):
+            return super()._leave_attention(*inputs)
 
     def _feed(self, x: Tensor, w: LayerWeights) -> Tensor:
         with self.section("mlp"):

@@ -227,7 +227,7 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
 @pytest.mark.parametrize(
     ("operation", "layer"),
     # The first layer computes all of its rows, so nothing is chosen there.
-    [(name, i) for name in ("_choose", "_attend", "_feed") for i in range(name == "_choose", LAYERS)] + [("leave", 0)],
+    [(name, i) for name in ("_choose", "attend", "_feed") for i in range(name == "_choose", LAYERS)] + [("leave", 0)],
 )
 def test_a_pass_that_failed_halfway_is_repeated_as_it_was(
     operation: str, layer: int, joins: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -18,6 +18,7 @@ from remask.core.spans import Span
 from remask.engine.running import RunningRequest, Scores
 from remask.models.pool import Pool
 from remask.models.presets import preset
+from remask.models.rows import Rows
 from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 from remask.models.work_list import WorkList
@@ -315,7 +316,6 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         model = Transformer(config := replace(base, qk_norm=norm), lively_weights(config))
         tokens, places = torch.arange(5), torch.tensor([3, 1])
         h = model.embed(tokens)
-        w = model.weights.layers[0]
         given: list[Tensor] = []
 
         def attention(q: Tensor, *rest: object, given: list[Tensor] = given) -> Tensor:
@@ -325,15 +325,6 @@ def test_queries_are_those_that_attention_is_given(family: str) -> None:
         model.attention = attention  # type: ignore[assignment]
         pool = Pool(config, 1, 8, torch.float64, CPU)
         with torch.inference_mode():
-            cos, sin = model.cos[:5], model.sin[:5]
-            model._attend(
-                model.norm(h, w.attn_norm),
-                w,
-                0,
-                type("S", (), {"written": None, "work": WorkList.of(5, 5)})(),
-                pool,
-                cos,
-                sin,
-                torch.arange(5),
-            )
+            rows = Rows(model.cos[:5], model.sin[:5], torch.arange(5), None, outputs=False)
+            model.attend(model.project(h, 0, rows, pool), 0, WorkList.of(5, 5), pool)
             torch.testing.assert_close(model.queries(h[places], 0, places), given[0][places])

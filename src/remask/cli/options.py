@@ -145,6 +145,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULTS.overlap,
         help="queue a pass before the one before it is read; answers are the same (default: off)",
     )
+    group.add_argument(
+        "--graphs",
+        action=argparse.BooleanOptionalAction,
+        default=_DEFAULTS.graphs,
+        help="repeat layers as device graphs, which saves launches on a GPU (default: off)",
+    )
 
 
 def tokens_or_auto(text: str) -> int | str:

@@ -50,6 +50,9 @@ class EngineConfig:
         overlap: queue a pass before the one before it is read, where it follows from clocks. Answers are the same.
             It gains where a device runs beside the host. Refused beside `batch_invariant`: what is queued reads rows
             that have become final meanwhile, so the shapes of products depend on company.
+        graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device; on a
+            CPU a slower stand-in tests the same path. Refused beside `batch_invariant`: rows are filled up to a few
+            sizes, so the shapes of products depend on company.
     """
 
     max_num_seqs: int = 8
@@ -71,6 +74,7 @@ class EngineConfig:
     batch_invariant: bool = False
     attention: AttentionName = "auto"
     overlap: bool = False
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -89,12 +93,16 @@ class EngineConfig:
         real("prefix_cover", self.prefix_cover, 0, 1)
         flag("batch_invariant", self.batch_invariant)
         one_of("attention", self.attention, ATTENTIONS)
-        flag("overlap", self.overlap)
-        if self.overlap and self.batch_invariant:
-            raise ConfigError(
-                "overlap=True cannot stand beside batch_invariant: queued passes read rows that have become final "
-                "meanwhile, so the shapes of products depend on what else runs; leave one of the two out"
-            )
+        for name, why in (
+            ("overlap", "queued passes read rows that have become final meanwhile"),
+            ("graphs", "rows are filled up to a few sizes"),
+        ):
+            flag(name, getattr(self, name))
+            if self.batch_invariant and getattr(self, name):
+                raise ConfigError(
+                    f"{name}=True cannot stand beside batch_invariant: {why}, so the shapes of products depend on what "
+                    "else runs; leave one of the two out"
+                )
         for name, wrong in (("prefix_match", "longest"), ("prefix_sharing", "auto")):
             if self.batch_invariant and getattr(self, name) == wrong:
                 raise ConfigError(

@@ -32,7 +32,7 @@ from remask.engine.running import RunningRequest, Scores
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
-from remask.models.executors import attend, resolve_executor
+from remask.models.executors import attend, make_graphs, resolve_executor
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -114,8 +114,9 @@ class Engine:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
+        self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
         # An observer may put a runner of its own here.
-        self.runner = Runner(model, self.memory.pool, overlap=config.overlap)
+        self.runner = Runner(model, self.memory.pool, overlap=config.overlap, graphs=self.graphs)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
         self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass

@@ -37,6 +37,7 @@ from remask.engine.sharing import PageSharing
 from remask.engine.tracker import Tracker
 from remask.errors import ConfigError, IntegrityError
 from remask.models.config import ModelConfig
+from remask.models.graphs import MOST_ROWS, graph_bytes
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 from remask.policies.base import CachePolicy, Traits
@@ -540,7 +541,10 @@ def _store_budget(model: Transformer, config: EngineConfig, canvases: int, longe
     token, rows = token_bytes(shape, item, ranks), canvases * longest
     if config.max_row_layers is not None:
         rows = min(rows, max(longest, config.max_row_layers // shape.layers))
-    room = store_tokens(memory, token, workspace_bytes(shape, rows, item, ranks), canvases, longest)
+    workspace = workspace_bytes(shape, rows, item, ranks)
+    if config.graphs:  # which have memory of their own for a pass
+        workspace += workspace_bytes(shape, MOST_ROWS, item) + graph_bytes(shape, item)
+    room = store_tokens(memory, token, workspace, canvases, longest)
     if asked != "auto" and asked > room:
         raise ConfigError(
             f"store_budget_tokens={asked} needs {gigabytes(asked * (token.kv + token.state))} beside running canvases, "

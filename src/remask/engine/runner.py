@@ -17,6 +17,7 @@ from remask.engine.running import RunningRequest
 from remask.engine.stage_rows import send_run
 from remask.engine.still_rows import hold_still_rows
 from remask.engine.weighing import weigh
+from remask.models.graphs import Graphs
 from remask.models.pool import Pool
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
@@ -29,10 +30,13 @@ Items = list[tuple[CanvasState, Plan]]
 class Runner:
     """Runs passes of one model over one pool on the device, and reads their logits."""
 
-    def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False) -> None:
-        """With `overlap` tokens live on the device, so that a pass can be queued before the one before it is read."""
-        self.model, self.pool = model, pool
-        self.board = Board(pool.pages * pool.page_size, model.device) if overlap else None
+    def __init__(self, model: Transformer, pool: Pool, *, overlap: bool = False, graphs: Graphs | None = None) -> None:
+        """With `overlap` tokens live on the device, so that a pass can be queued before the one before it is read.
+
+        `graphs`, over `pool`, repeat what they can of the passes.
+        """
+        self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
+        self.board = Board(pool.spare, model.device) if overlap else None
         self._packer = Packer(model.device, model.arithmetic.invariant, self.board)
 
     @torch.inference_mode()

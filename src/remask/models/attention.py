@@ -1,10 +1,11 @@
 """Attention over K/V slots. A work list says which slots a row sees; there is no mask of the whole batch."""
 
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from remask.models.work_list import WorkList
+from remask.models.work_list import Ints, WorkList
 
 Sink: TypeAlias = tuple[Tensor, Tensor]
 
@@ -17,4 +18,53 @@ class Attention(Protocol):
 
         `sink` is a key and a value, [kv_heads, Dh] each. Every row attends to it and to its slots.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListSize:
+    """What the launches over a work list depend on. A list fits in any larger size.
+
+    Attributes:
+        rows: of the queries.
+        units: programs.
+        slots: entries of the list of slots.
+        outputs: partial results.
+        merged: whether a row has several of them.
+    """
+
+    rows: int
+    units: int
+    slots: int
+    outputs: int
+    merged: bool
+
+    def rounded_up(self, rows: int) -> "ListSize":
+        """The same for `rows` rows, with all else a power of two, so that few sizes serve many lists."""
+        numbers = (1 << (number - 1).bit_length() for number in (self.units, self.slots, self.outputs))
+        return ListSize(rows, *numbers, self.merged)
+
+    @property
+    def numbers(self) -> int:
+        """How many integers describe a list of this size."""
+        return 5 * self.units + self.slots + 2 * self.outputs + self.rows + 1
+
+
+@runtime_checkable
+class SizedAttention(Attention, Protocol):
+    """Attention that launches the same for all lists of one size, so that a device graph can hold it.
+
+    `share` is how many query heads share a head of K and V.
+    """
+
+    def size(self, work: WorkList, share: int) -> ListSize:
+        """The size of `work`."""
+        ...
+
+    def numbers(self, work: WorkList, share: int, size: ListSize) -> Ints:
+        """`work` as it is read on the device, int32 [size.numbers]."""
+        ...
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
+        """As a call, of the list that stands in `numbers`. Rows of `q` [size.rows, ...] in no unit get any result."""
         ...

@@ -5,7 +5,6 @@ interpreter.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remask.models.attention import Sink
-from remask.models.triton_support import INTERPRETED, on_device_of, rounded
-from remask.models.work_list import WorkList
+from remask.models.attention import ListSize, Sink
+from remask.models.triton_support import launch, rounded
+from remask.models.work_list import ROWS, SLOTS, Ints, WorkList
 from remask.sending import send
 
 # A program computes so many rows of query heads against so many slots at a time, and a unit has at most so many slots:
@@ -38,64 +37,89 @@ class TritonAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, work: WorkList, sink: Sink | None = None) -> Tensor:
         """See `Attention`."""
+        if not len(q):
+            return q.flatten(1)
+        share = q.shape[1] // k.shape[1]
+        numbers = work.once(_sent, _tall(share), q.device)
+        return self.run(q, k, v, numbers, self.size(work, share), sink)
+
+    def size(self, work: WorkList, share: int) -> ListSize:
+        """See `SizedAttention`."""
+        return work.once(_size, _tall(share))
+
+    def numbers(self, work: WorkList, share: int, size: ListSize) -> Ints:
+        """See `SizedAttention`."""
+        return _numbers(work, _tall(share), size)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
+        """See `SizedAttention`."""
         rows, heads, dim = q.shape
-        out = q.new_empty(rows, heads, dim)
-        if not rows:
-            return out.flatten(1)
         groups = k.shape[1]
         share = heads // groups
-        plan = work.once(_plan, max(1, TILE // share), q.device)
-        merged = sink is not None or plan.outputs > rows
-        part = q.new_empty((plan.outputs, heads, dim), dtype=torch.float32) if merged else out
-        sums = q.new_empty((plan.outputs, heads), dtype=torch.float32)
+        lengths = (5 * size.units, size.slots, size.outputs, size.outputs, size.rows + 1)
+        units, slots, reach, parts, first = torch.split(numbers, lengths)
+        out = q.new_empty(rows, heads, dim)
+        merged = sink is not None or size.merged
+        part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if merged else out
+        sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
         shape = {
             "HEADS": heads,
             "DIM": dim,
             "WIDTH": max(16, triton.next_power_of_2(dim)),
             "CAPPED": self.cap is not None,
-            "EMULATED": INTERPRETED,
+            "SHARE": share,
         }
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-        with on_device_of(q):
-            _attend[(plan.units, groups)](
-                q, k, v, plan.unit, plan.slots, plan.reach, part, sums, scale, cap,
-                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-                SHARE=share, ROWS=max(16, triton.next_power_of_2(plan.tall * share)), KEYS=KEYS, MERGED=merged,
-                **shape,
+        launch(
+            _attend, (size.units, groups),
+            q, k, v, units, slots, reach, part, sums, scale, cap,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            ROWS=max(16, triton.next_power_of_2(_tall(share) * share)), KEYS=KEYS, MERGED=merged, **shape,
+        )  # fmt: skip
+        if merged:
+            keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
+            launch(
+                _merge, (rows, heads),
+                q, part, sums, parts, first, keys, values, out, scale, cap, q.stride(0), q.stride(1),
+                SINK=sink is not None, **shape,
             )  # fmt: skip
-            if merged:
-                keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
-                _merge[(rows, heads)](
-                    q, part, sums, plan.parts, plan.first, keys, values, out, scale, cap, q.stride(0), q.stride(1),
-                    SHARE=share, SINK=sink is not None, **shape,
-                )  # fmt: skip
         return out.flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A list cut into units that one program computes, on the device."""
-
-    units: int
-    outputs: int
-    tall: int  # rows of a unit, at most
-    unit: Tensor  # int32 [5 units]
-    slots: Tensor  # int32 [S]
-    reach: Tensor  # int32 [outputs]
-    parts: Tensor  # int32 [outputs]: numbers of partial results, in the order of their rows
-    first: Tensor  # int32 [N + 1]: where each row's begin
+def _tall(share: int) -> int:
+    """Rows of a unit that one program computes, at most."""
+    return max(1, TILE // share)
 
 
-def _plan(work: WorkList, tall: int, device: torch.device) -> _Plan:
-    cut = work.cut(tall, SPLIT)
+def _cut(work: WorkList, tall: int) -> WorkList:
+    """Units of which a program computes one each."""
+    return work.cut(tall, SPLIT)
+
+
+def _size(work: WorkList, tall: int) -> ListSize:
+    cut = work.once(_cut, tall)
+    rows = int(cut.owners.max()) + 1
+    return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, cut.outputs > rows)
+
+
+def _numbers(work: WorkList, tall: int, size: ListSize) -> Ints:
+    """int32 [5 units] units, [slots] slots, [outputs] reach; then [outputs] numbers of partial results, in the order of
+    their rows, and [rows + 1] where each row's begin. What is beyond `work` is 0, so units there compute nothing."""
+    cut = work.once(_cut, tall)
     owners = cut.owners
     order = np.argsort(owners, kind="stable")
-    first = np.searchsorted(owners[order], np.arange(int(owners.max()) + 2))
-    reach = np.repeat(cut.units[:, 3], cut.units[:, 1]) if cut.reach is None else cut.reach
-    numbers = (cut.units.ravel(), cut.slots, reach, order, first)
-    sent = send(np.concatenate(numbers, dtype=np.int32), device)  # in one copy
-    return _Plan(len(cut.units), cut.outputs, tall, *torch.split(sent, [len(index) for index in numbers]))
+    first = np.searchsorted(owners[order], np.arange(size.rows + 1))
+    reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
+    parts = (cut.units.ravel(), cut.slots, reach, order, first)
+    rooms = (5 * size.units, size.slots, size.outputs, size.outputs, size.rows + 1)
+    return np.concatenate(
+        [np.pad(part, (0, room - len(part))) for part, room in zip(parts, rooms, strict=True)], dtype=np.int32
+    )
+
+
+def _sent(work: WorkList, tall: int, device: torch.device) -> Tensor:
+    return send(_numbers(work, tall, work.once(_size, tall)), device)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Which way of computing attention, and what stands between products, a model runs on a device."""
+"""Which way of computing attention, what stands between products, and which graphs a model runs on a device."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,8 +10,11 @@ from remask.errors import ConfigError
 from remask.models.attention import Attention
 from remask.models.attention_numpy import NumpyAttention
 from remask.models.attention_torch import TorchAttention
+from remask.models.capture import capture_on
 from remask.models.config import ModelConfig
+from remask.models.graphs import Graphs
 from remask.models.layer_kernels import LayerKernels
+from remask.models.pool import Pool
 from remask.models.transformer import Transformer
 
 LARGEST_HEAD = 256  # channels of a head that the Triton kernels compute
@@ -45,6 +48,21 @@ class Executor:
 def attend(model: Transformer, executor: Executor) -> None:
     """Let `model` compute by `executor`, in place."""
     model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
+
+
+def make_graphs(model: Transformer, pool: Pool) -> Graphs:
+    """What repeats the layers of `model` over `pool`. Raises `ConfigError` where that cannot be."""
+    if model.ranks.several:
+        raise ConfigError(
+            f"graphs=True needs a model on one device, and this one is on {model.ranks.shard.size}: sums over ranks "
+            "were never captured; leave one of graphs and tensor_parallel out"
+        )
+    if model.config.mixture is not None:
+        raise ConfigError(
+            "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
+            "graphs out"
+        )
+    return Graphs(pool, capture_on(model.device), poisoned=model.device.type == "cpu")
 
 
 def resolve_executor(

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from remask.models.config import ModelConfig
-from remask.models.triton_support import INTERPRETED, on_device_of, rounded
+from remask.models.triton_support import launch, rounded
 from remask.models.weights import LayerWeights
 
 BLOCK = 1024  # numbers that a program of an elementwise kernel computes
@@ -43,25 +43,21 @@ class TritonLayer:
         """See `LayerKernels`."""
         q = qkv.new_empty((len(qkv), self.heads_of_q, self.head_dim))
         if len(qkv):
-            with on_device_of(qkv):
-                _heads[(len(qkv),)](
-                    qkv, qkv if w.q_norm is None else w.q_norm, qkv if w.k_norm is None else w.k_norm, cos, sin, slots,
-                    q, k, v, self.eps,
-                    HEADS=self.heads_of_q, GROUPS=self.groups, DIM=self.head_dim, HALF=self.turned // 2,
-                    TALL=triton.next_power_of_2(self.heads_of_q), LOW=triton.next_power_of_2(self.groups),
-                    WIDTH=triton.next_power_of_2(self.head_dim), NORMED=w.q_norm is not None, WHOLE=self.whole,
-                    EMULATED=INTERPRETED,
-                )  # fmt: skip
+            launch(
+                _heads, (len(qkv),),
+                qkv, qkv if w.q_norm is None else w.q_norm, qkv if w.k_norm is None else w.k_norm, cos, sin, slots,
+                q, k, v, self.eps,
+                HEADS=self.heads_of_q, GROUPS=self.groups, DIM=self.head_dim, HALF=self.turned // 2,
+                TALL=triton.next_power_of_2(self.heads_of_q), LOW=triton.next_power_of_2(self.groups),
+                WIDTH=triton.next_power_of_2(self.head_dim), NORMED=w.q_norm is not None, WHOLE=self.whole,
+            )  # fmt: skip
         return q
 
     def gate(self, x: Tensor) -> Tensor:
         """See `LayerKernels`."""
         out = x.new_empty((len(x), x.shape[1] // 2))
         if out.numel():
-            with on_device_of(x):
-                _gate[(triton.cdiv(out.numel(), BLOCK),)](
-                    x, out, out.numel(), out.shape[1], BLOCK=BLOCK, EMULATED=INTERPRETED
-                )
+            launch(_gate, (triton.cdiv(out.numel(), BLOCK),), x, out, out.numel(), out.shape[1], BLOCK=BLOCK)
         return out
 
     def _launch(
@@ -69,14 +65,14 @@ class TritonLayer:
     ) -> Tensor:
         out = h if weight is None else torch.empty_like(h)
         if len(h):
-            with on_device_of(h):
-                # What a kernel does not read is named all the same.
-                _sum_and_norm[(len(h),)](
-                    h, h if new is None else new, h if weight is None else weight, out,
-                    h if kept is None else kept, h if slots is None else slots, self.eps,
-                    SIZE=h.shape[1], WIDTH=triton.next_power_of_2(h.shape[1]),
-                    ADD=new is not None, NORM=weight is not None, KEEP=kept is not None, EMULATED=INTERPRETED,
-                )  # fmt: skip
+            # What a kernel does not read is named all the same.
+            launch(
+                _sum_and_norm, (len(h),),
+                h, h if new is None else new, h if weight is None else weight, out,
+                h if kept is None else kept, h if slots is None else slots, self.eps,
+                SIZE=h.shape[1], WIDTH=triton.next_power_of_2(h.shape[1]),
+                ADD=new is not None, NORM=weight is not None, KEEP=kept is not None,
+            )  # fmt: skip
         return out
 
 

@@ -7,21 +7,24 @@ from remask.models.config import ModelConfig
 
 
 class Pool:
-    """K and V of every layer, [pages * page_size, kv_heads, head_dim] each.
+    """K and V of every layer, [pages * page_size + 1, kv_heads, head_dim] each.
 
     A slot is a row of these tensors. K is stored after RoPE, as a token's position never changes. The allocator, not
     the pool, knows which request owns which page.
+
+    Attributes:
+        spare: the last slot, which no page has. What is of no use may be written there; nobody reads it.
     """
 
     def __init__(
         self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.pages, self.page_size = pages, page_size
-        shape = (pages * page_size, config.kv_heads, config.head_dim)
+        self.spare = pages * page_size
+        shape = (self.spare + 1, config.kv_heads, config.head_dim)
         self.k = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
         self.v = tuple(torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layers))
-
-        self._shape = (pages * page_size, config.hidden)
+        self._shape = (self.spare + 1, config.hidden)
         self.outputs: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def keep_outputs(self) -> None:

@@ -8,15 +8,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remask.models.arithmetic import Arithmetic
-from remask.models.attention import Attention
+from remask.models.attention import Attention, Sink
 from remask.models.attention_torch import TorchAttention
 from remask.models.config import ModelConfig
+from remask.models.graphs import Graphs
 from remask.models.layer_kernels import LayerKernels
 from remask.models.mixture import Routes, feed, route
 from remask.models.pool import Pool
 from remask.models.ranks import Ranks
+from remask.models.rows import Rows
 from remask.models.stage import Pick, Stage, StepBatch
 from remask.models.weights import LayerWeights, MixtureWeights, Weights
+from remask.models.work_list import WorkList
 
 COSINE_EPS = 1e-8  # of PyTorch's cosine similarity
 
@@ -31,7 +34,10 @@ class Transformer:
         config: the whole model's shape.
         part: the shape that this rank computes with.
         kernels: what computes between matrix products; None: PyTorch's own operations.
+        graphs: what repeats layers in which all rows are computed; None: they are launched one operation after another.
     """
+
+    graphs: Graphs | None = None
 
     def __init__(
         self,
@@ -49,9 +55,15 @@ class Transformer:
         self.cos, self.sin = _rope(config, weights.embed.dtype, weights.embed.device)
 
     def with_attention(self, attention: Attention) -> Self:
-        """The same weights, with attention computed by `attention`."""
+        """The same weights, with attention computed by `attention`, and without graphs."""
         other = copy(self)
-        other.attention = attention
+        other.attention, other.graphs = attention, None
+        return other
+
+    def with_graphs(self, graphs: Graphs) -> Self:
+        """The same model, whose layers `graphs` repeats."""
+        other = copy(self)
+        other.graphs = graphs
         return other
 
     @property
@@ -84,12 +96,41 @@ class Transformer:
         if stage.outputs or stage.partial is not None:
             pool.keep_outputs()
         h = _enter(stage, h)
+        if self.graphs is not None and self.graphs.serve(stage):
+            return self.graphs.run(self, stage, h, pool)
         cos, sin = self.cos[stage.positions], self.sin[stage.positions]
-        slots = stage.slots if stage.partial is not None else self._places(stage.slots, stage, len(h))
+        if stage.partial is not None:
+            for layer in stage.layers:
+                h = self._partial_layer(h, layer, stage, pool, cos, sin)
+            return h
+        rows = Rows(cos, sin, self._places(stage.slots, stage, len(h)), stage.written, stage.outputs)
         for layer in stage.layers:
-            run = self._layer if stage.partial is None else self._partial_layer
-            h = run(h, layer, stage, pool, cos, sin, slots)
+            h = self._layer(h, layer, stage, pool, rows)
         return h
+
+    def project(self, h: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The first part of a layer that is entered as `h` [N, D]: the queries of `rows`, [N, heads, Dh].
+
+        K/V of the rows that are written are put into their slots.
+        """
+        w = self.weights.layers[layer]
+        return self._written(self.norm(h, w.attn_norm), w, layer, rows, pool)
+
+    def attend(self, q: Tensor, layer: int, work: WorkList, pool: Pool) -> Tensor:
+        """What the queries `q` [N, heads, Dh] find, [N, heads * Dh]."""
+        return self.attention(q, pool.k[layer], pool.v[layer], work, self.sink(layer))
+
+    def finish(self, h: Tensor, attended: Tensor, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The rest of a layer, after attention: `h` [N, D] with what is added to it, in place."""
+        w = self.weights.layers[layer]
+        kept_attended, kept_fed = pool.outputs[layer] if rows.outputs else (None, None)
+        x = self._added(h, self._leave_attention(attended, w), w.ffn_norm, kept_attended, rows)
+        return self._added(h, self._feed(x, w), None, kept_fed, rows)
+
+    def sink(self, layer: int) -> Sink | None:
+        """The key and value that every row attends to in `layer`, where the model has learnt some."""
+        w = self.weights.layers[layer]
+        return None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
 
     def stillness(self, stage: Stage, h: Tensor, pool: Pool, rows: Tensor, slots: Tensor) -> Tensor:
         """Cosine similarity of the V that `rows` of the next `stage` would write in its first layer to that in `slots`.
@@ -136,24 +177,18 @@ class Transformer:
         """Logits [M, V] of final hidden states [M, D], in their dtype: of the tokens that this rank holds."""
         return self.arithmetic.linear(hidden, self.weights.head)
 
-    def _layer(
-        self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
-    ) -> Tensor:
-        """One layer in which every row is computed; `slots` are those of `_places`."""
-        w = self.weights.layers[layer]
-        kept_attended, kept_fed = pool.outputs[layer] if stage.outputs else (None, None)
-        attended = self._attend(self.norm(h, w.attn_norm), w, layer, stage, pool, cos, sin, slots)
-        x = self._added(h, attended, w.ffn_norm, kept_attended, stage, slots)
-        return self._added(h, self._feed(x, w), None, kept_fed, stage, slots)
+    def _layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, rows: Rows) -> Tensor:
+        """One layer in which every row is computed."""
+        return self.finish(
+            h, self.attend(self.project(h, layer, rows, pool), layer, stage.work, pool), layer, rows, pool
+        )
 
-    def _added(
-        self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, stage: Stage, slots: Tensor
-    ) -> Tensor:
+    def _added(self, h: Tensor, new: Tensor, weight: Tensor | None, kept: Tensor | None, rows: Rows) -> Tensor:
         """`h` after `new` was added to it in place, or its norm with `weight`. `new` is cached in `kept`."""
         if self.kernels is not None:
-            return self.kernels.add(h, new, weight, kept, slots)
+            return self.kernels.add(h, new, weight, kept, rows.slots)
         if kept is not None:
-            kept.index_copy_(0, slots, new if stage.written is None else new[stage.written])
+            kept.index_copy_(0, rows.slots, new if rows.written is None else new[rows.written])
         h += new
         return h if weight is None else self.norm(h, weight)
 
@@ -163,30 +198,23 @@ class Transformer:
             return slots
         return slots.new_full((rows,), -1).index_copy_(0, stage.written, slots)
 
-    def _partial_layer(
-        self,
-        h: Tensor,
-        layer: int,
-        stage: Stage,
-        pool: Pool,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-    ) -> Tensor:
+    def _partial_layer(self, h: Tensor, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor) -> Tensor:
         """One layer in which some rows are computed, and the others add their cached outputs."""
         assert stage.partial is not None
         w, part = self.weights.layers[layer], stage.partial
-        rows = part.computed
+        computed = part.computed
         for pick in part.picks:
             chosen = self._choose(h, w, layer, part.slots, pick, pool, cos, sin)
-            rows = rows.index_copy(0, pick.target, chosen)
-        slots = part.slots[rows]
+            computed = computed.index_copy(0, pick.target, chosen)
+        slots = part.slots[computed]
         written = slots if stage.written is None else slots[stage.written]
-        places = self._places(written, stage, len(rows))
-        attended = self._attend(self.norm(h[rows], w.attn_norm), w, layer, stage, pool, cos[rows], sin[rows], places)
-        h += _outputs(pool.outputs[layer][0], attended, rows, part.slots, stage.written)
-        fed = self._feed(self.norm(h[rows], w.ffn_norm), w)
-        h += _outputs(pool.outputs[layer][1], fed, rows, part.slots, stage.written)
+        places = self._places(written, stage, len(computed))
+        rows = Rows(cos[computed], sin[computed], places, stage.written, outputs=True)
+        q = self.project(h[computed], layer, rows, pool)
+        attended = self._leave_attention(self.attend(q, layer, stage.work, pool), w)
+        h += _outputs(pool.outputs[layer][0], attended, computed, part.slots, stage.written)
+        fed = self._feed(self.norm(h[computed], w.ffn_norm), w)
+        h += _outputs(pool.outputs[layer][1], fed, computed, part.slots, stage.written)
         return h
 
     def _choose(
@@ -218,35 +246,28 @@ class Transformer:
         new = projected[0 if keys else 1]
         return new, self._similarity(new.flatten(1).float(), kept[places].flatten(1).float())
 
-    def _attend(
-        self, x: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
-    ) -> Tensor:
-        """Attention output of the normed rows `x`. K/V of those that the stage writes are put into their `slots`."""
-        q = self._written(x, w, layer, stage, pool, cos, sin, slots)
-        sink = None if w.sink_k is None or w.sink_v is None else (w.sink_k, w.sink_v)
-        attended = self.attention(q, pool.k[layer], pool.v[layer], stage.work, sink)
-        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
-
-    def _written(
-        self, x: Tensor, w: LayerWeights, layer: int, stage: Stage, pool: Pool, cos: Tensor, sin: Tensor, slots: Tensor
-    ) -> Tensor:
-        """The queries of the normed rows `x`, once the K/V of those that the stage writes are in their `slots`."""
+    def _written(self, x: Tensor, w: LayerWeights, layer: int, rows: Rows, pool: Pool) -> Tensor:
+        """The queries of the normed rows `x`, once the K/V of those that are written are in their slots."""
         c = self.part
         heads = c.heads + 2 * c.kv_heads
         if self.kernels is not None:
             qkv = self.arithmetic.linear(x, w.qkv, w.qkv_bias)
-            return self.kernels.heads(qkv, w, cos, sin, pool.k[layer], pool.v[layer], slots)
-        if stage.written is None and not self.arithmetic.invariant:
-            turned, v = self._project(x, w, range(heads), cos, sin)
+            return self.kernels.heads(qkv, w, rows.cos, rows.sin, pool.k[layer], pool.v[layer], rows.slots)
+        if rows.written is None and not self.arithmetic.invariant:
+            turned, v = self._project(x, w, range(heads), rows.cos, rows.sin)
             q, k = turned[:, : c.heads], turned[:, c.heads :]
         else:
             # Two products where one would do, if bits must not depend on what other canvases leave out.
-            rows = slice(None) if stage.written is None else stage.written
-            q, _ = self._project(x, w, range(c.heads), cos, sin)
-            k, v = self._project(x[rows], w, range(c.heads, heads), cos[rows], sin[rows])
-        pool.k[layer].index_copy_(0, slots, k)
-        pool.v[layer].index_copy_(0, slots, v)
+            those = slice(None) if rows.written is None else rows.written
+            q, _ = self._project(x, w, range(c.heads), rows.cos, rows.sin)
+            k, v = self._project(x[those], w, range(c.heads, heads), rows.cos[those], rows.sin[those])
+        pool.k[layer].index_copy_(0, rows.slots, k)
+        pool.v[layer].index_copy_(0, rows.slots, v)
         return q
+
+    def _leave_attention(self, attended: Tensor, w: LayerWeights) -> Tensor:
+        """The attention output [N, D] of what heads have found, [N, heads * Dh]."""
+        return self.ranks.sum(self.arithmetic.linear(attended, w.out))
 
     def _project(self, x: Tensor, w: LayerWeights, heads: range, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Heads of normed rows `x` [N, D]: those of Q and K after norm and RoPE, and those of V, [N, any, Dh] each.

@@ -1,19 +1,26 @@
 """What Triton kernels share. Importing this module needs Triton."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+
+from remask.models import capture
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on any device."""
 
 
-def on_device_of(x: Tensor) -> AbstractContextManager[object]:
-    """The context in which kernels are launched on the device of `x`."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch `kernel` on the device of the first argument, a tensor, and say whether it is `EMULATED`."""
+
+    def work() -> None:
+        with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
+            kernel[grid](*arguments, EMULATED=INTERPRETED, **constants)
+
+    capture.launch(work)
 
 
 @triton.jit
