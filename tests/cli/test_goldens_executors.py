@@ -1,4 +1,4 @@
-"""A sample of the golden runs of every kind under the ways to compute attention that are not the default one here."""
+"""A sample of the golden runs of every kind under the ways to compute that are not the default ones here."""
 
 from pathlib import Path
 
@@ -10,33 +10,37 @@ from tests.cli.goldens import generate
 from tests.engine.executors import NEEDS_TRITON
 from tests.goldens import block_causal, moe, uniform
 
-OPTIONS = ("--attention", "numpy")
+NUMPY = ("--attention", "numpy")
+OPTIONS = pytest.mark.parametrize("options", [NUMPY, ("--graphs", "--overlap")], ids=["numpy", "graphs"])
 
 
+@OPTIONS
 @pytest.mark.parametrize("model", goldens.MODELS)
-def test_masked_models(tmp_path: Path, model: str) -> None:
+def test_masked_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:
     """One run of each policy and sampler."""
     runs = {(run["file"], run["method"]): run for run in test_goldens.RUNS[model]}
     lines = [goldens.request_line(run, goldens.run_id(run)) for run in runs.values()]
-    answers = generate(tmp_path, goldens.model_dir(model), lines, *OPTIONS)
+    answers = generate(tmp_path, goldens.model_dir(model), lines, *options)
     for run in runs.values():
         test_goldens.check(run, answers[goldens.run_id(run)], test_goldens.LAYERS[model])
 
 
+@OPTIONS
 @pytest.mark.parametrize("model", uniform.MODELS)
-def test_uniform_models(tmp_path: Path, model: str) -> None:
-    test_goldens_uniform.ask(tmp_path, model, uniform.runs(model)[::5], *OPTIONS)
+def test_uniform_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:
+    test_goldens_uniform.ask(tmp_path, model, uniform.runs(model)[::5], *options)
 
 
+@OPTIONS
 @pytest.mark.parametrize("model", block_causal.DECODED)
-def test_block_causal_models(tmp_path: Path, model: str) -> None:
-    test_goldens_block_causal.ask(tmp_path, model, block_causal.runs(model)[::9], "exact", *OPTIONS)
+def test_block_causal_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:
+    test_goldens_block_causal.ask(tmp_path, model, block_causal.runs(model)[::9], "exact", *options)
 
 
 def test_mixtures_of_experts(tmp_path: Path) -> None:
-    test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in moe.masked_runs()[::19]}, *OPTIONS)
+    test_goldens_moe.check_masked(tmp_path, {goldens.run_id(run): run for run in moe.masked_runs()[::19]}, *NUMPY)
     for model in moe.BLOCK_CAUSAL:
-        test_goldens_moe.check(tmp_path, model, moe.runs(model)[::19], "exact", *OPTIONS)
+        test_goldens_moe.check(tmp_path, model, moe.runs(model)[::19], "exact", *NUMPY)
 
 
 @pytest.mark.thorough

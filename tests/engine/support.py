@@ -119,8 +119,8 @@ def make_engine(family: str = "llada", decode: Callable[[Sequence[int]], str] | 
 def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] | None = None, **limits: Any) -> Engine:
     """The same of any model: K, V, outputs and boundary states are NaN until they are written, and once freed."""
     defaults: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "page_size": 4, "store_budget_tokens": 64}
-    free, dense = not limits.get("batch_invariant"), model.config.mixture is None
-    defaults |= {"overlap": overlap() and free, "graphs": graphs() and free and dense}
+    if not limits.get("batch_invariant"):
+        defaults |= {"overlap": overlap(), "graphs": graphs() and model.config.mixture is None}
     engine = Engine(model, EngineConfig(**{**defaults, **limits}), "test", decode)
     pool, allocator = engine.pool, engine.allocator
     for tensor in (*pool.k, *pool.v):

@@ -100,7 +100,8 @@ def breaks_pack(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "leave", layer: int = 0) -> None:
     """The pass writes K and V of everybody up to `layer`, in which `operation` fails: by default, all of them."""
-    model, run_pass, act = engine.model, engine.runner.run, getattr(engine.model, operation)
+    model, run_pass = engine.runner.model, engine.runner.run
+    act = getattr(model, operation)
     layers = {id(weights): number for number, weights in enumerate(model.weights.layers)}
     among = False
 

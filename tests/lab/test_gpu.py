@@ -49,7 +49,7 @@ def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, st
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("part", ["kernels", "goldens", "overlap"])
+@pytest.mark.parametrize("part", ["kernels", "goldens", "overlap", "graphs"])
 def test_the_tests_that_were_asked_for_passed(rehearsal: tuple[Path, str], part: str) -> None:
     found = json.loads((rehearsal[0] / f"{part}.json").read_text(encoding="utf-8"))["found"]
     assert found["passed"] + found["skipped"] >= 1

@@ -41,13 +41,17 @@ class ListSize:
 
     def rounded_up(self, rows: int) -> "ListSize":
         """The same for `rows` rows, with all else a power of two, so that few sizes serve many lists."""
-        numbers = (1 << (number - 1).bit_length() for number in (self.units, self.slots, self.outputs))
-        return ListSize(rows, *numbers, self.merged)
+        units, slots, outputs = (1 << (number - 1).bit_length() for number in (self.units, self.slots, self.outputs))
+        return ListSize(rows, units, slots, outputs, self.merged)
 
     @property
-    def numbers(self) -> int:
-        """How many integers describe a list of this size."""
-        return 5 * self.units + self.slots + 2 * self.outputs + self.rows + 1
+    def lengths(self) -> list[int]:
+        """Of the arrays of integers that describe a list of this size.
+
+        They are units [5 units], slots [slots], reach [outputs], the numbers of partial results in the order of their
+        rows [outputs], and where each row's begin there [rows + 1].
+        """
+        return [5 * self.units, self.slots, self.outputs, self.outputs, self.rows + 1]
 
 
 @runtime_checkable
@@ -62,7 +66,7 @@ class SizedAttention(Attention, Protocol):
         ...
 
     def numbers(self, work: WorkList, share: int, size: ListSize) -> Ints:
-        """`work` as it is read on the device, int32 [size.numbers]."""
+        """`work` as it is read on the device, int32: arrays of `size.lengths`, one after the other."""
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:

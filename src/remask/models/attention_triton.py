@@ -5,11 +5,13 @@ interpreter.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.models.attention import ListSize, Sink
@@ -56,8 +58,7 @@ class TritonAttention:
         rows, heads, dim = q.shape
         groups = k.shape[1]
         share = heads // groups
-        lengths = (5 * size.units, size.slots, size.outputs, size.outputs, size.rows + 1)
-        units, slots, reach, parts, first = torch.split(numbers, lengths)
+        units, slots, reach, parts, first = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
         merged = sink is not None or size.merged
         part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if merged else out
@@ -104,18 +105,18 @@ def _size(work: WorkList, tall: int) -> ListSize:
 
 
 def _numbers(work: WorkList, tall: int, size: ListSize) -> Ints:
-    """int32 [5 units] units, [slots] slots, [outputs] reach; then [outputs] numbers of partial results, in the order of
-    their rows, and [rows + 1] where each row's begin. What is beyond `work` is 0, so units there compute nothing."""
+    """The arrays of `ListSize.lengths`. Beyond `work` they are 0, and units of 0 rows compute nothing."""
     cut = work.once(_cut, tall)
     owners = cut.owners
     order = np.argsort(owners, kind="stable")
     first = np.searchsorted(owners[order], np.arange(size.rows + 1))
     reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
-    parts = (cut.units.ravel(), cut.slots, reach, order, first)
-    rooms = (5 * size.units, size.slots, size.outputs, size.outputs, size.rows + 1)
-    return np.concatenate(
-        [np.pad(part, (0, room - len(part))) for part, room in zip(parts, rooms, strict=True)], dtype=np.int32
-    )
+    numbers = np.zeros(sum(size.lengths), dtype=np.int32)
+    rooms = np.split(numbers, np.cumsum(size.lengths)[:-1])
+    parts: tuple[NDArray[Any], ...] = (cut.units.ravel(), cut.slots, reach, order, first)
+    for room, part in zip(rooms, parts, strict=True):
+        room[: len(part)] = part
+    return numbers
 
 
 def _sent(work: WorkList, tall: int, device: torch.device) -> Tensor:

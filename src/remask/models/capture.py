@@ -50,7 +50,7 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._memory = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
         """See `Capture`. The host waits until the device is idle."""

@@ -101,7 +101,7 @@ class Graphs:
         size = attention.size(stage.work, share).rounded_up(len(h))
         kept = self._of((len(h), stage.outputs, size))
         if kept.numbers is None:
-            kept.numbers = torch.empty(size.numbers, dtype=torch.int32, device=h.device)
+            kept.numbers = torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device)
         if kept.work is not stage.work:
             kept.numbers.copy_(send(attention.numbers(stage.work, share, size), h.device))
             kept.work = stage.work

@@ -21,7 +21,7 @@ from remask_lab.ops.peaks import Peaks, measure_peaks
 from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
-KERNELS = ("tests/models/test_layer_triton.py", "tests/engine/test_attention.py")
+KERNELS = ("tests/models/test_layer_triton.py", "tests/models/test_capture.py", "tests/engine/test_attention.py")
 GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
 
 Finding: TypeAlias = dict[str, Any]
@@ -142,7 +142,7 @@ def _speed(cells: Callable[[Shape], Iterable[Cell]]) -> Callable[[Setting], Iter
 
 
 R16, NO_REFRESH = {"refresh_interval": 16}, {"refresh_interval": None}
-OVERLAP = {"overlap": True}
+OVERLAP, GRAPHS = {"overlap": True}, {"graphs": True}
 BOTH = "bicache+block-dual"
 
 
@@ -152,8 +152,12 @@ def _policies(shape: Shape) -> Iterator[Cell]:
     for cache, settings, tokens, engine in (
         (BOTH, depth | R16, 2, {}),
         (BOTH, depth | R16, 2, OVERLAP),
+        (BOTH, depth | R16, 2, GRAPHS),
+        (BOTH, depth | R16, 2, OVERLAP | GRAPHS),
         ("block-dual", {}, 2, {}),
         ("block-dual", {}, 2, OVERLAP),
+        ("block-dual", {}, 2, GRAPHS),
+        ("block-dual", {}, 2, OVERLAP | GRAPHS),
         (BOTH, depth | NO_REFRESH, 2, {}),
         (BOTH, depth | R16, 4, {}),
         (BOTH, depth | NO_REFRESH, 4, {}),
@@ -169,5 +173,6 @@ PARTS: Mapping[str, Part] = {
     "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
     "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),
     "overlap": Part("The same where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.4),
+    "graphs": Part("The same where graphs repeat layers", _tests("graphs", "--overlap", "--graphs", *GOLDENS), 0.4),
     "policies": Part("Speed of the policies", _speed(_policies), 1.0),
 }
