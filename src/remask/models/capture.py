@@ -19,9 +19,9 @@ from remask.errors import ConfigError
 
 Work: TypeAlias = Callable[[], None]
 
-_aten = torch.ops.aten
+_ATEN = torch.ops.aten
 # What only makes room. Nothing is computed, so nothing is to be repeated.
-_ROOM = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
+_ROOM = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided}
 
 
 class Capture(Protocol):

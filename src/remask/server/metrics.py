@@ -123,7 +123,7 @@ class Metrics:
     def families(self, engine: AsyncEngine) -> Iterator[Metric]:
         """Read the engine's counters. A value may come from the middle of a step."""
         inner = engine.engine
-        stats, store, pages = inner.stats, inner.store.stats, inner.allocator
+        stats, store, pages, graphs = inner.stats, inner.store.stats, inner.allocator, inner.graphs
         gauges = {
             "num_requests_running": ("Requests that have begun.", engine.running),
             "num_requests_waiting": ("Accepted requests that have not begun.", engine.waiting),
@@ -155,6 +155,11 @@ class Metrics:
                 "Requests' parts in queued passes that were not what came next.",
                 stats.discarded_passes,
             ),
+            "engine_repeated_stages": (
+                "Layers over the same rows, one after another, that graphs repeated.",
+                graphs.stages if graphs is not None else 0,
+            ),
+            "engine_captured_graphs": ("Graphs that were made.", graphs.captured if graphs is not None else 0),
             "engine_recoveries": ("Times that the engine began again with empty memory.", stats.recoveries),
             "row_layers_computed": ("Rows times layers computed, prefix passes and audits included.", stats.row_layers),
             "row_layers_saved": ("Rows times layers that passes left out of their canvases.", stats.row_layers_saved),
