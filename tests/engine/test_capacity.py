@@ -23,6 +23,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
 from remask.models.dummy import dummy_weights
+from remask.models.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
 from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.ranks import Ranks, Shard
@@ -161,6 +162,21 @@ def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.Monkey
         assert taken <= (share or 0.9) * 2 * 10**9, "pages that end beyond their canvas included"
         assert taken > 0.8 * (share or 0.9) * 2 * 10**9
     assert on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=77).memory.store_budget == 77
+
+
+def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their buffers, and what a pass computes in one layer."""
+    monkeypatch.setattr("remask.engine.engine.make_graphs", lambda *_: None)
+    stored = [
+        on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", graphs=on).memory.store_budget
+        for on in (False, True)
+    ]
+    token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4) + workspace_bytes(TINY, MOST_ROWS, 4)
+    assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
+    model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
+    h = torch.zeros(1, TINY.hidden)
+    sizes = {round_up(rows) for rows in range(1, MOST_ROWS + 1)}
+    assert graph_bytes(TINY, 4) == sum(_Buffers.of(model, rows, h).nbytes for rows in sizes)
 
 
 def test_a_cuda_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

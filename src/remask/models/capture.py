@@ -49,13 +49,13 @@ class CudaCapture:
     """CUDA graphs, which share one pool of memory: they run one after another, and keep nothing between them there."""
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.cuda.graph_pool_handle()
+        self._device, self._memory = device, torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Work) -> Work:
         """See `Capture`. The host waits until the device is idle."""
         work()  # kernels are compiled, and libraries allocate what they need, before anything is captured
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")

@@ -72,18 +72,18 @@ class Graphs:
         self._kept: OrderedDict[Shape, _Kept] = OrderedDict()
         self.stages = self.captured = 0
 
-    def serve(self, stage: Stage) -> bool:
-        """Whether `stage` can be repeated."""
-        return stage.partial is None and bool(len(stage.layers)) and 0 < len(stage.positions) <= MOST_ROWS
+    def serve(self, stage: Stage, pool: Pool) -> bool:
+        """Whether `stage` can be repeated over `pool`."""
+        rows = len(stage.positions)
+        return pool is self._pool and stage.partial is None and bool(len(stage.layers)) and 0 < rows <= MOST_ROWS
 
-    def run(self, model: Layers, stage: Stage, h: Tensor, pool: Pool) -> Tensor:
+    def run(self, model: Layers, stage: Stage, h: Tensor) -> Tensor:
         """The output of `stage`, [N, D], in new memory. Its rows enter it as `h`, which stays as it is."""
-        assert pool is self._pool, "graphs write to the memory that they were made with"
         room = round_up(len(h))
         if room not in self._buffers:
             self._buffers[room] = _Buffers.of(model, room, h)
         buffers = self._buffers[room]
-        buffers.enter(model, stage, h, pool.spare)
+        buffers.enter(model, stage, h, self._pool.spare)
         rows = Rows(buffers.cos, buffers.sin, buffers.slots, None, stage.outputs)
         if isinstance(model.attention, SizedAttention):
             self._run_whole(model, model.attention, stage, buffers.h, rows)
@@ -202,6 +202,11 @@ class _Buffers:
         else:
             self.slots.index_copy_(0, stage.written, stage.slots)
         self.known = indices
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(each.nbytes for each in (self.h, self.q, self.attended, self.cos, self.sin, self.slots))
 
     def poison(self) -> None:
         """Forget all numbers that a stage has left."""

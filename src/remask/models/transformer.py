@@ -96,8 +96,8 @@ class Transformer:
         if stage.outputs or stage.partial is not None:
             pool.keep_outputs()
         h = _enter(stage, h)
-        if self.graphs is not None and self.graphs.serve(stage):
-            return self.graphs.run(self, stage, h, pool)
+        if self.graphs is not None and self.graphs.serve(stage, pool):
+            return self.graphs.run(self, stage, h)
         cos, sin = self.cos[stage.positions], self.sin[stage.positions]
         if stage.partial is not None:
             for layer in stage.layers:
