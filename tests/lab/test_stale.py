@@ -89,7 +89,8 @@ def test_a_quoted_figure_names_its_commit_and_its_command(checkout: Path, capsys
     first = touch(checkout, "src/remask_lab/speed/sharing.py")
     text = (
         f"Head.\n\nIt is 2x (`python -m remask_lab.speed.sharing`,\ncommit {first}).\n\n"
-        f"`remask analyze drift`, commit {first}.\n\n`remask bench` with `exact`, commit {first}.\n"
+        f"`remask analyze drift`, commit {first}.\n\n`remask bench` with `exact`, commit {first}.\n\n"
+        f"## 2026-01-02\n\n`remask bench` on that day, commit {first}.\n"
     )
     (checkout / "docs" / "log.md").write_text(text, encoding="utf-8")
     assert {place: row[1] for place, row in told(checkout, capsys).items() if "log" in place} == dict.fromkeys(

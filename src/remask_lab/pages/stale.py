@@ -3,7 +3,7 @@
     python -m remask_lab.pages.stale [--results FOLDER] [--root FOLDER]
 
 Looks at the result files in benchmarks/results, and at the figures of README.md and docs that name a commit and the
-command that made them. "Numbers" (answers, work, agreement) depend on the policies, the sampling, the model and the
+command that made them. What stands below a date is of that day, and not looked at. "Numbers" (answers, work, agreement) depend on the policies, the sampling, the model and the
 measurement itself; "times" depend on all that runs as well. Nothing is measured.
 """
 
@@ -54,6 +54,7 @@ BEHIND = {
 }
 MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")
+_DATED = re.compile(r"^## (?=20\d\d-)", re.MULTILINE)
 _MODULE = re.compile(r"python -m (remask_lab(?:\.\w+)+)")
 _COMMAND = re.compile(
     r"\bremask (?:--quiet )?(analyze|eval) (\w[\w-]*)|\bremask (?:--quiet )?(bench|profile-ops|profile)\b"
@@ -127,7 +128,8 @@ def quoted(root: Path) -> Iterator[Figure]:
     pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     for path in [page for page in pages if page.name != PAGE.name]:  # that page shows result files
         line = 1
-        for paragraph in path.read_text(encoding="utf-8").split("\n\n"):
+        undated = _DATED.split(path.read_text(encoding="utf-8"), maxsplit=1)[0]
+        for paragraph in undated.split("\n\n"):
             for found in _COMMIT.finditer(paragraph):
                 at = line + paragraph[: found.start()].count("\n")
                 yield Figure(f"{path.relative_to(root)}:{at}", found[1], tuple(_named(root, paragraph)), TIMES)
