@@ -45,9 +45,20 @@ def test_mixtures_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @NEEDS_TRITON
-def test_a_shared_prefix_in_the_interpreter(tmp_path: Path) -> None:
-    """The shortest run of BiCache over blocks: its rows read a leased prefix and slots of their own."""
-    runs = [run for run in test_goldens.RUNS["llada"] if run["file"] == "llada_bicache_fast_dllm_dual"]
+@pytest.mark.parametrize(
+    ("model", "file", "method", "options"),
+    [
+        ("llada", "llada_bicache_fast_dllm_dual", None, ()),
+        ("llada_gqa", "llada_gqa_fast_dllm", "fast_dllm_dual_cache", ("--graphs",)),
+    ],
+    ids=["a shared prefix", "shared heads, in graphs"],
+)
+def test_a_run_in_the_interpreter(
+    tmp_path: Path, model: str, file: str, method: str | None, options: tuple[str, ...]
+) -> None:
+    """The shortest of its kind."""
+    runs = [run for run in test_goldens.RUNS[model] if run["file"] == file and method in (None, run["method"])]
     run = min(runs, key=lambda run: run["nfe"] * len(goldens.prompt_ids(run)))
-    answers = generate(tmp_path, goldens.model_dir("llada"), [goldens.request_line(run, "0")], "--attention", "triton")
-    test_goldens.check(run, answers["0"], test_goldens.LAYERS["llada"])
+    lines = [goldens.request_line(run, "0")]
+    answers = generate(tmp_path, goldens.model_dir(model), lines, "--attention", "triton", *options)
+    test_goldens.check(run, answers["0"], test_goldens.LAYERS[model])

@@ -3,8 +3,9 @@
     python -m remask_lab.pages.stale [--results FOLDER] [--root FOLDER]
 
 Looks at the result files in benchmarks/results, and at the figures of README.md and docs that name a commit and the
-command that made them. What stands below a date is of that day, and not looked at. "Numbers" (answers, work, agreement) depend on the policies, the sampling, the model and the
-measurement itself; "times" depend on all that runs as well. Nothing is measured.
+command that made them. What stands below a date is of that day, and not looked at. "Numbers" (answers, work, agreement)
+depend on the policies, the sampling, the model and the measurement itself; "times" depend on all that runs as well.
+Nothing is measured.
 """
 
 import argparse
