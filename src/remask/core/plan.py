@@ -7,6 +7,7 @@ so nobody may write to its arrays.
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -104,7 +105,7 @@ class Plan:
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
         own = vars(self)  # assignment is what frozen dataclasses refuse
-        own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
+        own["spans"] = Spans(spans)
         own["predict"], own["predicted"] = predict, predict.nonzero()[0]
         own["commit"], own["sees"], own["watch"] = commit, sees, watch
         own["refreshes"], own["weigh"], own["again"] = refreshes, weigh, False
@@ -207,7 +208,7 @@ class Plan:
     def over(self, spans: Iterable[Span]) -> "Plan":
         """The same plan over other spans. Raises `PlanError` as the constructor does."""
         plan = object.__new__(Plan)
-        vars(plan).update(vars(self), spans=spans if isinstance(spans, Spans) else Spans(spans))
+        vars(plan).update(vars(self), spans=Spans(spans))
         return plan
 
     def cut(self, at: int) -> "Plan":
@@ -371,7 +372,7 @@ class View:
 
     def over(self, start: int, stop: int) -> Spans:
         """All layers over the rows from `start` up to `stop`, as one span."""
-        return self.memo.get((start, stop), lambda: [Span(range(self.layers), self.rows(start, stop))])
+        return self.memo.get((start, stop), lambda: _over(self.layers, self.length, start, stop))
 
     def over_rows(self, rows: Mask) -> Spans:
         """All layers over `rows`, as one span."""
@@ -416,3 +417,9 @@ class View:
         mask = np.zeros(self.length, dtype=np.bool_)
         mask[self.block.start : self.block.stop] = self.noisy[self.block.start : self.block.stop]
         return mask
+
+
+@lru_cache(maxsize=64)
+def _over(layers: int, length: int, start: int, stop: int) -> Spans:
+    """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
+    return Spans([Span(range(layers), rows_of([range(start, stop)], length))])

@@ -194,7 +194,9 @@ class Spans(tuple[Span, ...]):
     """
 
     def __new__(cls, spans: Iterable[Span]) -> "Spans":
-        """Raises `PlanError` where layers are left out or come twice."""
+        """Raises `PlanError` where layers are left out or come twice. `Spans` stay the same object."""
+        if isinstance(spans, cls):
+            return spans
         self = super().__new__(cls, spans)
         if not self:
             raise PlanError("a plan needs at least one span")
