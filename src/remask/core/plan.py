@@ -179,13 +179,10 @@ class Plan:
 
     def repeated(self, block: range, noisy: Mask) -> "Plan":
         """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
-        predict = np.zeros_like(noisy)
-        open_ = noisy[block.start : block.stop]
-        predict[block.start : block.stop] = open_
+        predict = np.zeros(len(noisy), dtype=np.bool_)
+        predict[block.start : block.stop] = open_ = noisy[block.start : block.stop]
         plan = object.__new__(Plan)
-        own = vars(plan)
-        own.update(vars(self))
-        own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
+        vars(plan).update(vars(self), predict=predict, predicted=_positions(block)[open_], again=True)
         return plan
 
     def predicting(self, predict: Mask) -> "Plan":
@@ -318,7 +315,7 @@ class StepFacts:
     fresh: range | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class LastPass:
     """What the last pass that predicted tokens reported; empty before the first one.
 
@@ -417,6 +414,11 @@ class View:
         mask = np.zeros(self.length, dtype=np.bool_)
         mask[self.block.start : self.block.stop] = self.noisy[self.block.start : self.block.stop]
         return mask
+
+
+@lru_cache(maxsize=64)
+def _positions(block: range) -> Positions:
+    return np.arange(block.start, block.stop)
 
 
 @lru_cache(maxsize=64)

@@ -38,7 +38,7 @@ class Usage:
     correction_steps: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 

@@ -152,9 +152,9 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        changed = (self.guide, self.residual, self.penalty, self.given)
-        asked = (self.extra, self.top_logprobs, self.labels, self.classes)
-        return self.greedy and all(each is None for each in (*changed, *asked))
+        changed = self.guide or self.residual or self.penalty or self.given is not None
+        asked = self.extra or self.top_logprobs is not None or self.labels is not None or self.classes
+        return self.greedy and not (changed or asked)
 
     @property
     def greedy(self) -> bool:
