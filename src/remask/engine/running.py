@@ -239,8 +239,8 @@ class RunningRequest:
         )
 
     def prepare(self) -> None:
-        """Plan the next pass, and find out what the scheduler needs."""
-        self.items()
+        """Plan the next pass, and read of the plan what the scheduler needs."""
+        _ = self.cost, self.refreshes
 
     @property
     def plan(self) -> Plan:
