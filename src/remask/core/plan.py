@@ -202,10 +202,10 @@ class Plan:
             and self.spans.equals(other.spans)
         )
 
-    def over(self, spans: Iterable[Span]) -> "Plan":
-        """The same plan over other spans. Raises `PlanError` as the constructor does."""
+    def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
+        """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""
         plan = object.__new__(Plan)
-        vars(plan).update(vars(self), spans=Spans(spans))
+        vars(plan).update(vars(self), spans=Spans(spans), refreshes=self.refreshes or refreshes)
         return plan
 
     def cut(self, at: int) -> "Plan":

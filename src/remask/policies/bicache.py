@@ -139,7 +139,7 @@ class BiCache(CachePolicy):
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
         placed = partial(_placed, plan.spans, view.prefix, start if refresh else None)
         spans = view.spans((plan.spans, refresh), placed)
-        return replace(plan, spans=spans, refreshes=True) if refresh else plan.over(spans)
+        return plan.over(spans, refreshes=refresh)
 
 
 @lru_cache(maxsize=64)
