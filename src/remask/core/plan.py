@@ -424,4 +424,6 @@ def _positions(block: range) -> Positions:
 @lru_cache(maxsize=64)
 def _over(layers: int, length: int, start: int, stop: int) -> Spans:
     """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
-    return Spans([Span(range(layers), rows_of([range(start, stop)], length))])
+    rows = rows_of([range(start, stop)], length)
+    rows.setflags(write=False)
+    return Spans([Span(range(layers), rows)])

@@ -211,9 +211,7 @@ class Crossing:
 def crossing(before: Span, after: Span) -> Crossing:
     """How rows pass from `before` to `after`. Canvases with the same spans have the same."""
     joining = (~before.rows[after.positions]).nonzero()[0]
-    source, target = (
-        here.rows[there.positions].nonzero()[0] for here, there in ((after, before), (before, after))
-    )
+    source, target = (here.rows[there.positions].nonzero()[0] for here, there in ((after, before), (before, after)))
     return Crossing(source, target, joining, after.positions[joining])
 
 

@@ -186,10 +186,7 @@ class RunningRequest:
     @property
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
-        for lease in self.leases:  # a loop, as a generator takes longer than all else here, in every step
-            if not lease.entry.ready:
-                return False
-        return True
+        return all(lease.entry.ready for lease in self.leases)
 
     def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -682,7 +679,7 @@ class RunningRequest:
         return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
     def _stop_at(self, lead: int) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where the `lead` that is settled has none.
+        """Length of the response that the first honoured stop leaves; None where the settled `lead` has none yet.
 
         Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
         """
