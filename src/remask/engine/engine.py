@@ -659,6 +659,7 @@ class Engine:
     def _release(self, running: RunningRequest) -> None:
         self._refreshes.forget(running)
         self._running.remove(running)
+        self.runner.forget()  # passes with this request do not come again
         self.memory.free(running)
         running.released = True
 

@@ -1,5 +1,6 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,25 +40,28 @@ def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, 
 
 
 class Packer:
-    """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
+    """Packs pass after pass. Where canvases and spans are those of a pass before, nothing else is packed anew.
 
-    What it returns is valid until the next pass is packed.
+    It keeps two layouts, as passes alternate between refreshes and what lies between them. What it returns is valid
+    until the next pass is packed.
     """
 
     def __init__(self, device: torch.device, apart: bool, board: Board | None = None) -> None:
         self.device, self.apart, self.board = device, apart, board
-        self._layout: _Layout | None = None
-        self.reused = 0  # passes whose layout was that of the pass before
+        self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
+        self.reused = 0  # passes whose layout was that of a pass before
 
     def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
         """As the function `pack`. Layouts from a later layer on are made once, and not kept."""
         if first:
             return pack(items, self.device, first, self.apart)
-        layout = self._layout
-        if layout is not None and layout.serves(items):
-            self.reused += 1
+        layout = next((each for each in self._layouts if each.serves(items)), None)
+        if layout is None:
+            layout = _lay_out(items, self.device, 0, self.apart)
         else:
-            layout = self._layout = _lay_out(items, self.device, 0, self.apart)
+            self.reused += 1
+            self._layouts.remove(layout)
+        self._layouts.appendleft(layout)
         return layout.fill(items, self.device) if self.board is None else layout.fill_from(self.board, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
@@ -65,11 +69,11 @@ class Packer:
         return pack_layer(items, self.device, layer, self.apart)
 
     def forget(self) -> None:
-        """Let go of the canvases of the last pass, and of what they hold on the device."""
-        self._layout = None
+        """Let go of the canvases of the last passes, and of what they hold on the device."""
+        self._layouts.clear()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
     """What a pass is packed to, but for its tokens and predictions.
 
