@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.core.plan import NEVER, Plan, PrefixHit, View, Watch
-from remask.core.spans import Mask, Span, TopRho
+from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho, crossing
 from remask.errors import PlanError
 
 LENGTH = 6
@@ -120,6 +120,46 @@ def test_a_view_names_the_noisy_positions_of_its_block() -> None:
     view.candidates[:] = True
     assert view.everything.all()
     assert noisy.tolist() == mask(2, 3, 5).tolist()
+
+
+def test_canvases_of_one_length_have_the_same_spans() -> None:
+    noisy = mask(2, 3)
+    first, second, longer = (
+        View(3, 0, 0, range(2, 4), 2, flags, flags.astype(np.int32), None)
+        for flags in (noisy, ~noisy, np.append(noisy, False))
+    )
+    spans = first.over(2, 4)
+    assert spans is second.over(2, 4)
+    assert spans[0].rows.tolist() == mask(2, 3).tolist()
+    assert first.over(2, 5)[0].rows.tolist() == mask(2, 3, 4).tolist()
+    assert longer.over(2, 4)[0].rows.tolist() == [*mask(2, 3).tolist(), False]
+    assert replace(second, layers=2, memo=SpanMemo()).over(2, 4).layers == 2
+    with pytest.raises(ValueError, match="read-only"):
+        spans[0].rows[0] = True
+
+
+@given(plans(), st.data())
+def test_rows_cross_from_one_span_to_the_next(plan: Plan, data: st.DataObject) -> None:
+    before, after = data.draw(st.sampled_from(plan.spans)), data.draw(st.sampled_from(plan.spans))
+    old, new = ([row for row in range(LENGTH) if span.rows[row]] for span in (before, after))
+    crossed = crossing(before, after)
+    assert [old[number] for number in crossed.source] == [row for row in old if row in new]
+    assert [new[number] for number in crossed.target] == [row for row in new if row in old]
+    assert [new[number] for number in crossed.joining] == [row for row in new if row not in old]
+    assert crossed.joined.tolist() == [row for row in new if row not in old]
+
+
+@given(plans())
+def test_written_rows_are_numbered_among_the_computed_ones(plan: Plan) -> None:
+    for span in plan.spans:
+        computed = [row for row in range(LENGTH) if span.computed[row]]
+        frozen = mask() if span.frozen is None else span.frozen
+        assert [computed[number] for number in span.written_rows] == [row for row in computed if not frozen[row]]
+
+
+def test_spans_stay_the_same_object() -> None:
+    spans = layered(mask(1)).spans
+    assert Spans(spans) is spans
 
 
 def layered(rows: Mask, layers: int = 3, watch: Watch | None = None) -> Plan:

@@ -1,7 +1,9 @@
 """The engine from outside: requests in, results out, and memory conserved throughout."""
 
+import gc
 import math
 import random
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -745,3 +747,16 @@ def test_other_number_formats_run(dtype: torch.dtype) -> None:
     width = config.kv_heads * config.head_dim * dtype.itemsize
     assert engine.pool.bytes_per_token == 2 * width
     assert engine.pool.nbytes == 2 * width * LAYERS * engine.pool.pages * 4
+
+
+def test_nothing_of_an_ended_request_is_kept_while_others_run() -> None:
+    engine = make_engine(max_num_seqs=2)
+    engine.add(request("long", max_tokens=16))
+    engine.add(request("short", max_tokens=4))
+    engine.step()
+    canvases = {each.request.id: weakref.ref(each.branches[0].canvas) for each in engine._running_requests()}
+    while engine.running == 2:
+        engine.step()
+    engine.step()
+    gc.collect()
+    assert [name for name, canvas in canvases.items() if canvas() is not None] == ["long"]

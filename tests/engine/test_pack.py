@@ -23,7 +23,7 @@ from remask.engine.canvas_state import (
     prefix_canvas,
     runs,
 )
-from remask.engine.pack import pack
+from remask.engine.pack import Packer, pack
 from remask.errors import PlanError
 from remask.models.stage import Stage, StepBatch
 from remask.models.work_list import WorkList
@@ -377,3 +377,32 @@ def test_packing_may_begin_at_a_later_layer(first: int) -> None:
     assert not isinstance(restore.positions, slice)
     assert restore.rows.tolist() == restore.positions.tolist() == [0, 3, 6]
     check(everything, items)
+
+
+def test_layouts_of_the_last_two_passes_serve_again() -> None:
+    memory = Memory()
+    branches = [memory.branch(6, 4, prefix=3, boundary=2), memory.branch(5, 4)]
+    policies: list[CachePolicy] = [BiCache(depth=2, refresh_interval=4), Reuse().without_prefix]
+    views = [[view(branch, step) for branch in branches] for step in (0, 1)]  # a refresh, and a pass between two
+    refresh, between = (
+        [(branch, policy.plan(seen)) for branch, policy, seen in zip(branches, policies, each, strict=True)]
+        for each in views
+    )
+    packer = Packer(CPU, apart=False)
+    first = packer.pack(refresh)
+    packer.pack(between)
+    branches[0].canvas.write(np.array([7]), np.array([5]))
+    branches[0].canvas.settle(np.array([7]), 0)
+    later = [(branch, plan.predicting(plan.predict & branch.canvas.noisy)) for branch, plan in refresh]
+    again, anew = packer.pack(later), pack(later, CPU)
+    assert packer.reused == 1
+    assert again.stages is first.stages
+    assert again.tokens.tolist() == anew.tokens.tolist() != first.tokens.tolist()
+    assert again.predict.tolist() == anew.predict.tolist()
+    assert len(again.predict) == len(first.predict) - 1
+    packer.pack(refresh[:1])
+    packer.pack(between)
+    assert packer.reused == 1
+    packer.forget()
+    packer.pack(between)
+    assert packer.reused == 1

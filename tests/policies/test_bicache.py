@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from remask.core.depth import DepthLookup
 from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit, View
+from remask.core.spans import SpanMemo
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.base import RequestFacts
@@ -32,6 +33,19 @@ def test_without_a_prefix_it_is_the_inner_policy(
 ) -> None:
     policy = BiCache(depth=depth, refresh_interval=interval, boundary_state=state)
     assert same(policy.plan(view), Dense().plan(view))
+
+
+@given(views(prefix=True), INTERVALS, STATES, st.data())
+def test_canvases_that_lease_alike_have_the_same_spans(
+    view: View, interval: int | None, state: Literal["stored", "recomputed"], data: st.DataObject
+) -> None:
+    assert view.prefix is not None
+    policy = BiCache(depth=2, refresh_interval=interval, boundary_state=state)
+    plan, other = policy.plan(view), policy.plan(replace(view, memo=SpanMemo()))
+    assert plan.spans is other.spans
+    hit = PrefixHit(data.draw(st.integers(1, view.prompt)), data.draw(st.integers(1, view.layers)))
+    apart = policy.plan(replace(view, prefix=hit, memo=SpanMemo()))
+    assert (apart.spans is plan.spans) == (hit == view.prefix)
 
 
 def test_depth_0_leases_nothing() -> None:

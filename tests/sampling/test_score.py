@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.sampling import filters
+from remask.sampling import score as scoring
 from remask.sampling.score import Guidance, Residual, RowGroup, score
 
 VOCAB, MASK_ID = 13, 12
@@ -265,3 +267,29 @@ def test_rows_draw_by_their_positions() -> None:
     for row in range(6):
         alone = group(1, temperature=2.0, seed=2**62 + 5, step=2**33, positions=positions[row : row + 1])
         assert run(x[:1], alone)[0] == tokens[row : row + 1]
+
+
+def test_groups_that_draw_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def groups() -> list[RowGroup]:
+        places = [np.array(each, dtype=np.int64) for each in ([3, 7], [7, 9, 11], [2], [1, 4])]
+        heat, starts = (0.7, 1.0, 0.0, 0.9), (0, 2, 5, 6)
+        return [
+            RowGroup(slice(at, at + len(own)), "probability", "logits", warm, None, None, 5 + at, 2, own)
+            for at, own, warm in zip(starts, places, heat, strict=True)
+        ]
+
+    x, sent = logits(8), list[int]()
+    apart = [
+        score(x[each.rows].clone(), [replace(each, rows=slice(0, each.rows.stop - each.rows.start))], MASK_ID)
+        for each in groups()
+    ]
+
+    def send(array: Any, device: torch.device) -> Tensor:
+        sent.append(len(array))
+        return torch.from_numpy(array)
+
+    monkeypatch.setattr(scoring, "send", send)
+    monkeypatch.setattr(filters, "send", send)
+    together = score(x.clone(), groups(), MASK_ID)
+    assert sent == [2 + 3 + 2]
+    assert torch.equal(together, torch.cat(apart, dim=1))

@@ -73,14 +73,14 @@ class Ledger:
 
     def enter(self, plan: Plan, *, revocable: bool = False) -> None:
         """As `apply`, of a plan that fits the canvas. A `revocable` one can be taken back, until another is entered."""
-        layers = len(self._written)
-        if plan.layers != layers:
-            raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         last = self._last
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and plan.watch is None:
             self._replaced = _Replaced((), (), (), self._lead) if plan.may_change or revocable else None
             self.step += 1
             return
+        layers = len(self._written)
+        if plan.layers != layers:
+            raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         self._check(plan)
         self._put_down()
         self._record(_Entered(plan.spans, plan.sees), plan.may_change or revocable)

@@ -7,6 +7,7 @@ so nobody may write to its arrays.
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -104,7 +105,7 @@ class Plan:
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
         own = vars(self)  # assignment is what frozen dataclasses refuse
-        own["spans"] = spans if isinstance(spans, Spans) else Spans(spans)
+        own["spans"] = Spans(spans)
         own["predict"], own["predicted"] = predict, predict.nonzero()[0]
         own["commit"], own["sees"], own["watch"] = commit, sees, watch
         own["refreshes"], own["weigh"], own["again"] = refreshes, weigh, False
@@ -178,13 +179,10 @@ class Plan:
 
     def repeated(self, block: range, noisy: Mask) -> "Plan":
         """The plan of a later step of `block` in which only the predicted positions are others: its noisy ones."""
-        predict = np.zeros_like(noisy)
-        open_ = noisy[block.start : block.stop]
-        predict[block.start : block.stop] = open_
+        predict = np.zeros(len(noisy), dtype=np.bool_)
+        predict[block.start : block.stop] = open_ = noisy[block.start : block.stop]
         plan = object.__new__(Plan)
-        own = vars(plan)
-        own.update(vars(self))
-        own["predict"], own["predicted"], own["again"] = predict, open_.nonzero()[0] + block.start, True
+        vars(plan).update(vars(self), predict=predict, predicted=_positions(block)[open_], again=True)
         return plan
 
     def predicting(self, predict: Mask) -> "Plan":
@@ -204,10 +202,10 @@ class Plan:
             and self.spans.equals(other.spans)
         )
 
-    def over(self, spans: Iterable[Span]) -> "Plan":
-        """The same plan over other spans. Raises `PlanError` as the constructor does."""
+    def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
+        """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""
         plan = object.__new__(Plan)
-        vars(plan).update(vars(self), spans=spans if isinstance(spans, Spans) else Spans(spans))
+        vars(plan).update(vars(self), spans=Spans(spans), refreshes=self.refreshes or refreshes)
         return plan
 
     def cut(self, at: int) -> "Plan":
@@ -317,7 +315,7 @@ class StepFacts:
     fresh: range | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class LastPass:
     """What the last pass that predicted tokens reported; empty before the first one.
 
@@ -371,7 +369,7 @@ class View:
 
     def over(self, start: int, stop: int) -> Spans:
         """All layers over the rows from `start` up to `stop`, as one span."""
-        return self.memo.get((start, stop), lambda: [Span(range(self.layers), self.rows(start, stop))])
+        return self.memo.get((start, stop), lambda: _over(self.layers, self.length, start, stop))
 
     def over_rows(self, rows: Mask) -> Spans:
         """All layers over `rows`, as one span."""
@@ -416,3 +414,16 @@ class View:
         mask = np.zeros(self.length, dtype=np.bool_)
         mask[self.block.start : self.block.stop] = self.noisy[self.block.start : self.block.stop]
         return mask
+
+
+@lru_cache(maxsize=64)
+def _positions(block: range) -> Positions:
+    return np.arange(block.start, block.stop)
+
+
+@lru_cache(maxsize=64)
+def _over(layers: int, length: int, start: int, stop: int) -> Spans:
+    """All layers over the rows from `start` up to `stop`, as one span. Canvases of one length have the same."""
+    rows = rows_of([range(start, stop)], length)
+    rows.setflags(write=False)
+    return Spans([Span(range(layers), rows)])

@@ -38,7 +38,7 @@ class Usage:
     correction_steps: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # nobody changes one; to freeze it takes four times as long, in every step
 class Transfer:
     """Positions on the canvas that got tokens at the end of `step`, in ascending order.
 

@@ -6,7 +6,7 @@ What follows from a span alone is computed once and kept with it, so nobody may 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -99,6 +99,11 @@ class Span:
         return index_of(np.flatnonzero(self.written))
 
     @cached_property
+    def written_rows(self) -> Positions:
+        """The rows of `written`, as numbers among those of `computed`."""
+        return np.flatnonzero(self.written[np.flatnonzero(self.computed)])
+
+    @cached_property
     def positions(self) -> Positions:
         """The live rows."""
         return np.flatnonzero(self.rows)
@@ -186,6 +191,30 @@ def equal(mine: NDArray[Any] | None, its: NDArray[Any] | None) -> bool:
     return mine is its or (mine is not None and its is not None and np.array_equal(mine, its))
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """How rows pass from one span to the next.
+
+    Attributes:
+        source, target: the rows that go on, as numbers among the live rows of the span before and of the span after.
+        joining: the other rows of the span after, as numbers among its live rows.
+        joined: their positions on the canvas.
+    """
+
+    source: Positions
+    target: Positions
+    joining: Positions
+    joined: Positions
+
+
+@lru_cache(maxsize=128)
+def crossing(before: Span, after: Span) -> Crossing:
+    """How rows pass from `before` to `after`. Canvases with the same spans have the same."""
+    joining = (~before.rows[after.positions]).nonzero()[0]
+    source, target = (here.rows[there.positions].nonzero()[0] for here, there in ((after, before), (before, after)))
+    return Crossing(source, target, joining, after.positions[joining])
+
+
 class Spans(tuple[Span, ...]):
     """Spans that cover the layers of a model in order.
 
@@ -194,7 +223,9 @@ class Spans(tuple[Span, ...]):
     """
 
     def __new__(cls, spans: Iterable[Span]) -> "Spans":
-        """Raises `PlanError` where layers are left out or come twice."""
+        """Raises `PlanError` where layers are left out or come twice. `Spans` stay the same object."""
+        if isinstance(spans, cls):
+            return spans
         self = super().__new__(cls, spans)
         if not self:
             raise PlanError("a plan needs at least one span")

@@ -188,7 +188,7 @@ def plain_table(extent: PageRange) -> SlotTable:
 
 def runs(slots: NDArray[np.int64]) -> list[Run]:
     """`slots` as runs of consecutive ones."""
-    cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+    cuts = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
     edges = [0, *cuts.tolist(), len(slots)]
     return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
 

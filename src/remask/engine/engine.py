@@ -52,7 +52,7 @@ MOVING = "its stored parts could not be copied"
 MAX_STARTS = 2  # of one request, where the engine fails while it runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
 class Event:
     """What a step did to one request.
 
@@ -472,29 +472,41 @@ class Engine:
         Requests that are `foreseen` take part as they will be, or not at all.
         """
         batch = Batch()
-        for running in self._running_requests():
-            if running.ready and running not in foreseen:
-                self._guarded(running, running.prepare, POLICY)
-
-        def ready(item: RunningRequest | SidePass) -> bool:
-            return item.ready and (isinstance(item, SidePass) or foreseen.get(item, item) is not None)
-
-        def cost(item: RunningRequest | SidePass, left: int | None) -> int:
-            return item.offer(left) if isinstance(item, SidePass) else (foreseen.get(item) or item).cost
-
-        def refreshing(item: RunningRequest | SidePass) -> bool:
-            return isinstance(item, RunningRequest) and self._refreshes.heavy(item, foreseen.get(item) or item)
-
-        for item in self._running.next(ready, cost, refreshing):
-            if isinstance(item, SidePass):
-                batch.passes.append(item)
+        planned: dict[Member, Member] = {}  # what can run, and of requests that are foreseen, as what
+        for item in list(self._running):
+            if not item.ready:
                 continue
-            ahead = foreseen.get(item)
-            if ahead is None:
-                if self._guarded(item, item.admit, POLICY) and self._guarded(item, partial(self._move, item), MOVING):
-                    batch.requests.append(item)
-            elif _admitted(ahead):
-                batch.requests.append(ahead)
+            if not isinstance(item, RunningRequest):
+                planned[item] = item
+            elif item in foreseen:
+                if (ahead := foreseen[item]) is not None:
+                    planned[item] = ahead
+            elif self._guarded(item, item.prepare, POLICY):
+                planned[item] = item
+
+        def cost(item: Member, left: int | None) -> int:
+            member = planned[item]
+            return member.cost if isinstance(member, RunningRequest) else member.offer(left)
+
+        def refreshing(item: Member) -> bool:
+            member = planned[item]
+            return (
+                isinstance(item, RunningRequest)
+                and isinstance(member, RunningRequest)
+                and self._refreshes.heavy(item, member)
+            )
+
+        for item in self._running.next(planned.__contains__, cost, refreshing):
+            member = planned[item]
+            if not isinstance(member, RunningRequest):
+                batch.passes.append(member)
+            elif member is not item:
+                if _admitted(member):
+                    batch.requests.append(member)
+            elif self._guarded(member, member.admit, POLICY) and (
+                not member.moves or self._guarded(member, partial(self._move, member), MOVING)
+            ):
+                batch.requests.append(member)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
         self.at_work = batch.ids
         if batch.passes:
@@ -504,9 +516,8 @@ class Engine:
 
     def _move(self, running: RunningRequest) -> None:
         """Copy the stored parts that a request reads at other positions, before its first pass."""
-        if running.moves:
-            self.runner.move(running.moves)
-            running.moves.clear()
+        self.runner.move(running.moves)
+        running.moves.clear()
 
     def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
         """Whether `act`, which is about one request, succeeded. Otherwise the request has ended with the error.
@@ -608,7 +619,8 @@ class Engine:
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
-        self._refreshes.ran(running)
+        if self.config.max_refreshes is not None:
+            self._refreshes.ran(running)
         if running.plan.weigh is not None:
             self.memory.forget_inputs(running)
         scores = running.constrained(scores)
@@ -647,6 +659,7 @@ class Engine:
     def _release(self, running: RunningRequest) -> None:
         self._refreshes.forget(running)
         self._running.remove(running)
+        self.runner.forget()  # passes with this request do not come again
         self.memory.free(running)
         running.released = True
 

@@ -1,5 +1,6 @@
 """Packing: plans of many canvases, at different steps and under different policies, as one step batch."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remask.core.plan import Plan, Reach
-from remask.core.spans import Span, Spans
+from remask.core.spans import Span, Spans, crossing
 from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import Index, StageRows, send_run
@@ -39,25 +40,28 @@ def pack_layer(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, 
 
 
 class Packer:
-    """Packs pass after pass. Where canvases and spans are those of the pass before, nothing else is packed anew.
+    """Packs pass after pass. Where canvases and spans are those of a pass before, nothing else is packed anew.
 
-    What it returns is valid until the next pass is packed.
+    It keeps two layouts, as passes alternate between refreshes and what lies between them. What it returns is valid
+    until the next pass is packed.
     """
 
     def __init__(self, device: torch.device, apart: bool, board: Board | None = None) -> None:
         self.device, self.apart, self.board = device, apart, board
-        self._layout: _Layout | None = None
-        self.reused = 0  # passes whose layout was that of the pass before
+        self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
+        self.reused = 0  # passes whose layout was that of a pass before
 
     def pack(self, items: Sequence[tuple[CanvasState, Plan]], first: int = 0) -> StepBatch:
         """As the function `pack`. Layouts from a later layer on are made once, and not kept."""
         if first:
             return pack(items, self.device, first, self.apart)
-        layout = self._layout
-        if layout is not None and layout.serves(items):
-            self.reused += 1
+        layout = next((each for each in self._layouts if each.serves(items)), None)
+        if layout is None:
+            layout = _lay_out(items, self.device, 0, self.apart)
         else:
-            layout = self._layout = _lay_out(items, self.device, 0, self.apart)
+            self.reused += 1
+            self._layouts.remove(layout)
+        self._layouts.appendleft(layout)
         return layout.fill(items, self.device) if self.board is None else layout.fill_from(self.board, items)
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
@@ -65,11 +69,11 @@ class Packer:
         return pack_layer(items, self.device, layer, self.apart)
 
     def forget(self) -> None:
-        """Let go of the canvases of the last pass, and of what they hold on the device."""
-        self._layout = None
+        """Let go of the canvases of the last passes, and of what they hold on the device."""
+        self._layouts.clear()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Layout:
     """What a pass is packed to, but for its tokens and predictions.
 
@@ -78,6 +82,9 @@ class _Layout:
         stages: the packed stages.
         starts: first row of each canvas in the last stage.
         row_layers: work of the pass.
+        tokens: those of each canvas, and which of them enter the first stage; None: all. Runs of them are views.
+        offsets: of each canvas, what lies between a position and its row in the last stage, [N]. None where live rows
+            are scattered on any.
         entering: where the rows of the first stage stand on the board, once it was asked for.
     """
 
@@ -85,6 +92,8 @@ class _Layout:
     stages: tuple[Stage, ...]
     starts: tuple[int, ...]
     row_layers: int
+    tokens: tuple[tuple[Index, Index | None], ...]
+    offsets: Index | None
     entering: list[Tensor] = field(default_factory=list)
 
     def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
@@ -96,7 +105,7 @@ class _Layout:
 
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
-        numbers = [branch.canvas.tokens[plan.spans[0].index] for branch, plan in items]
+        numbers = [tokens if entering is None else tokens[entering] for tokens, entering in self.tokens]
         tokens, predict = self._sent(numbers, items, device)
         return self._batch(tokens, predict)
 
@@ -116,13 +125,17 @@ class _Layout:
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """`numbers` one after the other, and the predicted rows, in one copy."""
-        parts, first = list(numbers), sum(map(len, numbers))
-        for start, (branch, plan) in zip(self.starts, items, strict=True):
-            predicted = plan.predicted
-            if len(predicted):
-                parts.append(_places(plan.spans[-1], predicting_rows(predicted, branch.shift), start))
-        sent = send(np.concatenate(parts), device)
+        first = sum(map(len, numbers))
+        sent = send(np.concatenate([*numbers, *self._predicting(items)]), device)
         return sent[:first], sent[first:]
+
+    def _predicting(self, items: Sequence[tuple[CanvasState, Plan]]) -> list[Index]:
+        """The predicted rows of each canvas in the last stage, or of all of them together."""
+        rows = [predicting_rows(plan.predicted, branch.shift) for branch, plan in items]
+        if self.offsets is not None:
+            return [np.concatenate(rows) + np.repeat(self.offsets, [len(each) for each in rows])]
+        spans = [plan.spans[-1] for _, plan in items]
+        return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
 
     def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
         stages = self.stages
@@ -158,12 +171,21 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, fi
         parts = _parts(items, start)
         stages.append(_stage(range(start, stop), parts, before, stages[-1] if stages else None, device, apart))
         before = parts
+    starts = tuple(part.rows.start for part in before)
+    last = [part.span.index for part in before]
+    offsets = [start - index.start for start, index in zip(starts, last, strict=True) if isinstance(index, slice)]
     return _Layout(
         tuple((branch, plan.spans, plan.sees) for branch, plan in items),
         tuple(stages),
-        tuple(part.rows.start for part in before),
+        starts,
         sum(plan.cost for _, plan in items),
+        tuple(_entering(branch.canvas.tokens, plan.spans[0].index) for branch, plan in items),
+        np.array(offsets, dtype=np.int64) if len(offsets) == len(starts) else None,
     )
+
+
+def _entering(tokens: Index, index: slice | Index) -> tuple[Index, Index | None]:
+    return (tokens[index], None) if isinstance(index, slice) else (tokens, index)
 
 
 def _parts(items: Sequence[tuple[CanvasState, Plan]], layer: int) -> list[StageRows]:
@@ -280,8 +302,7 @@ def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
         if span.writes_all:
             rows.append(np.arange(at, at + count))
         else:  # the fixed rows, then those that a pick takes
-            fixed = np.flatnonzero(span.written[np.flatnonzero(span.computed)])
-            rows.append(at + np.concatenate([fixed, np.arange(span.fixed, count)]))
+            rows += [at + span.written_rows, np.arange(at + span.fixed, at + count)]
         at += count
     return np.concatenate(rows), slots
 
@@ -289,8 +310,9 @@ def _writes(parts: list[StageRows]) -> tuple[Index | None, Index]:
 def _carry(parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Tensor, Tensor | None]:
     source, target = [], []
     for part, old in zip(parts, before, strict=True):
-        source.append(old.rows.start + np.flatnonzero(part.span.rows[old.positions]))
-        target.append(part.rows.start + np.flatnonzero(old.span.rows[part.positions]))
+        crossed = crossing(old.span, part.span)
+        source.append(old.rows.start + crossed.source)
+        target.append(part.rows.start + crossed.target)
     rows = np.concatenate(target)
     complete = len(rows) == parts[-1].rows.stop
     return send(np.concatenate(source), device), None if complete else send(rows, device)
@@ -299,11 +321,10 @@ def _carry(parts: list[StageRows], before: list[StageRows], device: torch.device
 def _restores(layer: int, parts: list[StageRows], before: list[StageRows], device: torch.device) -> tuple[Restore, ...]:
     restores = []
     for part, old in zip(parts, before, strict=True):
-        joining = np.flatnonzero(~old.span.rows[part.positions])
+        crossed = crossing(old.span, part.span)
+        joining, places, found = crossed.joining, crossed.joined, 0
         if not len(joining):
             continue
-        places = part.positions[joining]
-        found = 0
         for kept in part.branch.restored:
             inside = slice(*np.searchsorted(places, [kept.start, kept.stop]))
             if inside.start < inside.stop:

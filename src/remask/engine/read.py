@@ -75,10 +75,12 @@ def _vocabulary(model: Transformer) -> Vocabulary:
 
 def _more(running: RunningRequest, vocab: int) -> int:
     """Numbers a row beside token and confidence that a request needs."""
-    request = running.request
-    constraint, reading, extra = request.constraint, request.reading, running.extra is not None
-    more = extra + width(request.top_logprobs, vocab) + (0 if reading is None else reading.width)
-    return more + (0 if constraint is None else constraint.width)
+    request, more = running.request, int(running.extra is not None)
+    if request.top_logprobs is not None:
+        more += width(request.top_logprobs, vocab)
+    if request.reading is not None:
+        more += request.reading.width
+    return more if request.constraint is None else more + request.constraint.width
 
 
 def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:

@@ -399,11 +399,12 @@ class RunningRequest:
             return None
         group = self.decoder.group(slice(at, at + count), positions)
         # The group is the decoder's answer to this call, and nobody else's.
-        group.extra, group.top_logprobs = self.extra, self.request.top_logprobs
+        request = self.request
+        group.extra, group.top_logprobs = self.extra, request.top_logprobs
         if self._replay is not None:
             group.given = self._replay.given(self.decoder.step, positions)
-        if self.request.constraint is not None:
-            group.classes = self.request.constraint.table
+        if request.constraint is not None:
+            group.classes = request.constraint.table
         if self._unpadded is not None and (rows := self._unpadded[positions]).any():
             group.barred = Barred(self._template.padding, rows)
         if len(self.branches) == 2:
@@ -495,17 +496,19 @@ class RunningRequest:
         self._pass_index = 0
         if self._fill_passes:
             self._fill_passes.clear()
-        decoder = self.decoder
-        decoder.advance()
-        self.usage.steps, self.usage.correction_steps = decoder.step, decoder.corrections
+        self.decoder.advance()
         return transfer
 
     def check_end(self) -> None:
-        """Set `reason` where the response is complete. Settled tokens never change, so a settled stop can end it."""
-        finished = self.decoder.finished
-        inside = self.decoder.block_step > 0 and not finished
+        """Set `reason` where the response is complete, as far as `newly_settled` has found tokens settled.
+
+        Settled tokens never change, so a settled stop can end it.
+        """
+        decoder = self.decoder
+        finished = decoder.finished
+        inside = decoder.block_step > 0 and not finished
         may_stop = not inside or self.pending.decoding.ends_within(stop_written=self._stop_written)
-        if may_stop and self._stop_at() is not None:
+        if may_stop and self._stop_at(self._reported) is not None:
             self.reason = "stop"
         elif finished or (inside and may_stop and self._stop_behind()):
             self.reason = "stop" if self._whole() else "length"
@@ -520,17 +523,17 @@ class RunningRequest:
     def newly_settled(self) -> tuple[int, ...]:
         """Response tokens that have become final, with no gap before them, since the last call."""
         canvas, begin = self.branches[0].canvas, self._reported
-        if canvas.settled_lead == begin:
-            return ()
-        self._reported = canvas.settled_lead
-        return tuple(canvas.response[begin : self._reported].tolist())
+        self._reported = lead = canvas.settled_lead
+        return tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result. A cancelled or failed request has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and self.request.reading is None:
-            tokens = tuple(self.branches[0].canvas.response[: self._stop_at()].tolist())
+            canvas = self.branches[0].canvas
+            tokens = tuple(canvas.response[: self._stop_at(canvas.settled_lead)].tolist())
         self.usage.completion_tokens = sum(min(h.stop, len(tokens)) - h.start for h in self._template.holes if tokens)
+        self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
         return Result(
             id=self.request.id,
             token_ids=tokens,
@@ -566,7 +569,8 @@ class RunningRequest:
         block = self.decoder.block
         if self._replay is not None:
             return self._replay.written(self.decoder.step)
-        if len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
+        # A plan that repeats one of the block predicts nothing else.
+        if not plan.again and len(positions) and not block.start <= positions[0] <= positions[-1] < block.stop:
             inside = (positions >= block.start) & (positions < block.stop)
             positions, tokens, confidence = positions[inside], tokens[inside], confidence[inside]
         written = (
@@ -668,21 +672,21 @@ class RunningRequest:
     def _stop_behind(self) -> bool:
         """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
         canvas = self.branches[0].canvas
-        if canvas.settled_lead < canvas.end - canvas.prompt:
+        if self._reported < canvas.end - canvas.prompt:
             return False
         rest = canvas.noisy[canvas.end :]
         lead = int(rest.argmax()) if rest.any() else len(rest)
         return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
 
-    def _stop_at(self) -> int | None:
-        """Length of the response that the first honoured stop leaves, or None where none has settled yet.
+    def _stop_at(self, lead: int) -> int | None:
+        """Length of the response that the first honoured stop leaves; None where the settled `lead` has none yet.
 
         Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
         """
-        canvas, begin = self.branches[0].canvas, self._scanned
-        if canvas.settled_lead > begin:
-            self._scanned = canvas.settled_lead
-            self._stops.push(canvas.response[begin : self._scanned].tolist())
+        begin = self._scanned
+        if lead > begin:
+            self._scanned = lead
+            self._stops.push(self.branches[0].canvas.response[begin:lead].tolist())
         return None if self._stops.end is None else self._template.tail + self._stops.end
 
 

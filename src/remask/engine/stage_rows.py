@@ -15,7 +15,7 @@ from remask.sending import send
 Index = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as one is made for each canvas of each stage
 class StageRows:
     """The rows of one canvas in one stage."""
 

@@ -92,7 +92,7 @@ class ACache(CachePolicy):
         plan = self.inner.plan(view)
         anew = self.ratio > 0 and view.block_step == 0 and view.pass_index == 0
         spans = view.spans((plan.spans, anew), partial(self._placed, view, hit, plan.spans, anew))
-        return replace(plan, spans=spans, refreshes=True) if anew else plan.over(spans)
+        return plan.over(spans, refreshes=anew)
 
     def _asking(self, view: View, hit: PrefixHit) -> Plan:
         stored = hit.rows(view.length)

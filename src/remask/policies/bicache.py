@@ -1,7 +1,7 @@
 """`bicache`: reuse of a shared prefix in shallow layers, restart of deep layers from a stored boundary state."""
 
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 from remask.core.checks import is_whole, one_of, whole
@@ -136,22 +136,25 @@ class BiCache(CachePolicy):
         # At boundary = layers there is nothing deep to refresh. After a fill pass that refreshed, the next pass of the
         # step reads the K/V that it wrote.
         refresh = self._rejoins(view, view.prefix)
-        spans = view.spans((plan.spans, refresh), partial(self._placed, view, view.prefix, plan.spans, refresh))
-        return replace(plan, spans=spans, refreshes=True) if refresh else plan.over(spans)
+        start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
+        placed = partial(_placed, plan.spans, view.prefix, start if refresh else None)
+        spans = view.spans((plan.spans, refresh), placed)
+        return plan.over(spans, refreshes=refresh)
 
-    def _placed(self, view: View, hit: PrefixHit, spans: Spans, refresh: bool) -> Spans:
-        """The inner plan's `spans` with the prefix rows taken out, and put in above the boundary on refreshes."""
-        prefix = hit.rows(view.length)
-        start = 0 if self.boundary_state == "recomputed" else hit.boundary
 
-        def rejoin(span: Span) -> Span:
-            if not refresh or span.layers.start < start:
-                return span
-            lent = span.layers.start < hit.layers
-            frozen = prefix if span.frozen is None else prefix | span.frozen
-            return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
+@lru_cache(maxsize=64)
+def _placed(spans: Spans, hit: PrefixHit, start: int | None) -> Spans:
+    """`spans` with the prefix rows taken out, and put in from layer `start` on. Canvases with the same get the same."""
+    prefix = hit.rows(len(spans[0].rows))
 
-        def without(span: Span) -> Span:
-            return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span
+    def rejoin(span: Span) -> Span:
+        if start is None or span.layers.start < start:
+            return span
+        lent = span.layers.start < hit.layers
+        frozen = prefix if span.frozen is None else prefix | span.frozen
+        return replace(span, rows=span.rows | prefix, frozen=frozen if lent else span.frozen)
 
-        return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)
+    def without(span: Span) -> Span:
+        return replace(span, rows=span.rows & ~prefix) if (span.rows & prefix).any() else span
+
+    return spans.map(without).cut(hit.boundary).cut(hit.layers).map(rejoin)

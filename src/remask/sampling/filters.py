@@ -36,12 +36,12 @@ class Draws:
 
     Attributes:
         seed, step: whole numbers from 0 on.
-        rows: the position of each row, int64 [rows]; None: their number, from 0 on.
+        rows: the position of each row, int64 [rows], on the host or on the device; None: their number, from 0 on.
     """
 
     seed: int
     step: int = 0
-    rows: NDArray[np.int64] | None = None
+    rows: NDArray[np.int64] | Tensor | None = None
 
     def uniform(self, like: Tensor, first: int = 0) -> Tensor:
         """Numbers between 0 and 1, one for each of `like` [rows, columns], float32.
@@ -49,7 +49,9 @@ class Draws:
         `first` is the token of the first column.
         """
         count, columns = like.shape
-        rows = torch.arange(count, device=like.device) if self.rows is None else send(self.rows, like.device)
+        rows = torch.arange(count, device=like.device) if self.rows is None else self.rows
+        if not isinstance(rows, Tensor):
+            rows = send(rows, like.device)
         return uniform(self.seed, self.step, rows, range(first, first + columns))
 
 

@@ -132,6 +132,7 @@ class MaskedDecoder(Uncorrected):
     ) -> None:
         self.params, self.rule, self.blocks, self.canvas, self.seed = params, rule, blocks, canvas, seed
         self.idle = idle
+        self._last = blocks.count
         self.step = 0
         self.block_step = 0
         self.block_index = 0
@@ -152,7 +153,7 @@ class MaskedDecoder(Uncorrected):
     @property
     def finished(self) -> bool:
         """Whether every block is done."""
-        return self.block_index == self.blocks.count
+        return self.block_index == self._last
 
     @property
     def order(self) -> Positions | None:
@@ -238,7 +239,8 @@ class MaskedDecoder(Uncorrected):
         return moved(self.blocks.ranges[index], self.canvas.prompt)
 
     def _masks(self) -> int:
-        return int(np.count_nonzero(self.canvas.noisy[self.block.start : self.block.stop]))
+        # Of so few flags bytes are counted in half the time that NumPy takes.
+        return self.canvas.noisy[self.block.start : self.block.stop].tobytes().count(1)
 
     def _block_over(self) -> bool:
         # A block whose first pass committed less than its share takes as many steps more as it needs.

@@ -128,7 +128,7 @@ class RowGroup:
     top_p: float | None
     seed: int
     step: int = 0
-    positions: NDArray[np.int64] | None = None
+    positions: NDArray[np.int64] | Tensor | None = None  # a tensor once they are on the device
     guide: slice | None = None
     residual: Residual | None = None
     keep: Guidance | None = None
@@ -152,9 +152,9 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        changed = (self.guide, self.residual, self.penalty, self.given)
-        asked = (self.extra, self.top_logprobs, self.labels, self.classes)
-        return self.greedy and all(each is None for each in (*changed, *asked))
+        changed = self.guide or self.residual or self.penalty or self.given is not None
+        asked = self.extra or self.top_logprobs is not None or self.labels is not None or self.classes
+        return self.greedy and not (changed or asked)
 
     @property
     def greedy(self) -> bool:
@@ -191,14 +191,15 @@ def score(
     (`logprobs.Normalised.of`), those of labels, the best tokens of classes. Zeros fill up what a group does not ask
     for; `more` is the largest number that a group needs.
 
-    `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. The mask token is never
-    chosen, but counts in the probabilities, as in the originals. With `apart` every group is read on its own, else all
-    greedy ones at once: the last bits of what is computed over a whole tensor may depend on its size. Nothing waits for
-    the device.
+    `logits` [M, V], or a rank's columns of them as `vocabulary` says, may be used as scratch. Positions of `groups`
+    that draw are sent to the device in one copy, and stay there. The mask token is never chosen, but counts in the
+    probabilities, as in the originals. With `apart` every group is read on its own, else all greedy ones at once: the
+    last bits of what is computed over a whole tensor may depend on its size. Nothing waits for the device.
     """
     if not (apart or more) and all(group.plain for group in groups) and _cover(groups, len(logits)):
         return vocabulary.greedy(logits, mask_id)
     logits = logits.float()
+    _send_positions(groups, logits.device)
     for group in groups:
         if group.keep is not None and group.guide is not None:
             group.keep.of(logits[group.rows], logits[group.guide])
@@ -217,6 +218,16 @@ def score(
         parts |= {id(group): greedy[:, group.rows] for group in groups if id(group) not in parts}
     read = [_completed(parts[id(group)], group, asked[id(group)], more) for group in groups]
     return read[0] if len(read) == 1 else torch.cat(read, dim=1)
+
+
+def _send_positions(groups: Sequence[RowGroup], device: torch.device) -> None:
+    """Send what draws depend on in one copy for all `groups` that draw."""
+    drawing = [each for each in groups if each.temperature > 0 and isinstance(each.positions, np.ndarray)]
+    if drawing:
+        counts = [each.rows.stop - each.rows.start for each in drawing]
+        sent = send(np.concatenate([each.positions for each in drawing]), device)
+        for group, positions in zip(drawing, torch.split(sent, counts), strict=True):
+            group.positions = positions
 
 
 def _read(logits: Tensor, group: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Tensor:
