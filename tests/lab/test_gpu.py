@@ -75,6 +75,17 @@ def test_every_policy_is_measured_at_every_number_of_requests(rehearsal: tuple[P
 
 
 @pytest.mark.thorough
+def test_matrices_of_few_bits_are_measured_too(rehearsal: tuple[Path, str]) -> None:
+    folder, printed = rehearsal
+    found = json.loads((folder / "quantised.json").read_text(encoding="utf-8"))["found"]
+    assert (found["quantization"], found["refused"]) == ("int8", [])
+    assert {(row["cache"], row["requests"]) for row in found["rows"]} == {
+        (cache, count) for cache in ("none", "bicache+block-dual") for count in (1, 2)
+    }
+    assert "float32, matrices int8: canvas 72" in printed
+
+
+@pytest.mark.thorough
 def test_what_is_done_is_not_run_again(rehearsal: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = rehearsal
     started: list[str] = []

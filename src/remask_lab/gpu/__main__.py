@@ -1,6 +1,6 @@
 """Proves and measures the engine on a GPU, part by part, in a few minutes and without a network.
 
-    scripts/gpu OUTPUT [--parts machine,kernels,goldens,policies] [--minutes 9] [--device cuda] [--shape auto] [--again]
+    scripts/gpu OUTPUT [--parts machine,kernels,policies] [--minutes 9] [--device cuda] [--shape auto] [--again]
 
 Each part runs in a process of its own and leaves OUTPUT/PART.json. A part that this commit has done is not run again,
 so an interrupted run goes on where it stopped; `--again` runs it nevertheless. OUTPUT/report.md is a page on all parts.

@@ -30,7 +30,7 @@ def _section(name: str, result: Result | None) -> str:
         failed = "".join(f"\n- failed: {test}" for test in found["failed"])
         lines.append(f"{found['passed']} tests passed, {found['skipped']} were skipped.{failed}")
     if "rows" in found:
-        lines += [_shape(found["shape"]), _rows(found["rows"])]
+        lines += [_shape(found["shape"], found["quantization"]), _rows(found["rows"])]
         lines += [f"Refused: {each['cell']}: {each['reason']}" for each in found["refused"]]
     return "\n\n".join(lines)
 
@@ -46,9 +46,10 @@ def _machine(found: Mapping[str, Any]) -> str:
     return f"{place}; {named}.\n\n" + markdown_table(["dtype", "products, TFLOP/s", "copies, TB/s"], rates)
 
 
-def _shape(shape: Mapping[str, Any]) -> str:
+def _shape(shape: Mapping[str, Any], quantization: str | None) -> str:
+    few = "" if quantization is None else f", matrices {quantization}"
     return (
-        f"{shape['preset']} with random weights, {shape['dtype']}: canvas {shape['canvas']}, shared prefix "
+        f"{shape['preset']} with random weights, {shape['dtype']}{few}: canvas {shape['canvas']}, shared prefix "
         f"{shape['prefix']}, {shape['response']} new tokens in blocks of {shape['block']}. One block's cycle of passes "
         "is timed, after the prefix-only pass and a first block."
     )

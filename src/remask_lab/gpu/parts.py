@@ -13,6 +13,7 @@ import torch
 
 from remask import LLM
 from remask.errors import ConfigError, RemaskError
+from remask.models.quantised import Quantization
 from remask_lab.gpu.children import run_child
 from remask_lab.gpu.results import Result
 from remask_lab.gpu.shapes import Shape
@@ -123,14 +124,27 @@ def read_peaks(folder: Path, dtype: str) -> Peaks:
     return Peaks(**peaks[dtype])
 
 
-def _speed(cells: Callable[[Shape], Iterable[Cell]]) -> Callable[[Setting], Iterator[Finding]]:
-    """The work of a part that measures `cells`. A cell that is refused, or for which memory is short, is told."""
+def _speed(
+    cells: Callable[[Shape], Iterable[Cell]], *, quantised: bool = False
+) -> Callable[[Setting], Iterator[Finding]]:
+    """The work of a part that measures `cells`. A cell that is refused, or for which memory is short, is told.
+
+    With `quantised` the model's matrices are of few bits: fp8 on CUDA devices, and int8 on a CPU.
+    """
 
     def work(setting: Setting) -> Iterator[Finding]:
         shape = setting.shape
+        few: Quantization = "fp8" if setting.device.type == "cuda" else "int8"
+        quantization = few if quantised else None
         peaks = read_peaks(setting.folder, shape.dtype)
-        llm = LLM(shape.preset, load_format="dummy", dtype=shape.dtype, device=str(setting.device))
-        found: Finding = {"shape": asdict(shape), "rows": [], "refused": []}
+        llm = LLM(
+            shape.preset,
+            load_format="dummy",
+            dtype=shape.dtype,
+            device=str(setting.device),
+            quantization=quantization,
+        )
+        found: Finding = {"shape": asdict(shape), "quantization": quantization, "rows": [], "refused": []}
         for cell in cells(shape):
             try:
                 found["rows"].append(measure_cell(llm, shape, cell, peaks))
@@ -168,11 +182,20 @@ def _policies(shape: Shape) -> Iterator[Cell]:
             yield Cell(cache, requests, settings, tokens, engine)
 
 
+def _quantised(shape: Shape) -> Iterator[Cell]:
+    """What has the most passes of few rows, and what has the most rows, alone and many at a time."""
+    for requests in shape.batches:
+        yield Cell(BOTH, requests, {"depth": shape.depth} | R16)
+        yield Cell(BOTH, requests, {"depth": shape.depth} | R16, engine=OVERLAP | GRAPHS)
+        yield Cell("none", requests)
+
+
 PARTS: Mapping[str, Part] = {
     "machine": Part("The machine and its peaks", _machine, 0.2),
     "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
     "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),
-    "overlap": Part("The same where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.4),
-    "graphs": Part("The same where graphs repeat layers", _tests("graphs", "--overlap", "--graphs", *GOLDENS), 0.4),
-    "policies": Part("Speed of the policies", _speed(_policies), 1.0),
+    "policies": Part("Speed of the policies", _speed(_policies), 0.6),
+    "quantised": Part("Speed with matrices of few bits", _speed(_quantised, quantised=True), 0.4),
+    "overlap": Part("Recorded runs where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.5),
+    "graphs": Part("The same where graphs repeat layers too", _tests("graphs", "--overlap", "--graphs", *GOLDENS), 1.0),
 }
