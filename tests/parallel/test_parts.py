@@ -162,7 +162,7 @@ def test_a_pass_of_several_ranks_is_that_of_one(name: str, size: int) -> None:
         close(own, hidden)
         groups = Shard(rank, size).kv_heads(config)
         for part, whole in zip((*kept.k, *kept.v), (*pool.k, *pool.v), strict=True):
-            close(part, whole[:, groups.start : groups.stop])
+            close(part[: kept.spare], whole[: pool.spare, groups.start : groups.stop])
 
 
 def test_a_part_holds_its_experts_only_and_rows_of_others_are_left_out() -> None:
