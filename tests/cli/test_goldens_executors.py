@@ -14,6 +14,7 @@ NUMPY = ("--attention", "numpy")
 OPTIONS = pytest.mark.parametrize("options", [NUMPY, ("--graphs", "--overlap")], ids=["numpy", "graphs"])
 
 
+@pytest.mark.few(3)
 @OPTIONS
 @pytest.mark.parametrize("model", goldens.MODELS)
 def test_masked_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:
@@ -25,12 +26,14 @@ def test_masked_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> 
         test_goldens.check(run, answers[goldens.run_id(run)], test_goldens.LAYERS[model])
 
 
+@pytest.mark.few(3)
 @OPTIONS
 @pytest.mark.parametrize("model", uniform.MODELS)
 def test_uniform_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:
     test_goldens_uniform.ask(tmp_path, model, uniform.runs(model)[::5], *options)
 
 
+@pytest.mark.few(3)
 @OPTIONS
 @pytest.mark.parametrize("model", block_causal.DECODED)
 def test_block_causal_models(tmp_path: Path, model: str, options: tuple[str, ...]) -> None:

@@ -43,6 +43,7 @@ from tests.engine.test_isolation import bad_request, breaks_forward, comparing
 SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 30))]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -86,6 +87,7 @@ def test_other_kinds_of_models(name: str) -> None:
 POLICIES: list[CachePolicy] = [Dense(), Reuse(), BlockDual(), BiCache(BlockDual(), 2, 2), DllmCache(4, 2)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_nothing_but_what_is_written_changes(policy: CachePolicy) -> None:
     """All of K, V and outputs is what it is without graphs, but for the slot that no page has."""
