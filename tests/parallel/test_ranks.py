@@ -142,6 +142,7 @@ def test_a_model_computes_outside_of_its_engine_with_one_process_only(two: LLM) 
         lambda: replace_attention(two.engine, two.model.attention),
         lambda: run_in_sections(two.engine, lambda _: threading.Lock()),
         lambda: two.new_engine(EngineConfig(batch_invariant=True)),
+        lambda: two.new_engine(EngineConfig(graphs=True)),
         lambda: two.depth_table,
         lambda: two.generate([[1, 2]], SAMPLING, cache="bicache", prefix_length=1),
     ]
