@@ -62,7 +62,7 @@ def make_graphs(model: Transformer, pool: Pool) -> Graphs:
             "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
             "graphs out"
         )
-    return Graphs(pool, capture_on(model.device), poisoned=model.device.type == "cpu")
+    return Graphs(pool, capture_on(model.device), model.attention, poisoned=model.device.type == "cpu")
 
 
 def resolve_executor(

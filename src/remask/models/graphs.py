@@ -33,7 +33,6 @@ class Layers(Protocol):
     """What is repeated of a transformer; see `Transformer`."""
 
     part: ModelConfig
-    attention: Attention
     cos: Tensor
     sin: Tensor
 
@@ -65,9 +64,13 @@ class Graphs:
         captured: how many graphs were made.
     """
 
-    def __init__(self, pool: Pool, capture: Capture, *, poisoned: bool = False) -> None:
-        """With `poisoned` the buffers are NaN whenever nothing runs, so that a test finds what reads spare rows."""
+    def __init__(self, pool: Pool, capture: Capture, attention: Attention, *, poisoned: bool = False) -> None:
+        """For layers that attend by `attention`.
+
+        With `poisoned` the buffers are NaN whenever nothing runs, so that a test finds what reads spare rows.
+        """
         self._pool, self._capture, self._poisoned = pool, capture, poisoned
+        self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._kept: OrderedDict[Shape, _Kept] = OrderedDict()
         self.stages = self.captured = 0
@@ -85,8 +88,8 @@ class Graphs:
         buffers = self._buffers[room]
         buffers.enter(model, stage, h, self._pool.spare)
         rows = Rows(buffers.cos, buffers.sin, buffers.slots, None, stage.outputs)
-        if isinstance(model.attention, SizedAttention):
-            self._run_whole(model, model.attention, stage, buffers.h, rows)
+        if self._attention is not None:
+            self._run_whole(model, self._attention, stage, buffers.h, rows)
         else:
             self._run_apart(model, stage, buffers, rows)
         self.stages += 1

@@ -132,7 +132,6 @@ class MaskedDecoder(Uncorrected):
     ) -> None:
         self.params, self.rule, self.blocks, self.canvas, self.seed = params, rule, blocks, canvas, seed
         self.idle = idle
-        self._last = blocks.count
         self.step = 0
         self.block_step = 0
         self.block_index = 0
@@ -153,7 +152,7 @@ class MaskedDecoder(Uncorrected):
     @property
     def finished(self) -> bool:
         """Whether every block is done."""
-        return self.block_index == self._last
+        return self.block_index == self.blocks.count
 
     @property
     def order(self) -> Positions | None:

@@ -152,8 +152,10 @@ class RowGroup:
     @property
     def plain(self) -> bool:
         """Whether the argmax and its plain probability are all that is read, of logits as they are."""
-        changed = self.guide or self.residual or self.penalty or self.given is not None
-        asked = self.extra or self.top_logprobs is not None or self.labels is not None or self.classes
+        changed = self.guide is not None or self.residual is not None
+        changed = changed or self.penalty is not None or self.given is not None
+        asked = self.extra is not None or self.top_logprobs is not None
+        asked = asked or self.labels is not None or self.classes is not None
         return self.greedy and not (changed or asked)
 
     @property
