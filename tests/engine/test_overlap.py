@@ -409,7 +409,7 @@ def test_a_shadow_is_no_request() -> None:
     before = running.branches[0].canvas.noisy.copy(), running.decoder.step, running._pass_index
     ahead = running.ahead()
     assert ahead is not None
-    ahead.prepare()
+    ahead.items()
     assert ahead.origin is running
     assert ahead.decoder.step == running.decoder.step + 1
     after = running.branches[0].canvas.noisy, running.decoder.step, running._pass_index

@@ -9,7 +9,7 @@ from remask.engine.tracker import Tracker, attention_rows, drift
 
 def logs(*heads: list[float]) -> Tensor:
     """Logarithms of the attention of one token, by head."""
-    return torch.tensor([heads]).log()
+    return torch.tensor(heads)[:, None].log()
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -21,7 +21,7 @@ def test_attention_rows_are_attention_by_head(kv_heads: int) -> None:
     # Attending to a unit matrix in place of values gives the probabilities.
     eye = torch.eye(5, dtype=torch.float64).expand(4, 5, 5)
     keys = k.repeat_interleave(4 // kv_heads, 1)
-    expected = F.scaled_dot_product_attention(q.transpose(0, 1), keys.transpose(0, 1), eye).transpose(0, 1)
+    expected = F.scaled_dot_product_attention(q.transpose(0, 1), keys.transpose(0, 1), eye)
     torch.testing.assert_close(rows.exp(), expected.float())
 
 
@@ -48,8 +48,8 @@ def test_keys_are_compared_of_the_mean_over_heads() -> None:
 @pytest.mark.parametrize("similarity", ["heads", "keys"])
 def test_tokens_count_alike(similarity: str) -> None:
     torch.manual_seed(0)
-    old, new = torch.randn(2, 3, 4, 7).log_softmax(-1)
-    one_by_one = torch.stack([drift(old[i : i + 1], new[i : i + 1], similarity) for i in range(3)])  # type: ignore[arg-type]
+    old, new = torch.randn(2, 4, 3, 7).log_softmax(-1)
+    one_by_one = torch.stack([drift(old[:, [i]], new[:, [i]], similarity) for i in range(3)])  # type: ignore[arg-type]
     torch.testing.assert_close(drift(old, new, similarity), one_by_one.mean())  # type: ignore[arg-type]
     assert float(drift(old, old.clone(), similarity)) == 0  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ class DriftWatcher:
         self.followed.append(mass.masked_fill(self.barred, -1).topk(self.count).indices)
 
     def drift(self, rows: Tensor) -> Tensor:
-        """Drift of the tracked tokens' attention to `rows`, float32 [N, heads, T]."""
+        """Drift of the tracked tokens' attention to `rows`, float32 [heads, N, T]."""
         assert self.tracker.reference is not None
         return drift(self.tracker.reference[1], rows, self.watch.similarity)
 
@@ -143,14 +143,14 @@ def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked
     found = []
     for q, each in zip(parts, asked, strict=True):
         rows = attention_rows(q, model.arithmetic.placed(pool.k[layer][each.slots]))
-        found.append((rows[: each.window].exp().sum((0, 1)), rows[each.window :]))
+        found.append((rows[:, : each.window].exp().sum((0, 1)), rows[:, each.window :]))
     if not model.ranks.several:
         return found
     masses = model.ranks.sum(torch.cat([mass for mass, _ in found]))
     heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in found]))
     flat = torch.split(heads, [rows.numel() for _, rows in found], dim=1)
     return [
-        (total, part.view(len(heads), *rows.shape).transpose(0, 1).flatten(1, 2))
+        (total, part.view(-1, *rows.shape[1:]))
         for total, part, (mass, rows) in zip(
             torch.split(masses, [len(mass) for mass, _ in found]), flat, found, strict=True
         )

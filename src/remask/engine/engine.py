@@ -6,8 +6,7 @@ from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from torch import Tensor
 
@@ -42,6 +41,7 @@ from remask.store.prefix import Lease, PrefixStore
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 # Called with the requests of a pass and the hidden states of their predicted rows, [M, D].
 Probe = Callable[[Sequence[RunningRequest], Tensor], None]
@@ -428,7 +428,7 @@ class Engine:
                 if ahead.decoder.finished:
                     foreseen[running] = None
                 else:
-                    ahead.prepare()
+                    ahead.items()
                     foreseen[running] = ahead
             # A policy may fail on what never comes to be. If it does come to be, the policy is asked again.
             except Exception as error:
@@ -457,7 +457,7 @@ class Engine:
                 adopted = running.adopt(queued)
 
             if not running.released:
-                self._guarded(running, adopt, POLICY)
+                self._guarded(running, POLICY, adopt)
             if not adopted:
                 self.stats.discarded_passes += 1
             elif queued in ahead.failed:
@@ -481,7 +481,7 @@ class Engine:
             elif item in foreseen:
                 if (ahead := foreseen[item]) is not None:
                     planned[item] = ahead
-            elif self._guarded(item, item.prepare, POLICY):
+            elif self._guarded(item, POLICY, item.items):
                 planned[item] = item
 
         def cost(item: Member, left: int | None) -> int:
@@ -503,8 +503,8 @@ class Engine:
             elif member is not item:
                 if _admitted(member):
                     batch.requests.append(member)
-            elif self._guarded(member, member.admit, POLICY) and (
-                not member.moves or self._guarded(member, partial(self._move, member), MOVING)
+            elif self._guarded(member, POLICY, member.admit) and (
+                not member.moves or self._guarded(member, MOVING, self._move, member)
             ):
                 batch.requests.append(member)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
@@ -519,14 +519,14 @@ class Engine:
         self.runner.move(running.moves)
         running.moves.clear()
 
-    def _guarded(self, running: RunningRequest, act: Callable[[], object], what: str) -> bool:
+    def _guarded(self, running: RunningRequest, what: str, act: Callable[[*Args], object], *args: *Args) -> bool:
         """Whether `act`, which is about one request, succeeded. Otherwise the request has ended with the error.
 
         `what` describes the error.
         """
         self.at_work = (running.request.id,)
         try:
-            act()
+            act(*args)
         # Policies and models may be anybody's code: what they raise for one request ends no other.
         except Exception as error:
             if poisons(error):
@@ -587,11 +587,11 @@ class Engine:
             if work.finished:
                 self._finish(work)
         for running, predicted in scores:
-            if self._guarded(running, partial(self._apply, running, predicted), SETTLING):
+            if self._guarded(running, SETTLING, self._apply, running, predicted):
                 if running.closing:
                     self._release(running)
-                elif running.reason is not None:
-                    self._end(running, running.reason)
+                elif running.end.reason is not None:
+                    self._end(running, running.end.reason)
 
     def _finish(self, work: SidePass) -> None:
         """Make a prefix readable whose pass is done, or enter what an audit found."""
@@ -631,8 +631,8 @@ class Engine:
             return
         if draft is not None:
             self._tell(running, Event(request.id, draft=draft))
-        settled = running.newly_settled()
-        running.check_end()
+        settled = running.end.newly_settled()
+        running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
             self._tell(running, Event(request.id, transfer=transfer, settled=settled))
 

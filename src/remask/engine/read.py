@@ -13,7 +13,7 @@ from remask.sampling.score import RowGroup, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 from remask.sending import Arrival, send
 
-MAX_LOGIT_ROWS = 512  # rows of logits held at a time: 512 x 152,064 float32 are 0.3 GB
+MAX_LOGITS = 1 << 26  # held at a time, of whole rows: 0.25 GiB in float32
 
 
 @torch.inference_mode()
@@ -29,7 +29,7 @@ def read_rows(
     """
     scores = []
     more = max((_more(each, model.config.vocab) for each in requests), default=0)
-    for rows, members in _chunks(requests):
+    for rows, members in _chunks(requests, MAX_LOGITS // model.config.vocab):
         groups = [group for _, group in members]
         if board is not None:
             for running, group in members:
@@ -83,8 +83,10 @@ def _more(running: RunningRequest, vocab: int) -> int:
     return more if request.constraint is None else more + request.constraint.width
 
 
-def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
-    """Requests side by side with at most `MAX_LOGIT_ROWS` rows, or one that has more; rows count from the first."""
+def _chunks(
+    requests: Sequence[RunningRequest], most: int
+) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
+    """Requests side by side with at most so many rows, or one that has more; rows count from the first."""
     start = at = 0
     members: list[tuple[RunningRequest, RowGroup]] = []
     for running in requests:
@@ -92,7 +94,7 @@ def _chunks(requests: Sequence[RunningRequest]) -> Iterator[tuple[slice, list[tu
         if group is None:
             continue
         rows = (group.rows.stop - group.rows.start) * (1 if group.guide is None else 2)
-        if members and at + rows - start > MAX_LOGIT_ROWS:
+        if members and at + rows - start > most:
             yield slice(start, at), members
             start, members = at, []
             group = running.rows(0)

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Canvas, Hole, Template
+from remask.core.canvas import Canvas, Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
@@ -17,11 +17,11 @@ from remask.core.select import Ranked
 from remask.core.spans import Mask, rows_of
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState, Move
+from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.replay import Replay
 from remask.engine.request import Request
 from remask.engine.sharing import PageSharing
-from remask.engine.stops import StopScan
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.choice import Candidates
@@ -106,11 +106,11 @@ class RunningRequest:
         sharing: the pages that it publishes, if its pages are shared.
         moves: K/V that are still to be copied from the store before its first pass.
         reported: whether anything but its start has been reported.
-        reason: why the response is complete; None while it is not.
         closing: the result is reported, and one more pass completes a page for other requests.
         request: the request as it was given.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
+        end: what is known of the end of its response.
         released: it has ended, and owns nothing any more.
         origin: of a request as it will be (`ahead`), the request as it is.
     """
@@ -128,15 +128,13 @@ class RunningRequest:
     request: Request = field(init=False)
     decoder: Decoder = field(init=False)
     trace: list[Transfer] = field(default_factory=list)
+    end: ResponseEnd = field(init=False)
     reported: bool = False
-    reason: FinishReason | None = None
     released: bool = False
     origin: "RunningRequest | None" = None
-    _stops: StopScan = field(init=False)
     _template: Template = field(init=False)  # of the response
     _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
     _given: int = field(init=False)  # leading response tokens that were final from the start
-    _scanned: int = field(init=False)  # leading response tokens that `_stops` has passed
     _first_settled: float | None = None  # when the first response token became final
     _items: Items | None = None  # the next pass, once it is planned
     _tally: Tally = field(init=False)  # of that pass
@@ -148,13 +146,10 @@ class RunningRequest:
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
     _canvases: tuple[Canvas, ...] | None = None  # of a request as it will be: what its plans see
     _queued: Items | None = None  # of the same: what was planned
-    _stop_written: bool = False  # whether the last step wrote a stop token
-    _stop: int | None = None  # the first position where a stop token has settled
     _pass_index: int = 0  # passes since the step began
     _last_pass: LastPass = field(default_factory=LastPass)
     _extra: NDArray[np.float32] | None = None  # [predicted], read of the pass that ends
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
-    _reported: int = 0  # leading response tokens that `newly_settled` has returned
     _logprobs: PredictedLogprobs | None = field(init=False)
     _replay: Replay | None = field(init=False)
     _reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # of the slots of its `Reading`
@@ -170,9 +165,9 @@ class RunningRequest:
         asked = self.request
         by_host = (asked.constraint, asked.reading, asked.replay)
         self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
-        self._stops = self.pending.stops.scan()
-        self._template = self.request.response
-        self._given, self._scanned = canvas.settled_lead, self._template.tail
+        self._template, self._given = asked.response, canvas.settled_lead
+        formed = asked.constraint is not None or asked.reading is not None
+        self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=formed)
         if self._template.unpadded.any():
             self._unpadded = np.zeros(len(canvas), dtype=np.bool_)
             self._unpadded[canvas.prompt : canvas.end] = self._template.unpadded
@@ -234,10 +229,6 @@ class RunningRequest:
             refreshes=any(plan.refreshes for _, plan in items),
             refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
         )
-
-    def prepare(self) -> None:
-        """Plan the next pass, and read of the plan what the scheduler needs."""
-        _ = self.cost, self.refreshes
 
     @property
     def plan(self) -> Plan:
@@ -465,7 +456,7 @@ class RunningRequest:
         tokens, confidence, logprobs, chosen = scores
         items = self.items()
         plan = items[0][1]
-        self._count_pass(plan)
+        self._count_pass(items)
         self._items = None
         if self.sharing is not None:
             self.sharing.computed(plan, self.sharing.ready())
@@ -487,10 +478,7 @@ class RunningRequest:
         else:
             self._predicted[positions] = tokens
             transfer = self._write(positions[chosen], tokens[chosen], told=False)
-        stops = self.pending.stops.token_ids
-        self._stop_written = bool(stops) and transfer is not None and not stops.isdisjoint(transfer.token_ids)
-        if self._stop_written:
-            self._stop = self._settled_stop()
+        self.end.note(transfer)
         if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
             self._first_settled = time.perf_counter()
         self._pass_index = 0
@@ -499,20 +487,6 @@ class RunningRequest:
         self.decoder.advance()
         return transfer
 
-    def check_end(self) -> None:
-        """Set `reason` where the response is complete, as far as `newly_settled` has found tokens settled.
-
-        Settled tokens never change, so a settled stop can end it.
-        """
-        decoder = self.decoder
-        finished = decoder.finished
-        inside = decoder.block_step > 0 and not finished
-        may_stop = not inside or self.pending.decoding.ends_within(stop_written=self._stop_written)
-        if may_stop and self._stop_at(self._reported) is not None:
-            self.reason = "stop"
-        elif finished or (inside and may_stop and self._stop_behind()):
-            self.reason = "stop" if self._whole() else "length"
-
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
         if self.sharing is None or self.closing:
@@ -520,18 +494,12 @@ class RunningRequest:
         self.closing = self.sharing.would_complete(self.sharing.ready())
         return self.closing
 
-    def newly_settled(self) -> tuple[int, ...]:
-        """Response tokens that have become final, with no gap before them, since the last call."""
-        canvas, begin = self.branches[0].canvas, self._reported
-        self._reported = lead = canvas.settled_lead
-        return tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
-
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result. A cancelled or failed request has no tokens: a part of a canvas is not a response."""
         tokens: tuple[int, ...] = ()
         if reason in ("stop", "length") and self.request.reading is None:
             canvas = self.branches[0].canvas
-            tokens = tuple(canvas.response[: self._stop_at(canvas.settled_lead)].tolist())
+            tokens = tuple(canvas.response[: self.end.length(canvas.settled_lead)].tolist())
         self.usage.completion_tokens = sum(min(h.stop, len(tokens)) - h.start for h in self._template.holes if tokens)
         self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
         return Result(
@@ -556,10 +524,10 @@ class RunningRequest:
             place: tuple(logprobs[: len(tokens), columns[place]].tolist()) for place, tokens in reading.slots.items()
         }
 
-    def _count_pass(self, plan: Plan) -> None:
-        if self.request.drafts and plan.fills:
+    def _count_pass(self, items: Items) -> None:
+        if self.request.drafts and items[0][1].fills:
             self._fill_passes.append(self._layer_work())
-        self.usage.forwards += len(self.items()) if self._schedule.own_clocks else 1
+        self.usage.forwards += len(items) if self._schedule.own_clocks else 1
         self.usage.row_layers += self._tally.cost
 
     def _choose(
@@ -640,7 +608,7 @@ class RunningRequest:
             shift=branch.shift,
             sees=decoder.sees,
             response=canvas.end,
-            stop=self._stop,
+            stop=self.end.stop,
             seed=self.pending.decoding.seed,
             steps=self.pending.decoding.scheduled_steps,
             decoding=_facts(decoder),
@@ -648,46 +616,6 @@ class RunningRequest:
             memo=branch.memo,
             weights=branch.weights,
         )
-
-    def _settled_stop(self) -> int | None:
-        """The first position of the hole at the end where a stop token has settled; there may be noise before it."""
-        canvas, tail = self.branches[0].canvas, self.branches[0].canvas.prompt + self._template.tail
-        stops = np.fromiter(self.pending.stops.token_ids, dtype=np.int64)
-        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
-        return tail + int(found.argmax()) if found.any() else None
-
-    def _whole(self) -> bool:
-        """Whether no room that was left made an end of the response, which has filled all of its places."""
-        if self.request.constraint is not None or self.request.reading is not None:
-            return True  # an answer of a given form wherever it ends, one that is read from the start
-        return not any(hole.variable and self._full(hole) for hole in self._template.holes)
-
-    def _full(self, hole: Hole) -> bool:
-        """Whether a hole holds neither padding nor a stop."""
-        tokens = self.branches[0].canvas.response[hole.start : hole.stop].tolist()
-        stops = self.pending.stops.scan()
-        stops.push(tokens)
-        return stops.end is None and not any(token in self._template.padding for token in tokens)
-
-    def _stop_behind(self) -> bool:
-        """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
-        canvas = self.branches[0].canvas
-        if self._reported < canvas.end - canvas.prompt:
-            return False
-        rest = canvas.noisy[canvas.end :]
-        lead = int(rest.argmax()) if rest.any() else len(rest)
-        return not self.pending.stops.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
-
-    def _stop_at(self, lead: int) -> int | None:
-        """Length of the response that the first honoured stop leaves; None where the settled `lead` has none yet.
-
-        Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
-        """
-        begin = self._scanned
-        if lead > begin:
-            self._scanned = lead
-            self._stops.push(self.branches[0].canvas.response[begin:lead].tolist())
-        return None if self._stops.end is None else self._template.tail + self._stops.end
 
 
 def _rewrites(items: Items, queued: Items) -> bool:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,13 +34,13 @@ class Tracker:
 
 
 def attention_rows(q: Tensor, k: Tensor) -> Tensor:
-    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [N, heads, T]."""
+    """Logarithms of the attention of `q` [N, heads, Dh] over `k` [T, kv_heads, Dh]: float32 [heads, N, T]."""
     rows, heads, dim = q.shape
     groups = k.shape[1]
     # Query heads that share a key head are treated as more rows of one head.
     q = q.view(rows, groups, heads // groups, dim).permute(1, 0, 2, 3).reshape(groups, -1, dim) * (1 / math.sqrt(dim))
     attention = (q @ k.permute(1, 2, 0)).float().log_softmax(-1)
-    return attention.view(groups, rows, heads // groups, -1).permute(1, 0, 2, 3).reshape(rows, heads, -1)
+    return attention.view(groups, rows, heads // groups, -1).transpose(1, 2).reshape(heads, rows, -1)
 
 
 def drift(old: Tensor, new: Tensor, similarity: Similarity) -> Tensor:
@@ -51,14 +50,20 @@ def drift(old: Tensor, new: Tensor, similarity: Similarity) -> Tensor:
     token's mean over heads along the keys, and takes the mean over tokens.
     """
     if similarity == "heads":
-        old, new, dim = _scaled(old), _scaled(new), 1
+        old, new, dim = _scaled(old), _scaled(new), 0
     else:
-        old, new, dim = old.exp().mean(1), new.exp().mean(1), -1
+        old, new, dim = old.exp().mean(0), new.exp().mean(0), -1
     # One minus a cosine near 1 loses its digits; the difference of the unit vectors keeps them.
-    apart = F.normalize(old, dim=dim) - F.normalize(new, dim=dim)
+    apart = _unit(old, dim) - _unit(new, dim)
     return apart.square().sum(dim).mean() / 2
 
 
 def _scaled(rows: Tensor) -> Tensor:
     """Probabilities over the largest of any head at each key, where even the least ones keep their direction."""
-    return (rows - rows.amax(1, keepdim=True)).exp()
+    return (rows - rows.amax(0, keepdim=True)).exp()
+
+
+def _unit(rows: Tensor, dim: int) -> Tensor:
+    """Vectors along `dim`, none of which is zero, at length 1."""
+    # A norm along the heads takes PyTorch ten times as long on a CPU.
+    return rows / rows.square().sum(dim, keepdim=True).sqrt()

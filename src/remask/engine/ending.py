@@ -1,0 +1,90 @@
+"""The end of a response: what has settled of it in order, and why it is complete."""
+
+import numpy as np
+
+from remask.core.canvas import Canvas, Hole, Template
+from remask.core.request import FinishReason, Transfer
+from remask.engine.stops import StopRule
+from remask.sampling.decoder import Decoder, Decoding
+
+
+class ResponseEnd:
+    """Looks for the end of one response while its tokens settle. It reads the canvas and never writes to it.
+
+    Settled tokens never change, so a settled stop can end a response.
+
+    Attributes:
+        stop: canvas position of the first stop token that has settled, with or without noise before it; None without.
+        reason: why the response is complete; None while it is not.
+    """
+
+    def __init__(self, canvas: Canvas, template: Template, rule: StopRule, *, formed: bool) -> None:
+        """`formed`: the answer has a given form wherever it ends, so no room that is left makes it whole."""
+        self.stop: int | None = None
+        self.reason: FinishReason | None = None
+        self._canvas, self._template, self._rule, self._formed = canvas, template, rule, formed
+        self._scan = rule.scan()
+        self._scanned = template.tail  # leading response tokens that the scan has passed
+        self._reported = 0  # leading response tokens that `newly_settled` has returned
+        self._stop_written = False  # whether the last step wrote a stop token
+
+    def note(self, transfer: Transfer | None) -> None:
+        """Take what a step has transferred. Its tokens are on the canvas."""
+        tokens = self._rule.token_ids
+        self._stop_written = bool(tokens) and transfer is not None and not tokens.isdisjoint(transfer.token_ids)
+        if self._stop_written:
+            self.stop = self._settled_stop()
+
+    def newly_settled(self) -> tuple[int, ...]:
+        """Response tokens that have become final, with no gap before them, since the last call."""
+        canvas, begin = self._canvas, self._reported
+        self._reported = lead = canvas.settled_lead
+        return tuple(canvas.response[begin:lead].tolist()) if lead > begin else ()
+
+    def check(self, decoding: Decoding, decoder: Decoder) -> None:
+        """Set `reason` where the response is complete, as far as `newly_settled` has found tokens settled."""
+        finished = decoder.finished
+        inside = decoder.block_step > 0 and not finished
+        may_stop = not inside or decoding.ends_within(stop_written=self._stop_written)
+        if may_stop and self.length(self._reported) is not None:
+            self.reason = "stop"
+        elif finished or (inside and may_stop and self._stop_behind()):
+            self.reason = "stop" if self._whole() else "length"
+
+    def length(self, lead: int) -> int | None:
+        """Length of the response that the first honoured stop leaves; None where the settled `lead` has none yet.
+
+        Only in a hole at the end does a stop end the response, as all else has something fixed behind it.
+        """
+        begin = self._scanned
+        if lead > begin:
+            self._scanned = lead
+            self._scan.push(self._canvas.response[begin:lead].tolist())
+        return None if self._scan.end is None else self._template.tail + self._scan.end
+
+    def _settled_stop(self) -> int | None:
+        """The first position of the hole at the end where a stop token has settled."""
+        canvas, tail = self._canvas, self._canvas.prompt + self._template.tail
+        stops = np.fromiter(self._rule.token_ids, dtype=np.int64)
+        found = np.isin(canvas.tokens[tail : canvas.end], stops) & ~canvas.noisy[tail : canvas.end]
+        return tail + int(found.argmax()) if found.any() else None
+
+    def _stop_behind(self) -> bool:
+        """Whether a stop token stands behind the complete response, in the rest of its block, with no noise before."""
+        canvas = self._canvas
+        if self._reported < canvas.end - canvas.prompt:
+            return False
+        rest = canvas.noisy[canvas.end :]
+        lead = int(rest.argmax()) if rest.any() else len(rest)
+        return not self._rule.token_ids.isdisjoint(canvas.tokens[canvas.end : canvas.end + lead].tolist())
+
+    def _whole(self) -> bool:
+        """Whether no room that was left made an end of the response, which has filled all of its places."""
+        return self._formed or not any(hole.variable and self._full(hole) for hole in self._template.holes)
+
+    def _full(self, hole: Hole) -> bool:
+        """Whether a hole holds neither padding nor a stop."""
+        tokens = self._canvas.response[hole.start : hole.stop].tolist()
+        stops = self._rule.scan()
+        stops.push(tokens)
+        return stops.end is None and not any(token in self._template.padding for token in tokens)
