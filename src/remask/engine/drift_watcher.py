@@ -150,7 +150,7 @@ def _look_here(model: Transformer, pool: Pool, layer: int, asked: Sequence[Asked
     heads = model.ranks.gather(torch.cat([rows.flatten() for _, rows in found]))
     flat = torch.split(heads, [rows.numel() for _, rows in found], dim=1)
     return [
-        (total, part.view(-1, *rows.shape[1:]))
+        (total, part.view(len(heads), *rows.shape).flatten(0, 1))
         for total, part, (mass, rows) in zip(
             torch.split(masses, [len(mass) for mass, _ in found]), flat, found, strict=True
         )
