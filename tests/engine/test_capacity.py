@@ -118,6 +118,7 @@ def test_a_pass_has_an_upper_estimate() -> None:
     assert least < workspace_bytes(LLADA, rows, item) < 4 * least
     assert workspace_bytes(FLASH, rows, item) > rows * 8 * 2 * FLASH.hidden * item, "a row is copied for each expert"
     assert workspace_bytes(LLADA, rows, item, ranks=4) < workspace_bytes(LLADA, rows, item)
+    assert workspace_bytes(TINY, 2 * rows, item) == 2 * workspace_bytes(TINY, rows, item), "every row has logits"
 
 
 def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_made(

@@ -666,7 +666,7 @@ def test_logits_are_read_a_few_requests_at_a_time(rows: int, monkeypatch: pytest
         return score(logits, *rest)
 
     monkeypatch.setattr(read, "score", counted)
-    monkeypatch.setattr(read, "MAX_LOGITS", rows * make_engine().model.config.vocab)
+    monkeypatch.setattr(read, "logit_rows", lambda _: rows)
     assert {name: outcome(result) for name, result in run(make_engine(max_num_seqs=8), work).items()} == expected
     assert max(sizes) <= max(rows, 16)  # the guided request alone has 16
 

@@ -10,8 +10,8 @@ from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.weights import empty_weights
 
-LOGIT_ROWS = 512  # rows of logits in float32 that exist at a time
-LOGIT_COPIES = 3  # of these rows: the logits, and what is made of them where tokens are drawn
+MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
+LOGIT_COPIES = 3  # of these: the logits, and what is made of them where tokens are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ def weight_bytes(
     return empty_weights(config, dtype, torch.device("meta"), Shard(ranks - 1, ranks), quantization).nbytes
 
 
+def logit_rows(config: ModelConfig) -> int:
+    """Rows of logits that exist at a time, unless one request has more."""
+    return MAX_LOGITS // config.vocab
+
+
 def workspace_bytes(config: ModelConfig, rows: int, item: int, ranks: int = 1) -> int:
     """Bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`: an upper estimate.
 
@@ -75,7 +80,7 @@ def workspace_bytes(config: ModelConfig, rows: int, item: int, ranks: int = 1) -
     if mixture is not None:  # a row is copied for each of its experts
         wide = max(wide, mixture.active * (2 * config.hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
     heads = 3 * (part.heads + 2 * part.kv_heads) * part.head_dim
-    logits = LOGIT_COPIES * min(rows, LOGIT_ROWS) * -(-config.vocab // ranks) * 4
+    logits = LOGIT_COPIES * min(rows, logit_rows(config)) * -(-config.vocab // ranks) * 4
     return rows * item * (4 * config.hidden + max(wide, heads)) + logits
 
 

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from remask.engine.board import Board
+from remask.engine.capacity import logit_rows
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
 from remask.sampling.score import RowGroup, score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 from remask.sending import Arrival, send
-
-MAX_LOGITS = 1 << 26  # held at a time, of whole rows: 0.25 GiB in float32
 
 
 @torch.inference_mode()
@@ -29,7 +28,7 @@ def read_rows(
     """
     scores = []
     more = max((_more(each, model.config.vocab) for each in requests), default=0)
-    for rows, members in _chunks(requests, MAX_LOGITS // model.config.vocab):
+    for rows, members in _chunks(requests, logit_rows(model.config)):
         groups = [group for _, group in members]
         if board is not None:
             for running, group in members:
