@@ -2,18 +2,15 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parents[1] / "src"
-TREES = {
-    path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): ast.parse(
-        path.read_text(encoding="utf-8")
-    )
-    for path in sorted(SOURCE.rglob("*.py"))
+FILES = {
+    path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+    for path in SOURCE.rglob("*.py")
 }
-MODULES = sorted(TREES)
+MODULES = sorted(FILES)
 
 # Every package and every module that stands alone has a level of its own: it may import what stands before it.
 ORDER = (
@@ -106,6 +103,19 @@ PURE = {
 }
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    """What is written in `module`."""
+    return ast.parse(FILES[module].read_text(encoding="utf-8"))
+
+
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """All nodes of its tree."""
+    return list(ast.walk(tree(module)))
+
+
+@cache
 def place(module: str) -> str:
     """The entry of `ORDER` that `module` belongs to: the longest that its name begins with."""
     parts = module.split(".")
@@ -118,7 +128,7 @@ def place(module: str) -> str:
 
 def imported(module: str) -> Iterator[str]:
     """Absolute names of everything that `module` imports, wherever in the file."""
-    for node in ast.walk(TREES[module]):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -126,7 +136,7 @@ def imported(module: str) -> Iterator[str]:
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in TREES else node.module
+                yield full if full in FILES else node.module
 
 
 def own(module: str) -> Iterator[str]:
@@ -141,35 +151,35 @@ def test_the_parser_sees_both_packages() -> None:
     assert {place(module) for module in MODULES} == set(ORDER), "every level has a module"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_one_way(module: str) -> None:
-    here = place(module)
-    for target in own(module):
-        there = place(target)
-        assert ORDER.index(there) <= ORDER.index(here), f"{module} imports {target} from above"
-        assert there not in APART.get(here, ()), f"{module} imports {target} from beside"
+def test_imports_run_one_way() -> None:
+    for module in MODULES:
+        here = place(module)
+        for target in own(module):
+            there = place(target)
+            assert ORDER.index(there) <= ORDER.index(here), f"{module} imports {target} from above"
+            assert there not in APART.get(here, ()), f"{module} imports {target} from beside"
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("remask_lab")])
-def test_the_laboratory_knows_no_running_request(module: str) -> None:
-    for target in own(module):
-        assert place(target) != "remask.engine" or target in ENGINE_DOORS, f"{module} imports {target}"
+def test_the_laboratory_knows_no_running_request() -> None:
+    for module in filter(lambda m: m.startswith("remask_lab"), MODULES):
+        for target in own(module):
+            assert place(target) != "remask.engine" or target in ENGINE_DOORS, f"{module} imports {target}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_pictures_are_a_need_of_drawing_functions_only(module: str) -> None:
+def test_pictures_are_a_need_of_drawing_functions_only() -> None:
     """Whatever measures or serves runs where matplotlib is not installed."""
-    checked = {id(inner) for node in ast.walk(TREES[module]) if is_type_checking(node) for inner in ast.walk(node)}
-    functions = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.FunctionDef)]
-    inside = {id(inner) for function in functions for inner in ast.walk(function)}
-    for node in ast.walk(TREES[module]):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
-        names = [alias.name for alias in node.names]
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if any(name.partition(".")[0] == "matplotlib" for name in names):
-            assert module.startswith("remask_lab"), f"{module} draws"
-            assert id(node) in inside | checked, f"{module} line {node.lineno}: matplotlib is imported at the top"
+    for module in MODULES:
+        checked = {id(inner) for node in nodes(module) if is_type_checking(node) for inner in ast.walk(node)}
+        functions = [node for node in nodes(module) if isinstance(node, ast.FunctionDef)]
+        inside = {id(inner) for function in functions for inner in ast.walk(function)}
+        for node in nodes(module):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "matplotlib" for name in names):
+                assert module.startswith("remask_lab"), f"{module} draws"
+                assert id(node) in inside | checked, f"{module} line {node.lineno}: matplotlib is imported at the top"
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -177,12 +187,10 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in MODULES if place(m) in ("remask.errors", "remask.core", "remask.policies")]
-)
-def test_core_and_policies_hold_no_tensors(module: str) -> None:
-    outside = {name.split(".")[0] for name in imported(module)} - {"remask"}
-    assert outside <= PURE, f"{module} imports {outside - PURE}"
+def test_core_and_policies_hold_no_tensors() -> None:
+    for module in filter(lambda m: place(m) in ("remask.errors", "remask.core", "remask.policies"), MODULES):
+        outside = {name.split(".")[0] for name in imported(module)} - {"remask"}
+        assert outside <= PURE, f"{module} imports {outside - PURE}"
 
 
 def test_there_are_no_cycles() -> None:
@@ -192,7 +200,7 @@ def test_there_are_no_cycles() -> None:
         assert module not in path, f"cycle: {' -> '.join([*path[path.index(module) :], module])}"
         if module not in done:
             for target in own(module):
-                if target in TREES:
+                if target in FILES:
                     visit(target, (*path, module))
             done.add(module)
 
@@ -218,35 +226,39 @@ def is_type(name: str, value: ast.expr | None) -> bool:
     return name[0].isupper() and not isinstance(value, literal)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_hold_constants_only(module: str) -> None:
-    tree = TREES[module]
-    names = dict(assigned(tree))
-    for name, value in names.items():
-        constant = name.lstrip("_").isupper() or (name.startswith("__") and name.endswith("__"))
-        logger = name == "log" and isinstance(value, ast.Call) and ast.unparse(value).startswith("logging.getLogger")
-        assert constant or logger or is_type(name, value), f"{module}.{name} is neither constant, logger nor type"
-    for node in ast.walk(tree):
-        assert not isinstance(node, ast.Global), f"{module} line {getattr(node, 'lineno', 0)}: global statement"
-        target = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
-            target = node.func.value
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            target = node.value
-        if isinstance(target, ast.Name) and target.id.lstrip("_").isupper():
-            assert target.id not in names, f"{module} line {getattr(node, 'lineno', 0)}: {target.id} is changed"
+def is_logger(name: str, value: ast.expr | None) -> bool:
+    """Whether this is the module's logger."""
+    return name == "log" and isinstance(value, ast.Call) and ast.unparse(value).startswith("logging.getLogger")
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if place(m) not in MAY_READ_ENVIRONMENT])
-def test_the_environment_is_read_at_the_top_only(module: str) -> None:
-    for node in ast.walk(TREES[module]):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute | ast.ImportFrom) else ""
-        assert text not in ("os.environ", "os.getenv", "os.putenv"), f"{module} line {getattr(node, 'lineno', 0)}"
-        assert not (isinstance(node, ast.ImportFrom) and node.module == "os"), f"{module} imports from os"
+def test_modules_hold_constants_only() -> None:
+    for module in MODULES:
+        names = dict(assigned(tree(module)))
+        for name, value in names.items():
+            constant = name.lstrip("_").isupper() or (name.startswith("__") and name.endswith("__"))
+            known = constant or is_logger(name, value) or is_type(name, value)
+            assert known, f"{module}.{name} is neither constant, logger nor type"
+        for node in nodes(module):
+            assert not isinstance(node, ast.Global), f"{module} line {getattr(node, 'lineno', 0)}: global statement"
+            target = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+                target = node.func.value
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+                target = node.value
+            if isinstance(target, ast.Name) and target.id.lstrip("_").isupper():
+                assert target.id not in names, f"{module} line {getattr(node, 'lineno', 0)}: {target.id} is changed"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_assert_stands_for_a_users_error(module: str) -> None:
+def test_the_environment_is_read_at_the_top_only() -> None:
+    for module in filter(lambda m: place(m) not in MAY_READ_ENVIRONMENT, MODULES):
+        for node in nodes(module):
+            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
+                assert ast.unparse(node.value) != "os", f"{module} line {node.lineno}"
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "os"), f"{module} imports from os"
+
+
+def test_no_assert_stands_for_a_users_error() -> None:
     """`assert` may narrow types for the checker; with a message it would be an error report."""
-    for node in ast.walk(TREES[module]):
-        assert not (isinstance(node, ast.Assert) and node.msg is not None), f"{module} line {node.lineno}"
+    for module in MODULES:
+        for node in nodes(module):
+            assert not (isinstance(node, ast.Assert) and node.msg is not None), f"{module} line {node.lineno}"
