@@ -131,7 +131,7 @@ def test_instructions_and_name(tmp_path: Path) -> None:
     assert cpu.instructions(tmp_path / "none") == frozenset()
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where PyTorch brings GNU's OpenMP")
 @pytest.mark.parametrize(("asked", "told"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "active"}, "ACTIVE")])
 def test_threads_of_the_command_line_wait_passively(asked: dict[str, str], told: str) -> None:

@@ -70,6 +70,7 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
     assert wheel.stat().st_size < LARGEST
 
 
+@pytest.mark.thorough
 def test_its_demo_runs_elsewhere(environment: Path, tmp_path: Path) -> None:
     where = run([environment / "python", "-c", "import remask, remask_lab; print(remask.__file__)"], tmp_path)
     assert Path(where.strip()).is_relative_to(environment.parent), "the wheel's own package is meant"

@@ -90,7 +90,6 @@ def sampling_of(case: Case) -> dict[str, Any]:
     return {"max_tokens": 8, **case.sampling}
 
 
-@pytest.mark.few(3)
 @EACH
 def test_from_python(case: Case) -> None:
     params = SamplingParams.from_mapping(sampling_of(case))
@@ -107,7 +106,6 @@ def generate(tmp_path: Path, model: str, lines: list[dict[str, Any]], *options: 
     return main(["--quiet", "generate", "--model", str(model_dir(model)), *files, *options])
 
 
-@pytest.mark.few(3)
 @EACH
 def test_from_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case) -> None:
     """What no request could use ends the command; what this request cannot use is its line's error."""
@@ -117,7 +115,6 @@ def test_from_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: 
     assert case.text in capsys.readouterr().err
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("model", ["llada", "dream"])
 def test_from_lines(tmp_path: Path, model: str) -> None:
     """All cases in one file, and the good line among them is answered."""

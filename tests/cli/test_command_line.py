@@ -131,6 +131,7 @@ def test_what_can_be_checked_is_before_weights_are_read(
     assert EARLY[line] in capsys.readouterr().err
 
 
+@pytest.mark.few(3)
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 @pytest.mark.parametrize("words", ["--help", "generate --help-fields", "--quiet generate --model MODEL --input FILE"])
 def test_a_reader_that_leaves_ends_it_quietly(words: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_one_answer_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "'/dev/full' cannot be written: No space left on device; it holds the 0 lines" in capsys.readouterr().err
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,5 +1,6 @@
 """The golden runs through `remask generate`: token ids, order of transfers, forwards and row-layers."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +37,44 @@ LAYERS = {"llada": 6, "llada_gqa": 4, "dream": 6, "dream_dllm": 4}
 
 
 RUNS = {model: [run for run in SUPPORTED if run["model"] == model] for model in goldens.MODELS}
-CALLS = 4  # in which the runs of a model are asked for, so that several processes can share them
+CALLS = 4  # in which all runs of a model are asked for, so that several processes can share them
+SAMPLE = 10  # runs of each method of a model
 
 
-@pytest.mark.parametrize("model", goldens.MODELS)
-@pytest.mark.parametrize("call", range(CALLS))
-def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> None:
+def ask_for(tmp_path: Path, model: str, runs: Iterable[dict[str, Any]]) -> None:
     """Lines of all policies stand in one file, so they run batched together."""
-    runs = {goldens.run_id(run): run for run in RUNS[model][call::CALLS]}
-    assert runs
-    lines = (goldens.request_line(run, name) for name, run in runs.items())
+    named = {goldens.run_id(run): run for run in runs}
+    lines = (goldens.request_line(run, name) for name, run in named.items())
     answers = generate(tmp_path, goldens.model_dir(model), lines)
-    assert set(answers) == set(runs)
-    for name, run in runs.items():
+    assert set(answers) == set(named)
+    for name, run in named.items():
         check(run, answers[name], LAYERS[model])
 
 
-@pytest.mark.few(2)
+@pytest.mark.parametrize("model", goldens.MODELS)
+def test_golden_runs_of_every_method(tmp_path: Path, model: str) -> None:
+    of_method: dict[str, list[dict[str, Any]]] = {}
+    for run in RUNS[model]:
+        of_method.setdefault(run["method"], []).append(run)
+    ask_for(tmp_path, model, (run for runs in of_method.values() for run in runs[:: -(-len(runs) // SAMPLE)]))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", goldens.MODELS)
+@pytest.mark.parametrize("call", range(CALLS))
+def test_all_golden_runs_of_a_model(tmp_path: Path, model: str, call: int) -> None:
+    ask_for(tmp_path, model, RUNS[model][call::CALLS])
+
+
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
-    [["--max-num-seqs", "1"], ["--max-row-layers", "300", "--page-size", "5"], ["--overlap", "--max-num-seqs", "4"]],
+    [["--max-row-layers", "300", "--page-size", "5"], ["--max-num-seqs", "1"], ["--overlap", "--max-num-seqs", "4"]],
 )
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
-    """One at a time, a few at a time under a tight budget and odd pages, or with passes queued ahead."""
+    """A few at a time under a tight budget and odd pages, one at a time, or with passes queued ahead."""
     runs = {goldens.run_id(run): run for run in RUNS["llada"]}
-    names = sorted(runs)[::9]
+    names = sorted(runs)[::31]
     lines = (goldens.request_line(runs[name], name) for name in names)
     answers = generate(tmp_path, goldens.model_dir("llada"), lines, *options)
     for name in names:

@@ -36,7 +36,7 @@ def ask(tmp_path: Path, model: str, runs: list[goldens.Run], cache: Cache, *opti
     return answers
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @EACH_MODEL
 @EACH_CACHE
 def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str, cache: Cache) -> None:

@@ -45,6 +45,7 @@ def test_llada_moe_in_one_call(tmp_path: Path) -> None:
     check_masked(tmp_path, runs)
 
 
+@pytest.mark.few(3)
 @EACH_MODEL
 @EACH_CACHE
 def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str, cache: Cache) -> None:

@@ -75,6 +75,7 @@ def served(*words: str, **environment: str) -> Iterator[Process]:
         process.end()
 
 
+@pytest.mark.thorough
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     """16 at a time, half of them waiting; what is accepted is answered in full, what comes later gets a 503."""
     words = ["bundled-transit", "--max-num-seqs", "4", "--drain-timeout", "120"]
@@ -181,6 +182,7 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
         assert all(len(texts) == 1 for texts in clients.answers.values()), "both give the same answers"
 
 
+@pytest.mark.thorough
 def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from remask.deploy.identity import prefix_identity
 from remask.deploy.routing import Spill
@@ -56,6 +57,7 @@ def hit_ratio(outcomes: list[RequestOutcome]) -> float:
     return sum(outcome.cached_tokens for outcome in outcomes) / sum(outcome.input_tokens for outcome in outcomes)
 
 
+@pytest.mark.thorough
 def test_a_prefix_goes_where_it_is_held() -> None:
     spill = Spill(slots=8)
 

@@ -55,6 +55,7 @@ def test_depth_0_is_no_cache(llm: LLM) -> None:
     assert right(llm, "bicache", depth=0) == right(llm, "none")
 
 
+@pytest.mark.thorough
 def test_a_mean_of_depths_may_be_a_depth_that_no_request_has(llm: LLM, prompts: TokenPrompts) -> None:
     """Canvases of several requests: where the prefix holds a question about the same plan, all layers agree."""
     mixed = replace(QUICK, ratios=(85,), samples=8, canvas=400)

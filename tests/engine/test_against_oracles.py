@@ -441,21 +441,21 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         compare(line, expected, results[name], model_of(model).config.shift)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(11)
 @SEEDS
 @pytest.mark.parametrize("model", ["llada", "llada_gqa"])
 def test_llada(model: str, seed: int) -> None:
     check(model, seed, LLADA)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", range(4))
 def test_llada_moe(seed: int) -> None:
     """Stale rows may be routed to other experts, by the oracle as by the engine."""
     check(moe.MASKED, seed, LLADA)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(11)
 @SEEDS
 @pytest.mark.parametrize("model", ["dream", "dream_dllm"])
 def test_dream(model: str, seed: int) -> None:

@@ -114,7 +114,7 @@ def limits(rng: random.Random, page: int = 1) -> dict[str, Any]:
     }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @BOTH
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", MASKED)
@@ -124,7 +124,7 @@ def test_masked_models(family: str, seed: int, dtype: torch.dtype) -> None:
     check(model_of(family, dtype), work, **limits(rng))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("model", kinds.UNIFORM)
@@ -138,7 +138,7 @@ def test_uniform_models(model: str, seed: int, dtype: torch.dtype) -> None:
     check(model_of(model, dtype), work, **limits(rng))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)

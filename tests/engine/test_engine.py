@@ -256,6 +256,7 @@ def test_block_caches_with_one_step_a_block_are_none(policy: CachePolicy, cfg_sc
         assert plain.usage.row_layers == cached.usage.row_layers
 
 
+@pytest.mark.few(5)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(3))
 def test_bicache_without_a_prefix_or_at_depth_0_is_its_inner_policy(family: str, seed: int) -> None:
@@ -383,6 +384,7 @@ def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
     assert engine.store.stats.refused == 1
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("eviction", ["fifo", "lru"])
 @pytest.mark.parametrize("budget", [5, 7, 13, 20])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -462,7 +464,7 @@ def settled(result: Result, prompt: int) -> list[int]:
     return [tokens[p] for p in sorted(tokens) if p >= prompt]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(7)
 @FAMILIES
 @pytest.mark.parametrize("kind", ["eos", "stop_token_ids", "both"])
 def test_the_first_honoured_stop_ends_the_response(family: str, kind: str) -> None:

@@ -127,14 +127,14 @@ SEEDS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @SEEDS
 @pytest.mark.parametrize("model", ["llada", "llada_gqa"])
 def test_llada(model: str, seed: int) -> None:
     check(model, seed, LLADA)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @SEEDS
 @pytest.mark.parametrize("model", ["dream", "dream_dllm"])
 def test_dream(model: str, seed: int) -> None:

@@ -157,8 +157,8 @@ def asked(name: str, policy: CachePolicy, rng: random.Random, **sampling: Any) -
     return Request(name, prompt, params, 12, policy)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "policy"), PAIRS, ids=repr)
 def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(repr(policy))
@@ -168,6 +168,18 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
     reads, passes = finish(fake_engine(small_config(family)), requests, monkeypatch)
     assert 0 < len(reads.shapes) <= passes
     assert all(shape[0] == 2 + (policy.traits.reads is not None) for shape in reads.shapes)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_pass_of_all_policies_and_samplers_reads_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, requests = random.Random(family), list[Request]()
+    for number, policy in enumerate(policy for name, policy in PAIRS if name == family):
+        sampled = {"remasking": "random"} if isinstance(policy, DkvGreedy) else SAMPLED[number % len(SAMPLED)]
+        requests.append(asked(str(number), policy, rng, **{"max_tokens": 4, **sampled}))
+    engine = fake_engine(small_config(family), max_num_seqs=2 * len(requests))
+    reads, passes = finish(engine, requests, monkeypatch)
+    assert 0 < len(reads.shapes) <= passes
 
 
 @pytest.mark.usefixtures("no_data")
@@ -203,6 +215,7 @@ def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(reads.shapes) == passes
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("policy", [BiCache(BlockDual(), 2, 2), ACache(BlockDual(), 0.3)], ids=repr)
 def test_parts_are_copied_without_a_wait_and_anchors_read_once(
@@ -268,6 +281,7 @@ def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: py
     assert (max(drifts), max(tracked)) == (len(requests), len(requests) * config.layers)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize("policy", [Dense(), BlockPrefix(), UniformCache()], ids=repr)
 def test_uniform_models(policy: CachePolicy, monkeypatch: pytest.MonkeyPatch) -> None:

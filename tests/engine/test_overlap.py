@@ -215,6 +215,7 @@ def test_observers_see_every_pass_that_is_launched_after_they_came() -> None:
 CLOCKED = [item for item in (*neighbours(), *comparing()) if item.policy.traits.by_clock]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
 def test_a_failure_in_what_is_queued_ends_its_own_request(
     breaks: Callable[[Engine, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

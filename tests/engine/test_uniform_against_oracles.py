@@ -128,7 +128,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_mixed_batches(model: str, seed: int) -> None:

@@ -67,7 +67,7 @@ def passes_of() -> Iterator[Log]:
         yield log
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", ["llada", "llada_gqa", "dream", "dream_dllm"])
 def test_it_refreshes_where_the_oracle_does(model: str) -> None:
     """Layer by layer and pass by pass, in one batch."""

@@ -24,6 +24,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decodings, "GRIDS", small)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_few")
 def test_the_command_measures_and_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, page = tmp_path / "results", tmp_path / "caches.md"

@@ -56,6 +56,7 @@ def checkout(folder: Path, entries: str = ENTRY) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_pictures_are_drawn_by_their_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = checkout(tmp_path)
     stray = root / "docs" / "gallery" / "one" / "stray.png"

@@ -235,6 +235,7 @@ print(weights.nbytes, max(seen) - before)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: reads /proc")
 def test_the_peak_of_memory_is_one_model(tmp_path: Path) -> None:
     wide, inner = 1024, 4096

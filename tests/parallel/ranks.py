@@ -23,24 +23,37 @@ class Served(subprocess.Popen[bytes]):
 
 
 class Lender:
-    """One process that tests lend to models as a rank."""
+    """One process that tests lend to models as a rank. It starts when the first model asks for it."""
 
     def __init__(self) -> None:
+        self.connections: Iterator[Connection] = iter(())
+        self._process: Served | None = None
+
+    @property
+    def process(self) -> Served:
+        """The process, which runs."""
+        if self._process is None:
+            self._process = self._start()
+        return self._process
+
+    def _start(self) -> Served:
         ours, theirs = zip(*(Pipe() for _ in range(MODELS)), strict=True)
         numbers = [str(end.fileno()) for end in theirs]
-        self.connections: Iterator[Connection] = iter(ours)
-        self.process = Served(
+        self.connections = iter(ours)
+        process = Served(
             [sys.executable, "-m", "tests.parallel.ranks", *numbers],
             pass_fds=[int(number) for number in numbers],
             stdin=subprocess.DEVNULL,
         )
         for end in theirs:
             end.close()
+        return process
 
     def end(self) -> None:
-        """End the process."""
-        self.process.kill()
-        subprocess.Popen.wait(self.process)
+        """End the process, if it was started."""
+        if self._process is not None:
+            self._process.kill()
+            subprocess.Popen.wait(self._process)
         for connection in self.connections:
             connection.close()
 
@@ -51,7 +64,8 @@ def lent(patch: pytest.MonkeyPatch, lenders: list[Lender]) -> Iterator[None]:
 
     def borrow(self: lead.Worker, shard: Shard) -> None:
         lender = lenders[shard.rank - 1]
-        self.shard, self.connection, self.process = shard, next(lender.connections), lender.process
+        self.shard, self.process = shard, lender.process
+        self.connection = next(lender.connections)
 
     with patch.context() as context:
         context.setattr(lead.Worker, "__init__", borrow)

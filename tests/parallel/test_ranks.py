@@ -255,6 +255,7 @@ async def _killed_while(llm: LLM, runs: bool) -> str:
     return str(outer.error)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_killed_rank_ends_the_engine_and_its_requests(runs: bool) -> None:
     """Whether it computes or not: nobody waits for a timeout."""
@@ -276,6 +277,7 @@ if sys.argv[2] == "sleep":
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["sleep", "end"])
 def test_ranks_end_with_rank_0(how: str) -> None:
     """A user's script without a guarded main part. It is killed, or ends without a word to the ranks."""

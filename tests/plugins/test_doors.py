@@ -128,6 +128,7 @@ def test_names_and_settings(example: Path) -> None:
         parse("late-rows+none", None, no_table)
 
 
+@pytest.mark.thorough
 def test_the_bench_compares_it(model: Path) -> None:
     llm = load(model)
     sampling = {"max_tokens": 8, "block_length": 4}

@@ -154,7 +154,7 @@ def break_choice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MaskedDecoder, "choose", chooses)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("broken", [break_scoring, break_start, break_choice], ids=lambda each: str(each.__name__))
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_raises_for_one_request_ends_it_alone(

@@ -177,6 +177,7 @@ def compare(seconds: float, pause: float) -> tuple[Load, Load]:
     return usual, hostile
 
 
+@pytest.mark.thorough
 def test_a_canary_is_answered_beside_hostile_clients() -> None:
     usual, hostile = compare(SECONDS, 0.1)
     assert set(usual.statuses) == {200}

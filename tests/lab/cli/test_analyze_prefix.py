@@ -145,7 +145,7 @@ def test_reuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "K/V of the prefix in deep layers" in capsys.readouterr().out
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

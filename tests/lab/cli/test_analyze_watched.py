@@ -31,7 +31,7 @@ def analyze(subject: str, *options: str) -> int:
     return main(["--quiet", "analyze", subject, "--dtype", "float32", "--device", "cpu", *options])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("subject", PICTURES)
 @pytest.mark.parametrize("model", MODELS)
 def test_numbers_pictures_and_a_reading(

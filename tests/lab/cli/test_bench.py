@@ -56,6 +56,7 @@ def test_random_workload_on_dummy_weights(tmp_path: Path, capsys: pytest.Capture
     assert table.count("|") == 9 * (2 + 3)
 
 
+@pytest.mark.thorough
 def test_the_bundled_task_has_answers(tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     options = ["--caches", "none", "--depths", "0,10", "--without-prefix", "--json", str(target)]

@@ -126,6 +126,7 @@ def test_perfect_answers_are_scored_right_on_the_same_path(tmp_path: Path, monke
     assert found["metrics"]["same_answer"]["value"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.thorough
 def test_a_model_that_can_answer_gets_answers_right(tmp_path: Path) -> None:
     """The bundled model's own task as another benchmark's data: its table is the role, its questions are the inputs."""
     items = make_workload(8, 1, 3)

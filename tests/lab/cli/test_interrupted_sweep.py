@@ -39,6 +39,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     words = [*WORDS, "--output", str(path), "--taus"]

@@ -68,6 +68,7 @@ def marker() -> str:
     return f"{600 + secrets.randbelow(300)}.{secrets.randbelow(10**9):09d}"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("code", "tests", "failure"),
     [
@@ -178,6 +179,7 @@ def f(x): return 3
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize(
     "tests", ["assert f(1) == 71234567", "assert all(map(lambda x: f(x) == 71234567, [1]))\nassert set([f(1)]) == {1}"]

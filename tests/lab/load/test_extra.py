@@ -8,7 +8,7 @@ import pytest
 WITHOUT_HTTPX = "import sys; sys.modules['httpx'] = None\n"
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code",
     [

@@ -71,7 +71,7 @@ def measured(engine: Engine, work: Sequence[Work]) -> Executed:
     return executed
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("sampling", [{"block_length": 4}, {"cfg_scale": 1.5}], ids=["blocks", "guided"])
 @pytest.mark.parametrize(("family", "name", "settings"), ACCEPTED, ids=str)
 def test_masked_models(family: str, sampling: dict[str, Any], name: str, settings: dict[str, Any]) -> None:
@@ -84,6 +84,7 @@ def test_masked_models(family: str, sampling: dict[str, Any], name: str, setting
     assert not cost.repeated or name.endswith(REPEATING)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["none", "dllm-cache", "elastic-cache", "bicache"])
 def test_tails_that_are_left_out(name: str) -> None:
     knobs = {"min_confidence": 0.17, "window": 1, "threshold": 1.0, "cut_tail": True}
@@ -95,6 +96,7 @@ def test_tails_that_are_left_out(name: str) -> None:
     assert cost.total.flops + cost.repeated == executed.flops
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 @pytest.mark.parametrize(("name", "settings"), UNIFORM, ids=str)
 def test_uniform_models(model: str, name: str, settings: dict[str, Any]) -> None:
@@ -115,6 +117,7 @@ def test_uniform_models(model: str, name: str, settings: dict[str, Any]) -> None
         assert padding == 0
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", [*kinds.BLOCK_CAUSAL, "fast-dllm-v2"])
 @pytest.mark.parametrize(("name", "settings"), CAUSAL, ids=str)
 def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) -> None:
@@ -132,7 +135,7 @@ def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) ->
     assert cost.repeated == 0, "the opening pass of a prompt whose pages are all stored projects no K and V there"
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(11)
 @pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 60}], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("seed", range(3))

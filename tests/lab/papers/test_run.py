@@ -251,6 +251,7 @@ def test_rows_of_their_own_batch_sizes(tmp_path: Path, monkeypatch: pytest.Monke
     assert "at a time as many as the row says" in beside(table, record)
 
 
+@pytest.mark.thorough
 def test_corrections_mend_poor_samples() -> None:
     table = load_table("corrections")
     table = replace(table, rows=tuple(row for row in table.rows if re.search("^Half.*, (0|16) ", row.name)))
