@@ -137,7 +137,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     yield str(folder)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("model", FILES, indirect=True)
 def test_every_front_takes_the_models_defaults(

@@ -42,7 +42,7 @@ def test_one_answer_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "'/dev/full' cannot be written: No space left on device; it holds the 0 lines" in capsys.readouterr().err
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "words",
     [
@@ -65,6 +65,7 @@ def test_a_full_standard_output_is_an_error_without_a_traceback(tmp_path: Path, 
     assert (done.returncode, done.stderr) == (2, error)
 
 
+@pytest.mark.thorough
 def test_a_depth_table_that_does_not_fit_leaves_the_earlier_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

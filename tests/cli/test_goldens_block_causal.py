@@ -44,7 +44,7 @@ def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str, cach
     ask(tmp_path, model, goldens.runs(model), cache)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @EACH_MODEL
 @EACH_CACHE
 @pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "200", "--max-num-seqs", "5"]])
@@ -53,7 +53,7 @@ def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, model: str, cac
     ask(tmp_path, model, goldens.runs(model)[::9], cache, *options)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @pytest.mark.parametrize(("model", "family", "page_size"), SHARED)
 def test_a_family_finds_its_common_left_parts_in_shared_pages(
     tmp_path: Path, model: str, family: goldens.Family, page_size: int

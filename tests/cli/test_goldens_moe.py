@@ -53,6 +53,7 @@ def test_all_golden_runs_of_a_model_in_one_call(tmp_path: Path, model: str, cach
     check(tmp_path, model, moe.runs(model), cache)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "200", "--max-num-seqs", "5"]])
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, options: list[str]) -> None:
     """One at a time, or a few at a time under a tight budget: each expert is given other rows."""

@@ -55,12 +55,14 @@ def ask(tmp_path: Path, model: str, runs: list[goldens.Run], *options: str) -> N
         check(run, answers[run.id])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", goldens.MODELS)
 def test_all_golden_traces_of_a_model_in_one_call(tmp_path: Path, model: str) -> None:
     """Lines of all strategies, blocks and schedules stand in one file, so they run batched together."""
     ask(tmp_path, model, goldens.runs(model))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", goldens.MODELS)
 @pytest.mark.parametrize("options", [["--max-num-seqs", "1"], ["--max-row-layers", "400", "--page-size", "5"]])
 def test_the_answer_does_not_depend_on_the_batch(tmp_path: Path, model: str, options: list[str]) -> None:

@@ -41,6 +41,7 @@ def test_the_default_table_keeps_the_answers(llm: LLM, prompts: TokenPrompts, tm
     assert right(reading, "bicache") == right(reading, "none") >= 0.9 * COUNT
 
 
+@pytest.mark.thorough
 def test_the_papers_rule_is_one_layer_too_deep(llm: LLM, prompts: TokenPrompts) -> None:
     table = profile(llm, prompts, replace(QUICK, samples=2, rule=DepthRule(boundary="paper")))
     assert table.entries == {80: 5}
@@ -51,6 +52,7 @@ def test_the_papers_rule_is_one_layer_too_deep(llm: LLM, prompts: TokenPrompts) 
     assert right(llm, "bicache", depth=5, boundary="recomputed") >= 0.9 * COUNT
 
 
+@pytest.mark.thorough
 def test_depth_0_is_no_cache(llm: LLM) -> None:
     assert right(llm, "bicache", depth=0) == right(llm, "none")
 
@@ -65,6 +67,7 @@ def test_a_mean_of_depths_may_be_a_depth_that_no_request_has(llm: LLM, prompts: 
     assert right(llm, "bicache", depth=depths[DepthRule(requests="mean-depth")]) <= 0.1 * COUNT
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_every_safe_rule_is_a_layer_below(llm: LLM, prompts: TokenPrompts, rule: DepthRule) -> None:
     table: DepthTable = profile(llm, prompts, replace(QUICK, samples=2, rule=rule))

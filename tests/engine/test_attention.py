@@ -230,6 +230,7 @@ class Layout:
         return builder.list()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("make", EXECUTORS)
 @pytest.mark.parametrize("layout", [Layout(32, 160, 0), Layout(32, 120, 40)], ids=["one run", "behind a prefix"])
 def test_bfloat16_is_as_precise_as_fused_attention(make: Make, layout: Layout) -> None:

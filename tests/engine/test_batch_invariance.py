@@ -124,7 +124,7 @@ def test_masked_models(family: str, seed: int, dtype: torch.dtype) -> None:
     check(model_of(family, dtype), work, **limits(rng))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(7)
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("model", kinds.UNIFORM)

@@ -180,7 +180,7 @@ def answers(model: str, work: Sequence[Work], settings: dict[str, Any]) -> dict[
     return run(poisoned_engine(kinds.checkpoint(model).model, **settings), work)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(17)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
 def test_mixed_batches(model: str, seed: int) -> None:

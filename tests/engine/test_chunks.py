@@ -36,6 +36,7 @@ def published(engine: Engine) -> list[torch.Tensor]:
     return [*(t[slots] for pair in zip(engine.pool.k, engine.pool.v, strict=True) for t in pair), entry.states]
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -137,6 +137,7 @@ def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow
     torch.testing.assert_close(logprobs[1], truth)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_hole_of_a_canvas_has_the_form(family: str, seed: int) -> None:

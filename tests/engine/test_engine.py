@@ -57,7 +57,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(14))
 def test_many_together_are_many_alone(family: str, seed: int) -> None:
@@ -73,7 +73,7 @@ def test_many_together_are_many_alone(family: str, seed: int) -> None:
         assert together[item.request.id].finish_reason in ("stop", "length")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @FAMILIES
 @pytest.mark.parametrize("seed", range(8))
 def test_cancelling_some_leaves_the_others_as_they_were(family: str, seed: int) -> None:
@@ -271,7 +271,7 @@ def test_bicache_without_a_prefix_or_at_depth_0_is_its_inner_policy(family: str,
             assert got == expected, (name, prefix, depth)
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @FAMILIES
 def test_caching_is_an_approximation(family: str) -> None:
     """Were all these equal, the identities above would show nothing."""
@@ -384,7 +384,7 @@ def test_a_refused_prefix_is_counted_once_however_long_it_waits() -> None:
     assert engine.store.stats.refused == 1
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("eviction", ["fifo", "lru"])
 @pytest.mark.parametrize("budget", [5, 7, 13, 20])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -502,6 +502,7 @@ def letters(tokens: Sequence[int]) -> str:
     return "".join(f"<{token}>" for token in tokens)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_stop_texts(seed: int) -> None:
     sampling: dict[str, Any] = {"temperature": 2.0, "seed": seed, "max_tokens": 12, "block_length": 4}

@@ -81,6 +81,7 @@ def check_kept(item: Work, result: Result) -> None:
         assert len(found) == len(template), "nothing ends a response whose end is fixed"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 20))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fixed_parts_never_change(family: str, seed: int) -> None:
@@ -94,6 +95,7 @@ def test_fixed_parts_never_change(family: str, seed: int) -> None:
         assert outcome(result) == outcome(alone(item, family))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_uniform_models_with_any_sampler(model: str) -> None:
     rng = random.Random(model)

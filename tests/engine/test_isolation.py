@@ -272,7 +272,7 @@ def drive(engine: Engine, work: Sequence[Work]) -> tuple[dict[str, Result], list
     return {event.id: event.result for event in events if event.result is not None}, events
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("error", POISONS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("stage", ["run", "read"])
 @pytest.mark.parametrize("after", [1, 4])

@@ -70,7 +70,7 @@ def check(trace: Sequence[Transfer], expected: list[Tensor], mask_id: int, top: 
             )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize("rule", RULES)
 def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None:
@@ -133,6 +133,7 @@ def plain(trace: Sequence[Transfer]) -> list[tuple[Any, ...]]:
     return [(each.step, each.positions, each.token_ids, each.edits) for each in trace]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("seed", range(5))
 def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) -> None:

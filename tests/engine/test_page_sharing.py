@@ -91,7 +91,7 @@ def stub(tokens: Sequence[int], root: bytes) -> int:
     return (sum(tokens) + sum(root)) % 3
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(29)
 @pytest.mark.parametrize("colliding", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)

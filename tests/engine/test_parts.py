@@ -70,6 +70,7 @@ def prefixed(item: Work) -> Work:
     return replace(item, request=replace(item.request, segments=(), prefix_length=len(part.positions)))
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize(
     "policy",
@@ -181,7 +182,7 @@ def random_parts(rng: random.Random, family: str, name: str) -> Work:
     return replace(item, joins=rng.randrange(12))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("seed", range(25))
 def test_a_batch_of_many_equals_many_of_one(seed: int) -> None:
     rng = random.Random(seed)

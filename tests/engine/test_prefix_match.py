@@ -30,6 +30,7 @@ def served(engine: Engine, *turns: Work) -> list[Result]:
     return [run(engine, [item])[item.request.id] for item in turns]
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize("policy", [Reuse(), BiCache(depth=2), BiCache(BlockDual(), depth=3, refresh_interval=2)])
 def test_the_next_turn_reads_the_last_ones_prefix(family: str, policy: CachePolicy) -> None:

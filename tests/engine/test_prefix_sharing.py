@@ -48,6 +48,7 @@ def same_answer(item: Work, result: Result, family: str = "llada") -> None:
     assert outcome(result) == outcome(alone(declared(item, result.usage.prefix_tokens), family)), item
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize("policy", [Reuse(), BiCache(depth=2), BiCache(BlockDual(), depth=3, refresh_interval=2)])
 def test_what_is_seen_twice_is_shared(family: str, policy: CachePolicy) -> None:

@@ -66,6 +66,7 @@ def test_many_readings_in_a_batch_with_answers_that_are_written(name: str) -> No
     assert results["w0"].token_ids == alone.token_ids
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("depth", [0, 2, 4])
 def test_readings_over_one_shared_prefix(name: str, depth: int) -> None:

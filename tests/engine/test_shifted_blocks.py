@@ -98,6 +98,7 @@ def cases(seed: int) -> list[dict[str, Any]]:
     return made
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cache", ["none", "exact"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_requests_equal_the_dense_loop(llm: LLM, cache: str, seed: int) -> None:

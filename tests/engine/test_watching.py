@@ -179,6 +179,7 @@ def test_one_host_read_a_layer_however_many_are_watched() -> None:
     assert reads == [tracked, *([*[compared] * (LAYERS - 1), tracked] * 7)]
 
 
+@pytest.mark.few(2)
 @FAMILIES
 def test_pieces_of_a_prefix_pass_run_beside_refreshes(family: str) -> None:
     """A prefix-only pass that is cut by the budget keeps what leaves its piece, also where others are refreshed."""

@@ -71,7 +71,7 @@ def test_pictures_are_drawn_by_their_commands(tmp_path: Path, capsys: pytest.Cap
     assert "## dKV-Cache" not in text
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -95,6 +95,7 @@ def test_what_a_template_may_not_do_is_an_error_of_ours(text: str, reason: str) 
             template.render(CHAT, True)
 
 
+@pytest.mark.thorough
 def test_one_bad_conversation_leaves_the_template_to_others() -> None:
     template = ChatTemplate(f"{{% if messages[0].content == 'loop' %}}{BILLIONS}{{% endif %}}ok", {})
     assert template.render([turn("user", "a")], True) == "ok"

@@ -67,7 +67,7 @@ def test_logits_of_every_pass_of_a_run(name: str) -> None:
         close(out.logits[first:], recorded[f"{number}.logits"])
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", goldens.DECODED)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_run(name: str, share: int) -> None:

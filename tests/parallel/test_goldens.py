@@ -85,7 +85,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
 FEW = {"llada": 12, "dream": 4, "llada_moe": 4, "llada2": 5, "sdar_b4": 4, "gidd": 3}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", FEW)
 def test_a_sample_of_the_golden_runs(tmp_path: Path, name: str, size: int) -> None:

@@ -119,6 +119,7 @@ def test_values_are_compared_over_the_heads_of_all_ranks() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_memory_of_ended_requests_is_given_back_everywhere(two: LLM) -> None:
     names = lead_of(two)._names
     for cache in ("none", "elastic-cache", "dllm-cache", "dkv-decode"):

@@ -110,7 +110,7 @@ BAD_POLICIES = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", BAD_POLICIES)
 def test_a_policy_that_is_none(name: str, install: Install, caplog: pytest.LogCaptureFixture) -> None:
     text, found = BAD_POLICIES[name]

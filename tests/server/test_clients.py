@@ -42,6 +42,7 @@ def answer(running: Running) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_langchain(bundled: Running) -> None:
     found, own = told(bundled, "langchain", json.dumps(ROBOT)), answer(bundled)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
@@ -50,6 +51,7 @@ def test_langchain(bundled: Running) -> None:
     matches({"json": ROBOT}, json.dumps(found["parsed"]))
 
 
+@pytest.mark.thorough
 def test_tools_of_langchain() -> None:
     """A forced call, whole and streamed; a free one that is not made is text."""
     llm = LLM("bundled", dtype="float32", device="cpu")
@@ -65,6 +67,7 @@ def test_tools_of_langchain() -> None:
     assert isinstance(found["free"], str)
 
 
+@pytest.mark.thorough
 def test_litellm(bundled: Running) -> None:
     found, own = told(bundled, "litellm", json.dumps(ROBOT)), answer(bundled)
     assert found["text"] == found["streamed"] == own["choices"][0]["message"]["content"]
@@ -76,6 +79,7 @@ def test_litellm(bundled: Running) -> None:
     assert found["ranked"] == [[each["index"], pytest.approx(each["relevance_score"], abs=1e-4)] for each in results]
 
 
+@pytest.mark.thorough
 def test_instructor(bundled: Running) -> None:
     found = told(bundled, "instructor")
     robot = found["json_schema_mode"]

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from tests.models.test_chat_template import BILLIONS, ENDLESS
 from tests.server.serving import SLOW, make_llm, serving
 
@@ -40,6 +42,7 @@ def test_what_a_template_may_not_do_is_a_400() -> None:
         server.settle()
 
 
+@pytest.mark.thorough
 def test_a_template_that_loops_stops_neither_the_event_loop_nor_the_engine() -> None:
     llm = make_llm()
     assert llm.tokenizer is not None

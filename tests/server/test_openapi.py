@@ -75,7 +75,7 @@ def ask_at_random(server: Running, path: str, mode: GenerationMode, examples: in
         ask()
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(17)
 @pytest.mark.parametrize(("path", "mode"), CASES)
 def test_random_requests_are_no_5xx(server: Running, path: str, mode: GenerationMode) -> None:
     ask_at_random(server, path, mode, EXAMPLES)

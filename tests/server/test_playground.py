@@ -195,6 +195,7 @@ def test_two_policies_side_by_side_show_what_the_api_says(tab: Tab, server: Runn
     assert tab.totals("store")["Stored prefixes"] == "1"
 
 
+@pytest.mark.thorough
 def test_steps_can_be_gone_back_to(tab: Tab) -> None:
     tab.ask_for(16, block_length=16, steps=16)
     tab.page.click("#run-b-only")
@@ -231,6 +232,7 @@ def seen_blocks(tab: Tab, policy: str = "b") -> list[str]:
     return [names.nth(place).inner_text() for place in range(names.count()) if names.nth(place).is_visible()]
 
 
+@pytest.mark.thorough
 def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
     llm = LLM("bundled-transit", dtype="float32", device="cpu")
     # Else a response ends with its first end token, in whose block there are few.
@@ -263,6 +265,7 @@ def test_end_tokens_are_one_mark_that_opens(browser: Any) -> None:
         assert tab.said == []
 
 
+@pytest.mark.thorough
 def test_end_tokens_that_are_not_all_settled_say_so(tab: Tab) -> None:
     tab.ask_for(16, block_length=16, steps=16)
     tab.page.click("#run-b-only")
@@ -282,6 +285,7 @@ def test_end_tokens_that_are_not_all_settled_say_so(tab: Tab) -> None:
     assert seen == {True, False}
 
 
+@pytest.mark.thorough
 def test_a_mark_keeps_its_focus_where_it_moves_and_hands_it_on_where_it_goes(tab: Tab) -> None:
     focused = tab.page.evaluate(
         """async () => {
@@ -311,6 +315,7 @@ def test_a_mark_keeps_its_focus_where_it_moves_and_hands_it_on_where_it_goes(tab
     assert tab.page.locator("#made .token").all_inner_texts() == ["t1", "t7", "▒", "t7", "▒", "t7"]
 
 
+@pytest.mark.thorough
 def test_the_canvas_shows_its_blocks(tab: Tab) -> None:
     tab.ask_for(16, block_length=4, steps=16)
     tab.page.click("#run-b-only")
@@ -324,6 +329,7 @@ def test_the_canvas_shows_its_blocks(tab: Tab) -> None:
     assert tab.count("#run-b .block:nth-child(3) .masked") == 4, "what was never reached"
 
 
+@pytest.mark.thorough
 def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
     tab.page.select_option("#cache-a", "bicache+block-dual")
     tab.page.fill("#config-a", '{"fill_pass": "separate"}')
@@ -335,6 +341,7 @@ def test_fill_passes_have_a_row_of_layers_of_their_own(tab: Tab) -> None:
     assert "Pass 2, layers 1 to" in tab.text("#run-a .words")
 
 
+@pytest.mark.thorough
 def test_the_allocator_is_the_servers(tab: Tab, server: Running) -> None:
     tab.press("add-shared", "Request 1 added: 7 pages, none of them shared")
     tab.press("add-shared", "Request 2 added: 7 pages, 3 of them shared")
@@ -363,6 +370,7 @@ def test_the_allocator_is_the_servers(tab: Tab, server: Running) -> None:
     assert server.cache()["pages"]["used"] == 0, "the serving pool knows nothing of it"
 
 
+@pytest.mark.thorough
 def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:
     with tab.page.expect_response(lambda answer: answer.url.endswith("/requests")) as answer:
         tab.press("add-own", "Request 1 added")
@@ -376,6 +384,7 @@ def test_an_allocator_that_the_server_forgot_begins_anew(tab: Tab) -> None:
     tab.forgive(404)
 
 
+@pytest.mark.thorough
 def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
     seen: list[str] = []
     for _ in range(40):
@@ -394,6 +403,7 @@ def test_everything_is_reached_by_keyboard(tab: Tab) -> None:
     assert unnamed == []
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_the_focus_where_it_is(tab: Tab, server: Running) -> None:
     sent: list[str] = []
     tab.page.on("request", lambda request: sent.append(request.url) if "chat" in request.url else None)
@@ -420,6 +430,7 @@ def test_a_run_leaves_the_focus_where_it_is(tab: Tab, server: Running) -> None:
     assert tab.focus_path() == ["run-a-only"], "the focus went nowhere but where Tab led it"
 
 
+@pytest.mark.thorough
 def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
     tab.page.focus("#run-b-only")
     with standing(server):
@@ -437,6 +448,7 @@ def test_a_run_is_stopped_by_keyboard(tab: Tab, server: Running) -> None:
     assert tab.text("#run-status") == "Stopped."
 
 
+@pytest.mark.thorough
 def test_the_focus_survives_a_redrawn_page_table(tab: Tab) -> None:
     for number in (1, 2, 3):
         tab.press("add-own" if number == 3 else "add-shared", f"Request {number} added")
@@ -463,6 +475,7 @@ def top(tab: Tab, selector: str) -> float:
     return found
 
 
+@pytest.mark.thorough
 def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> None:
     settings: dict[str, Any] = {
         "viewport": {"width": 360, "height": 740},
@@ -493,6 +506,7 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Any, server: Running) -> N
         assert tab.said == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [(1200, 900), (360, 740)], ids=["desktop", "phone"])
 def test_decisions_are_the_apis(browser: Any, server: Running, size: tuple[int, int]) -> None:
     with opened(browser, server.base, viewport={"width": size[0], "height": size[1]}) as tab:
@@ -526,6 +540,7 @@ def refused(tab: Tab, words: str) -> None:
     assert tab.count("#run-problem[role=alert]:not([hidden])") == 1
 
 
+@pytest.mark.thorough
 def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
     with opened(browser, server.base) as tab:
         tab.page.fill("#max_tokens", "-3")
@@ -548,6 +563,7 @@ def test_bad_fields_are_named_and_marked(browser: Any, server: Running) -> None:
         assert tab.count("#run-problem:not([hidden])") == 0
 
 
+@pytest.mark.thorough
 def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) -> None:
     key = "a-secret-key"
     llm = LLM("bundled-transit", cache="none", dtype="float32", device="cpu", engine=EngineConfig(max_num_seqs=1))
@@ -578,6 +594,7 @@ def test_the_key_is_asked_for_and_a_busy_or_ending_server_said_so(browser: Any) 
         tab.shown("#key-form:not([hidden])")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1200, 360])
 def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
     """On a model whose tokens can spell it."""
@@ -608,6 +625,7 @@ def test_answers_have_the_form_that_was_typed(browser: Any, width: int) -> None:
         assert tab.said == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1200, 360])
 def test_holes_are_typed_and_seen_to_be_filled(browser: Any, server: Running, width: int) -> None:
     with opened(browser, server.base, viewport={"width": width, "height": 800}) as tab:

@@ -61,7 +61,7 @@ def test_every_knob_is_one_of_its_policy() -> None:
             assert knob.contender(llm, workload, value).name.startswith(knob.cache)
 
 
-@pytest.mark.few(7)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [

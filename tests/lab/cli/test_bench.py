@@ -228,7 +228,7 @@ SETTINGS = {
 } | {"elastic-cache": {"window": 4}}
 
 
-@pytest.mark.few(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llada-tiny", "dream-tiny"])
 def test_all_caches_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
     target = tmp_path / "bench.json"

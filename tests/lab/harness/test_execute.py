@@ -68,7 +68,7 @@ def marker() -> str:
     return f"{600 + secrets.randbelow(300)}.{secrets.randbelow(10**9):09d}"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("code", "tests", "failure"),
     [
@@ -179,7 +179,7 @@ def f(x): return 3
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(13)
 @pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
 @pytest.mark.parametrize(
     "tests", ["assert f(1) == 71234567", "assert all(map(lambda x: f(x) == 71234567, [1]))\nassert set([f(1)]) == {1}"]
@@ -250,6 +250,7 @@ def total(node):
     assert score("code", f"```python\n{code}```", doc.right, doc.before, doc.entry).failure is None
 
 
+@pytest.mark.few(2)
 def test_time_is_limited_by_the_clock(confined: Confinement) -> None:
     start = time.monotonic()
     for code, seconds in (("while True: pass", 1.0), ("import time\ntime.sleep(60)", 0.5)):

@@ -60,6 +60,7 @@ def oracle_chain(noise: str, steps: int = STEPS, kind: str = "cosine") -> bound.
     return bound.chain(steps, SHIFTS[noise], VOCAB, MASK, -9.0, 9.0, kind)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("structured", [True, False])
 @pytest.mark.parametrize("noise", SHIFTS)
 def test_terms_of_all_noise_make_the_bound(noise: str, structured: bool) -> None:

@@ -47,6 +47,7 @@ def dense_similarity(model: DenseModel, canvas: torch.Tensor, measure: Measure) 
     return np.array([found[name] for name in names])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["llada", "llada_gqa", "dream"])
 @pytest.mark.parametrize("measure", ["flat", "official"])
 def test_every_step_is_like_a_dense_pass(name: str, measure: Measure) -> None:

@@ -110,6 +110,7 @@ def test_a_policy_that_renews_everything_moves_nothing(policy: str, settings: di
     assert (set(same.moved), same.agreement) == ({0.0}, 1.0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("policy", ["dkv-decode", "block-dual", "dllm-cache", "elastic-cache", "bicache+dllm-cache"])
 def test_rows_are_followed_by_position(policy: str) -> None:
     llm = open_mixture()
