@@ -6,22 +6,27 @@ EXTRAS ?= dev
 
 .PHONY: demo test check suite thorough soak docs
 demo: .venv/installed-lab
+	@echo "Asking the bundled model 40 questions under every cache: about a minute."
 	scripts/demo
 test: check suite
 suite: .venv/installed-$(EXTRAS)
+	@echo "Quick tests: about four minutes on two cores."
 	scripts/test
 check: .venv/installed-$(EXTRAS)
+	@echo "Lint, format and types: about a minute."
 	scripts/check
 thorough: .venv/installed-$(EXTRAS)
+	@echo "All tests with branch coverage: about half an hour on two cores."
 	scripts/thorough
 soak: .venv/installed-$(EXTRAS)
+	@echo "Long random runs: hours."
 	scripts/soak
 docs: .venv/installed-$(EXTRAS)
 	scripts/docs
 
 # One stamp for each set of extras. All sets go into one environment, so an installed set stays.
 .venv/installed-%: pyproject.toml constraints.txt
-	@echo "Installing remask with PyTorch and the extras '$*' into .venv. This happens once, and takes minutes."
+	@echo "Installing remask, PyTorch and the extras '$*' into .venv: once, two to five minutes, more on a slow network."
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --constraint constraints.txt --editable '.[$*]'
 	touch $@
