@@ -214,7 +214,9 @@ def test_limits_that_cannot_be(settings: dict[str, Any]) -> None:
 def ask_with(running: Running, key: str | None, priority: int) -> httpx.Response:
     """A small request of that priority."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=LONGEST_S)
+    return httpx.post(
+        f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=LONGEST_S
+    )
 
 
 def test_nobody_puts_himself_before_others_unless_allowed(server: Running) -> None:
