@@ -1,9 +1,9 @@
 """A pytest plugin that proves that a session leaves nothing behind: no file, no process and no listening socket.
 
-A session has a folder of its own for temporary files (`TMPDIR`), so whatever is in it at the end was left by a test or by
-a process that a test started; other users of the machine's temporary folder do not matter. Pytest's own folders stay where
-they are. Caches of libraries, which would stand in the user's home, are in the folder too, and go with it. New files of
-the checkout are found by comparison. Processes and sockets are found where Linux tells of them (`/proc`).
+A session has a folder of its own for temporary files (`TMPDIR`), so whatever is in it at the end was left by a test or
+by a process that a test started; other users of the machine's temporary folder do not matter. Pytest's own folders stay
+where they are. Caches of libraries, which would stand in the user's home, are in the folder too, and go with it. New
+files of the checkout are found by comparison. Processes and sockets are found where Linux tells of them (`/proc`).
 
 Under pytest-xdist each worker looks at what is its own, and the controller at all.
 """
@@ -94,7 +94,7 @@ class _Watch:
             self._times.append((report.start, report.stop, report.nodeid))
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
+    def pytest_testnodedown(self, node: Any) -> None:
         """Take over what a worker of pytest-xdist has found."""
         self.left += getattr(node, "workeroutput", {}).get("leftovers", [])
 
@@ -232,7 +232,10 @@ def _ancestors() -> Iterator[int]:
 
 def _listening(pids: list[int]) -> dict[str, str]:
     """The listening sockets of processes: what Linux calls them in the processes' descriptors, and their addresses."""
+    sockets = set().union(*map(_sockets, pids))
     addresses: dict[str, str] = {}
+    if not sockets:
+        return addresses
     for kind in ("tcp", "tcp6"):
         for line in _read_lines(_PROC / "net" / kind):
             if line[3] == "0A":
@@ -240,15 +243,17 @@ def _listening(pids: list[int]) -> dict[str, str]:
     for line in _read_lines(_PROC / "net" / "unix"):
         if int(line[3], 16) & 0x10000:
             addresses[f"socket:[{line[6]}]"] = f"at {line[7] if len(line) > 7 else 'no path'}"
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(_PROC / str(pid) / "fd"):
-                with contextlib.suppress(OSError):
-                    target = os.readlink(_PROC / str(pid) / "fd" / name)
-                    if target in addresses:
-                        found[target] = addresses[target]
-    return found
+    return {name: addresses[name] for name in sockets & addresses.keys()}
+
+
+def _sockets(pid: int) -> set[str]:
+    """The sockets of a process, as its descriptors name them."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(_PROC / str(pid) / "fd" / name))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def _read_lines(path: Path) -> list[list[str]]:

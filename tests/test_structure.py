@@ -21,8 +21,8 @@ from remask.errors import ConfigError
 from remask.models import structure_worker
 from remask.models.token_bytes import token_bytes
 from tests.server.serving import Running, serving
-from tests.waiting import LONGEST_S, eventually
 from tests.test_detokenize import BYTES
+from tests.waiting import LONGEST_S, eventually
 
 pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
 
