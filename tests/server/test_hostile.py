@@ -72,6 +72,7 @@ def test_numbers_and_lists_out_of_range_are_a_400_at_once(
     host, ordinary = hosts[kind], {"prompt": PROMPTS[kind], "max_tokens": 8, "seed": 1}
     before = host.client.post(COMPLETIONS, json=ordinary)
     assert before.status_code == 200, before.text
+    host.settle()
     steps = host.service.llm.engine.stats.steps
     response = host.client.post(COMPLETIONS, json={"prompt": PROMPTS[kind], **fields})
     assert host.service.llm.engine.stats.steps == steps
