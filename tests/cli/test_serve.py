@@ -214,13 +214,15 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
         assert (told["max_queue"], told["cache"], told["seed"], told["api_keys"]) == (9, "none", 3, 1)
         assert told["sampling"] == {"max_tokens": 8, "block_length": 2, "steps": 8}, "the model's steps are kept"
         assert told["chat_template"] == str(template)
-        assert httpx.get(f"{process.base}/v1/models").status_code == 401
+        assert httpx.get(f"{process.base}/v1/models", timeout=LONGEST_S).status_code == 401
         headers = {"Authorization": "Bearer from-the-environment"}
-        names = httpx.get(f"{process.base}/v1/models", headers=headers).json()["data"]
+        names = httpx.get(f"{process.base}/v1/models", headers=headers, timeout=LONGEST_S).json()["data"]
         assert [name["id"] for name in names] == ["one", "two"]
         chat = {"messages": [{"role": "user", "content": "from abbey"}]}
-        tokens = httpx.post(f"{process.base}/tokenize", json=chat, headers=headers).json()["tokens"]
-        plain = httpx.post(f"{process.base}/tokenize", json={"prompt": "from abbey"}, headers=headers).json()["tokens"]
+        tokens = httpx.post(f"{process.base}/tokenize", json=chat, headers=headers, timeout=LONGEST_S).json()["tokens"]
+        plain = httpx.post(
+            f"{process.base}/tokenize", json={"prompt": "from abbey"}, headers=headers, timeout=LONGEST_S
+        ).json()["tokens"]
         assert tokens == plain, "the template writes no roles"
     assert not any("from-the-environment" in line for line in process.lines)
 
@@ -314,7 +316,7 @@ def test_two_signals_end_it_now() -> None:
         answer = pool.submit(httpx.post, f"{process.base}{URL}", json=body, timeout=LONGEST_S)
         eventually(lambda: process.accepted() == 1)
         process.process.send_signal(signal.SIGTERM)
-        eventually(lambda: httpx.get(f"{process.base}/health").status_code == 503)
+        eventually(lambda: httpx.get(f"{process.base}/health", timeout=LONGEST_S).status_code == 503)
         process.process.send_signal(signal.SIGTERM)
         eventually(lambda: any("Shutting down" in line for line in process.lines))
         process.let_go()

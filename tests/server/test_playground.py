@@ -18,7 +18,7 @@ from tests.server.serving import CHATS, SLOW, URL, Running, held, serving
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test EXTRAS=dev")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-DONE = 20_000  # milliseconds
+DONE = 120_000  # milliseconds
 WATCH = """addEventListener("securitypolicyviolation", (event) => console.error("csp: " + event.violatedDirective))"""
 
 
@@ -151,7 +151,7 @@ def standing(server: Running) -> Iterator[None]:
     go, inner = threading.Event(), engine.step
 
     def step() -> Any:
-        assert go.wait(60)
+        assert go.wait(120)
         return inner()
 
     vars(engine)["step"] = step
