@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.tiers", "tests.skips", "tests.device"]
+pytest_plugins = ["tests.tiers", "tests.skips", "tests.device", "tests.leftovers"]
 torch.set_num_threads(1)
 
 settings.register_profile(

@@ -14,6 +14,7 @@ import pytest
 from remask.errors import ConfigError, OutputError, RecordError
 from remask.outputs import LineFile, whole_file, write_whole
 from tests.disks import small_disk
+from tests.waiting import eventually
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -72,10 +73,8 @@ def test_a_killed_writer_leaves_one_of_the_files_that_it_wrote(tmp_path: Path, k
     )
     for _ in range(kills):
         writer = subprocess.Popen([sys.executable, "-c", program, str(path)])
-        while not path.exists():
-            assert writer.poll() is None
-            time.sleep(0.001)
-        time.sleep(chance.random() * 0.02)
+        eventually(path.exists)
+        time.sleep(chance.random() * 0.02)  # so that it is killed at any moment of its work
         writer.kill()
         assert writer.wait() == -signal.SIGKILL
         assert path.read_text() in ("a" * 300_000, "b" * 300_000)

@@ -20,8 +20,9 @@ from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
 from remask.models import structure_worker
 from remask.models.token_bytes import token_bytes
-from tests.server.serving import Running, eventually, serving
+from tests.server.serving import Running, serving
 from tests.test_detokenize import BYTES
+from tests.waiting import LONGEST_S, eventually
 
 pytest.importorskip("outlines_core", reason="needs outlines-core: pip install 'remask[server]'")
 
@@ -171,12 +172,12 @@ def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monk
 
     def held(*args: Any) -> Any:
         begun.append(args)
-        assert passing.wait(30)
+        assert passing.wait(LONGEST_S)
         return compile_form(*args)
 
     def ask(running: Running, regex: str) -> int:
         body = {"messages": [USER], "max_tokens": 4, "structured_outputs": {"regex": regex}}
-        return httpx.post(f"{running.base}{URL}", json=body, timeout=60).status_code
+        return httpx.post(f"{running.base}{URL}", json=body, timeout=LONGEST_S).status_code
 
     llm.constraint({"regex": "[a-d]{4}"})
     monkeypatch.setattr(structure.Structures, "_run", held)
@@ -186,7 +187,7 @@ def test_forms_that_take_long_to_compile_leave_a_thread_to_others(llm: LLM, monk
     ):
         hostile = [clients.submit(ask, running, f"[x-z]{{4}}|held{number}") for number in range(4)]
         eventually(lambda: bool(begun))
-        assert running.client.post(URL, json={"messages": [USER], "max_tokens": 4}, timeout=20).status_code == 200
+        assert running.client.post(URL, json={"messages": [USER], "max_tokens": 4}).status_code == 200
         assert ask(running, "[a-d]{4}") == 200
         assert len(begun) == 1
         passing.set()

@@ -1,8 +1,7 @@
-"""Model folders that were made to hurt: each is refused through the command line, quickly and by name."""
+"""Model folders that were made to hurt: each is refused through the command line, by name."""
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from remask.cli import main
 from remask.models.source import resolve
 from tests.models.test_chat_template import BILLIONS, ENDLESS
-
-QUICK_S = 20.0  # far above what refusing takes on a busy machine, and far below what obeying would
 
 
 def copied(folder: Path, **config: Any) -> Path:
@@ -28,10 +25,7 @@ def copied(folder: Path, **config: Any) -> Path:
 
 
 def generate(folder: Path, *words: str) -> int:
-    start = time.monotonic()
-    status = main(["--quiet", "generate", "--model", str(folder), "--dtype", "float32", "--prompt", "from ivy", *words])
-    assert time.monotonic() - start < QUICK_S
-    return status
+    return main(["--quiet", "generate", "--model", str(folder), "--dtype", "float32", "--prompt", "from ivy", *words])
 
 
 @pytest.mark.parametrize(

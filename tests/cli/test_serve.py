@@ -21,22 +21,32 @@ import pytest
 
 from remask.cli import main
 from remask.server.run import bind, url_of
-from tests.server.serving import CHATS, LONG, URL, eventually
+from tests.server.serving import CHATS, LONG, URL
+from tests.waiting import LONGEST_S, eventually
 
 START = "import sys; from remask.cli import main; sys.exit(main())"
+# As `START`, with an engine that runs its first step when its standard input ends.
+HELD = f"""
+import sys, threading
+from remask.engine.engine import Engine
+step, go = Engine.step, threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), go.set()), daemon=True).start()
+Engine.step = lambda engine: go.wait() and step(engine)
+{START}
+"""
 
 
 class Process:
     """A running `remask serve` and what it has logged."""
 
-    def __init__(self, *words: str, **environment: str) -> None:
+    def __init__(self, *words: str, start: str = START, **environment: str) -> None:
         self.lines: list[str] = []
-        command = [sys.executable, "-c", START, "serve", "--port", "0", "--dtype", "float32", *words]
+        command = [sys.executable, "-c", start, "serve", "--port", "0", "--dtype", "float32", *words]
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        eventually(lambda: self.process.poll() is not None or self._url() is not None, 60)
+        eventually(lambda: self.process.poll() is not None or self._url() is not None)
         assert self.process.poll() is None, self.lines
         self.base = self._url() or ""
 
@@ -54,11 +64,23 @@ class Process:
         told: dict[str, Any] = json.loads(line.split("remask serve: ", 1)[1])
         return told
 
+    def accepted(self) -> int:
+        """Requests that run or wait."""
+        text = httpx.get(f"{self.base}/metrics", timeout=LONGEST_S).text
+        counts = re.findall(r"^remask:num_requests_(?:running|waiting)\{.*?\} (\S+)", text, re.MULTILINE)
+        return int(sum(map(float, counts)))
+
+    def let_go(self) -> None:
+        """Let the engine of a `HELD` process run."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
     def end(self) -> int:
         """Its exit status, after SIGTERM if it still runs."""
+        self.let_go()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(60)
+        status = self.process.wait(LONGEST_S)
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -66,9 +88,9 @@ class Process:
 
 
 @contextmanager
-def served(*words: str, **environment: str) -> Iterator[Process]:
+def served(*words: str, start: str = START, **environment: str) -> Iterator[Process]:
     """A server process, which ends with the block."""
-    process = Process(*words, **environment)
+    process = Process(*words, start=start, **environment)
     try:
         yield process
     finally:
@@ -78,23 +100,18 @@ def served(*words: str, **environment: str) -> Iterator[Process]:
 @pytest.mark.thorough
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
     """16 at a time, half of them waiting; what is accepted is answered in full, what comes later gets a 503."""
-    words = ["bundled-transit", "--max-num-seqs", "4", "--drain-timeout", "120"]
+    words = ["bundled-transit", "--max-num-seqs", "4", "--drain-timeout", "600"]
     words += ["--profile-dir", str(tmp_path / "trace"), "--profile-steps", "4"]
-    with served(*words) as process, ThreadPoolExecutor(17) as pool:
-        with httpx.Client(base_url=process.base, timeout=120, limits=httpx.Limits(max_connections=40)) as client:
+    with served(*words, start=HELD) as process, ThreadPoolExecutor(17) as pool:
+        with httpx.Client(base_url=process.base, timeout=LONGEST_S, limits=httpx.Limits(max_connections=40)) as client:
             bodies = [{"messages": CHATS[i], **LONG, "seed": i, "stream": i % 2 == 0} for i in range(16)]
             answers = [pool.submit(client.post, URL, json=body) for body in bodies]
-
-            def accepted() -> bool:
-                text = client.get("/metrics").text
-                counts = re.findall(r"^remask:num_requests_(?:running|waiting)\{.*?\} (\S+)", text, re.MULTILINE)
-                return sum(map(float, counts)) == 16
-
-            eventually(accepted, 30)
+            eventually(lambda: process.accepted() == 16)
             process.process.send_signal(signal.SIGTERM)
             eventually(lambda: client.get("/health").status_code == 503)
             late = client.post(URL, json={"messages": CHATS[0]})
             assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+            process.let_go()
             for answer, body in zip(answers, bodies, strict=True):
                 response = answer.result()
                 assert response.status_code == 200
@@ -103,7 +120,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
                     assert '"finish_reason":"length"' in response.text
                 else:
                     assert response.json()["usage"]["completion_tokens"] == 48
-        assert process.process.wait(60) == 0
+        assert process.process.wait(LONGEST_S) == 0
     assert any("draining: 16 requests" in line for line in process.lines)
     trace = json.loads((tmp_path / "trace" / "steps.trace.json").read_text(encoding="utf-8"))
     assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
@@ -123,7 +140,7 @@ class Clients:
         """One client. Its question is the same every time."""
         body = {"messages": CHATS[number], **LONG, "max_tokens": 16, "steps": 16}
         # Each request has a connection of its own, so that none is sent on one that is just being closed.
-        with httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+        with httpx.Client(timeout=LONGEST_S, limits=httpx.Limits(max_keepalive_connections=0)) as client:
             while not self.stopped.is_set():
                 try:
                     self._note(number, client.post(f"{self.base}{URL}", json=body))
@@ -154,7 +171,7 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
     Clients that hold connections open without a request keep neither from stopping.
     """
     with ThreadPoolExecutor(6) as pool, ExitStack() as stack:
-        first = stack.enter_context(served("bundled-transit", "--max-num-seqs", "2", "--drain-timeout", "60"))
+        first = stack.enter_context(served("bundled-transit", "--max-num-seqs", "2", "--drain-timeout", "600"))
         port = int(first.base.rsplit(":", 1)[1])
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
         for each in idle[:10]:
@@ -162,16 +179,16 @@ def test_a_server_is_restarted_on_its_port_under_load() -> None:
         clients = Clients(first.base)
         stack.callback(clients.stopped.set)
         running = [pool.submit(clients.run, number) for number in range(6)]
-        eventually(lambda: clients.statuses[200] >= 12, 60)
+        eventually(lambda: clients.statuses[200] >= 12)
         first.process.send_signal(signal.SIGTERM)
-        assert first.process.wait(30) == 0
+        assert first.process.wait(LONGEST_S) == 0
         first.end()
         by_first = answered(first)
         assert not any("are cancelled" in line for line in first.lines)
         second = stack.enter_context(served("bundled-transit", "--max-num-seqs", "2", "--port", str(port)))
         assert second.base == first.base
         before = clients.statuses[200]
-        eventually(lambda: clients.statuses[200] >= before + 12, 60)
+        eventually(lambda: clients.statuses[200] >= before + 12)
         clients.stopped.set()
         for client in running:
             client.result()
@@ -199,13 +216,15 @@ def test_flags_of_a_file_and_of_the_command_line(tmp_path: Path) -> None:
         assert (told["max_queue"], told["cache"], told["seed"], told["api_keys"]) == (9, "none", 3, 1)
         assert told["sampling"] == {"max_tokens": 8, "block_length": 2, "steps": 8}, "the model's steps are kept"
         assert told["chat_template"] == str(template)
-        assert httpx.get(f"{process.base}/v1/models").status_code == 401
+        assert httpx.get(f"{process.base}/v1/models", timeout=LONGEST_S).status_code == 401
         headers = {"Authorization": "Bearer from-the-environment"}
-        names = httpx.get(f"{process.base}/v1/models", headers=headers).json()["data"]
+        names = httpx.get(f"{process.base}/v1/models", headers=headers, timeout=LONGEST_S).json()["data"]
         assert [name["id"] for name in names] == ["one", "two"]
         chat = {"messages": [{"role": "user", "content": "from abbey"}]}
-        tokens = httpx.post(f"{process.base}/tokenize", json=chat, headers=headers).json()["tokens"]
-        plain = httpx.post(f"{process.base}/tokenize", json={"prompt": "from abbey"}, headers=headers).json()["tokens"]
+        tokens = httpx.post(f"{process.base}/tokenize", json=chat, headers=headers, timeout=LONGEST_S).json()["tokens"]
+        plain = httpx.post(
+            f"{process.base}/tokenize", json={"prompt": "from abbey"}, headers=headers, timeout=LONGEST_S
+        ).json()["tokens"]
         assert tokens == plain, "the template writes no roles"
     assert not any("from-the-environment" in line for line in process.lines)
 
@@ -215,7 +234,7 @@ def test_the_seed_of_the_server_makes_its_draws_reproducible() -> None:
     def draw() -> list[str]:
         body = {"messages": CHATS[0], "temperature": 2.0, "ignore_eos": True}
         with served("bundled-transit", "--seed", "11") as process:
-            answers = [httpx.post(f"{process.base}{URL}", json=body, timeout=30).json() for _ in range(3)]
+            answers = [httpx.post(f"{process.base}{URL}", json=body, timeout=LONGEST_S).json() for _ in range(3)]
         return [answer["choices"][0]["message"]["content"] for answer in answers]
 
     first = draw()
@@ -293,15 +312,16 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_two_signals_end_it_now() -> None:
-    with served("bundled-transit") as process, ThreadPoolExecutor(1) as pool:
+    words = ["bundled-transit", "--drain-timeout", "3600"]
+    with served(*words, start=HELD) as process, ThreadPoolExecutor(1) as pool:
         body = {"messages": CHATS[0], **LONG, "max_tokens": 512, "steps": 512}
-        answer = pool.submit(httpx.post, f"{process.base}{URL}", json=body, timeout=60)
-        time.sleep(0.3)
+        answer = pool.submit(httpx.post, f"{process.base}{URL}", json=body, timeout=LONGEST_S)
+        eventually(lambda: process.accepted() == 1)
         process.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        eventually(lambda: httpx.get(f"{process.base}/health", timeout=LONGEST_S).status_code == 503)
         process.process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
-        process.process.wait(30)
-        assert time.monotonic() - started < 20
+        eventually(lambda: any("Shutting down" in line for line in process.lines))
+        process.let_go()
+        process.process.wait(LONGEST_S)
         with pytest.raises((httpx.HTTPError, AssertionError)):
             assert answer.result().status_code == 200

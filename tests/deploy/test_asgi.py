@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from remask.deploy.asgi import Call, Head, respond
+from tests.waiting import LONGEST_S
 
 CALL = Call("POST", "/p", b"a=1", ((b"x", b"y"),), b"body")
 
@@ -14,6 +15,7 @@ CALL = Call("POST", "/p", b"a=1", ((b"x", b"y"),), b"body")
 def test_parts_come_as_they_are_sent() -> None:
     seen: list[Any] = []
     order: list[str] = []
+    was_read = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.extend([scope["method"], scope["path"], scope["query_string"], scope["headers"], await receive()])
@@ -21,7 +23,8 @@ def test_parts_come_as_they_are_sent() -> None:
         for part in (b"one", b"two"):
             order.append(f"sent {part.decode()}")
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            await asyncio.sleep(0.01)
+            await asyncio.wait_for(was_read.wait(), LONGEST_S)
+            was_read.clear()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def read() -> list[Any]:
@@ -29,6 +32,8 @@ def test_parts_come_as_they_are_sent() -> None:
         async for part in respond(app, CALL):
             order.append(f"read {part!r}")
             parts.append(part)
+            if isinstance(part, bytes):
+                was_read.set()
         return parts
 
     assert asyncio.run(read()) == [Head(201, ((b"k", b"v"),)), b"one", b"two"]

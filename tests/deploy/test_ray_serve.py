@@ -15,7 +15,8 @@ import pytest
 
 from remask_lab.speed.routing import fleet
 from tests.deploy.fleets import ASKS, BUDGET, hit_ratio
-from tests.server.serving import CHATS, URL, eventually
+from tests.server.serving import CHATS, URL
+from tests.waiting import LONGEST_S, eventually
 
 pytestmark = [
     pytest.mark.soak,
@@ -36,7 +37,7 @@ def held(client: httpx.Client) -> dict[str, dict[str, object]]:
 
 
 def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Path) -> None:
-    with fleet(str(tmp_path), BUDGET, *LIMITS) as base, httpx.Client(base_url=base, timeout=60) as client:
+    with fleet(str(tmp_path), BUDGET, *LIMITS) as base, httpx.Client(base_url=base, timeout=LONGEST_S) as client:
         by_prefix = hit_ratio(base)
         assert len(held(client)) == 2
         homes = [{client.post(URL, json=ask.body).headers["x-remask-replica"] for _ in range(2)} for ask in ASKS[:16]]
@@ -55,7 +56,7 @@ def test_prefixes_go_where_they_are_held_and_answers_stream_through(tmp_path: Pa
             chunks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(4)]
             assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
             assert leases(client, home) == 1, "text came while the request runs"
-        eventually(lambda: leases(client, home) == 0, 20)
+        eventually(lambda: leases(client, home) == 0)
         nobody = client.get("/v1/cache", headers={"X-Remask-Replica": "nobody"})
         assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "not_found")
     with fleet(str(tmp_path), BUDGET, *LIMITS, "--routing", "round-robin") as base:

@@ -1,7 +1,6 @@
 """Random tiny uniform (GIDD) and block-causal (SDAR, LLaDA2) checkpoints, for the product and for the oracles alike."""
 
 import random
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 from remask.models.loaded import load_model
 from tests.engine.support import CPU, CheckedTransformer
+from tests.leftovers import lasting_folder
 from tests.models import checkpoints
 
 VOCAB, MASK = checkpoints.VOCAB, 39
@@ -58,7 +58,7 @@ class Checkpoint:
 @cache
 def checkpoint(name: str) -> Checkpoint:
     """One of `RAW`, written once."""
-    folder = checkpoints.write(Path(tempfile.mkdtemp()) / "model", RAW[name], checkpoints.random_tensors(RAW[name]))
+    folder = checkpoints.write(lasting_folder() / "model", RAW[name], checkpoints.random_tensors(RAW[name]))
     loaded = load_model(str(folder), torch.float64, CPU, dummy=False, progress=False)
     return Checkpoint(folder, CheckedTransformer(loaded.config, loaded.weights), loaded.fingerprint)
 

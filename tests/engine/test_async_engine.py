@@ -16,6 +16,7 @@ from remask.engine.request import Request
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from tests.engine.support import Work, alone, make_engine, request
+from tests.waiting import LONGEST_S
 
 
 def drive(
@@ -27,9 +28,11 @@ def drive(
         outer = AsyncEngine(engine or make_engine(), max_queue, **more)
         outer.start()
         try:
-            return await asyncio.wait_for(act(outer), 30)
+            return await asyncio.wait_for(act(outer), LONGEST_S)
         finally:
-            await asyncio.wait_for(outer.stop(), 30)
+            if isinstance(paced := more.get("observer"), Paced):
+                paced.let(-1)
+            await asyncio.wait_for(outer.stop(), LONGEST_S)
 
     return asyncio.run(main())
 
@@ -45,25 +48,38 @@ async def ends(ticket: Ticket) -> dict[str, Result]:
 
 
 def long(name: str, **fields: Any) -> Any:
-    """A request that would take far longer than any test."""
+    """A request of many steps."""
     return request(name, max_tokens=32, block_length=1, steps=32, **fields)
 
 
-class Slow:
-    """An observer that makes steps take their time, and counts them."""
+class Paced:
+    """An observer that lets so many steps run, any number where it is negative, and counts them."""
 
-    def __init__(self, seconds: float = 0.002) -> None:
-        self.seconds, self.steps, self.closed = seconds, 0, 0
-        self.go = threading.Event()
-        self.go.set()
+    def __init__(self, steps: int = -1) -> None:
+        self.steps = self.closed = 0
+        self._left, self._more, self._standing = steps, threading.Condition(), threading.Event()
+
+    def let(self, steps: int) -> None:
+        """Let so many more run."""
+        with self._more:
+            self._standing.clear()
+            self._left = steps
+            self._more.notify()
+
+    async def wait(self) -> None:
+        """Wait until the engine's thread stands before a step that may not run."""
+        assert await asyncio.to_thread(self._standing.wait, LONGEST_S)
 
     def before_step(self) -> None:
         assert threading.current_thread().name == "remask-engine"
-        self.go.wait(20)
+        with self._more:
+            if not self._left:
+                self._standing.set()
+                assert self._more.wait_for(lambda: self._left, LONGEST_S)
+            self._left -= 1
 
     def after_step(self) -> None:
         self.steps += 1
-        threading.Event().wait(self.seconds)
 
     def close(self) -> None:
         self.closed += 1
@@ -156,7 +172,7 @@ def test_a_full_queue_refuses_and_takes_again_later() -> None:
         await asyncio.gather(*map(ends, tickets))
         assert set(await ends(engine.submit(checked(engine, request("more"))))) == {"more"}
 
-    drive(act, max_queue=2, observer=Slow())
+    drive(act, max_queue=2)
     with pytest.raises(ConfigError, match="max_queue"):
         AsyncEngine(make_engine(), -1)
 
@@ -167,8 +183,10 @@ def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
         seen = ticket.__aiter__()
         while not any(event.transfer for event in await anext(seen)):
             pass
+        await paced.wait()
         ticket.cancel()
         ticket.cancel()
+        paced.let(-1)
         results = [event.result async for events in seen for event in events if event.result is not None]
         assert [result.finish_reason for result in results] == ["cancelled"]
         assert len(results[0].trace) < 32
@@ -177,13 +195,14 @@ def test_cancelling_frees_slot_and_lease_at_the_next_step() -> None:
         assert used == 1 * 4, "the stored prefix alone"
         ticket.cancel()
 
-    drive(act, observer=Slow())
+    paced = Paced(4)
+    drive(act, observer=paced)
 
 
 def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
     async def act(engine: AsyncEngine) -> None:
         ticket = engine.submit(checked(engine, request("r")))
-        waiting = asyncio.create_task(engine.drain(20))
+        waiting = asyncio.create_task(engine.drain(LONGEST_S))
         await asyncio.sleep(0)
         with pytest.raises(DrainingError):
             engine.submit(checked(engine, request("late")))
@@ -192,25 +211,31 @@ def test_a_drain_waits_for_what_was_accepted_and_takes_nothing_more() -> None:
         assert await waiting == 0
         assert await engine.drain(0) == 0
 
-    drive(act, observer=Slow())
+    drive(act)
 
 
 def test_a_drain_cancels_what_is_late() -> None:
     async def act(engine: AsyncEngine) -> None:
         ticket = engine.submit(checked(engine, long("r")))
-        assert await engine.drain(0.02) == 1
+        await paced.wait()
+        late = asyncio.create_task(engine.drain(0))
+        while not engine._commands:
+            await asyncio.sleep(0)
+        paced.let(-1)
+        assert await late == 1
         assert (await ends(ticket))["r"].finish_reason == "cancelled"
 
-    drive(act, observer=Slow(0.01))
+    paced = Paced(2)
+    drive(act, observer=paced)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_everybody_hears_of_a_dead_loop() -> None:
-    engine, slow = make_engine(), Slow()
+    engine, paced = make_engine(), Paced(0)
     healthy = engine.step
 
     def step() -> list[Event]:
-        if slow.steps == 3:
+        if paced.steps == 3:
             raise RuntimeError("the device fell off")
         return healthy()
 
@@ -222,9 +247,8 @@ def test_everybody_hears_of_a_dead_loop() -> None:
 
     async def act(outer: AsyncEngine) -> None:
         tickets = [outer.submit(checked(outer, long(f"r{i}"))) for i in range(6)]
-        slow.go.clear()
-        call = asyncio.create_task(outer.call(lambda e: threading.Event().wait(0.2) and e.busy))
-        slow.go.set()
+        call = asyncio.create_task(outer.call(lambda e: e.busy))
+        paced.let(-1)
         for ticket in tickets:
             with pytest.raises(EngineDeadError, match="the device fell off"):
                 await ends(ticket)
@@ -237,8 +261,8 @@ def test_everybody_hears_of_a_dead_loop() -> None:
             await outer.call(lambda e: e.busy)
         assert await outer.drain(1) == 0
 
-    drive(act, engine, observer=slow)
-    assert slow.closed == 1
+    drive(act, engine, observer=paced)
+    assert paced.closed == 1
 
 
 def test_a_call_that_waits_hears_of_a_dead_loop_too() -> None:

@@ -17,6 +17,7 @@ from remask_lab.gpu.results import Result
 from remask_lab.gpu.shapes import find_shape
 from remask_lab.gpu.steady import roof_seconds
 from remask_lab.ops.peaks import Peaks
+from tests.waiting import ended, eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu"
 FEW_TESTS = "(test_a_family_finds_its_common_left_parts_in_shared_pages and f1 and b4) or test_gate"
@@ -126,16 +127,22 @@ def test_a_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert "float32" in result.found["peaks"]
 
 
-def test_a_process_without_an_end_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_process_without_an_end_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "output"
+
+    class Waited(subprocess.Popen[bytes]):
+        """A process whose time is over once it has told of its child."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            eventually(lambda: output.read_text(encoding="utf-8").endswith("\n"))
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Waited)
     assert run_child(["sh", "-c", "sleep 600 & echo $!; wait"], tmp_path, output, 1) is None
     child = int(output.read_text(encoding="utf-8"))
-    for _ in range(100):
-        state = Path(f"/proc/{child}/stat")
-        if not state.exists() or state.read_text(encoding="utf-8").split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("its child goes on")
+    eventually(lambda: ended(child))
 
 
 def test_speed_without_peaks_names_the_part_that_is_missing(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from remask.errors import ConfigError
 from remask.models.chat_template import MAX_CHARACTERS, ChatTemplate
 from tests.models.test_tokenizer import dream_folder, tokenizer, turn
+from tests.waiting import LONGEST_S, ended, eventually
 
 CHAT = [turn("system", "be brief"), turn("user", "  Grüße, 你好 \U0001f600\u2028 \ud800 "), turn("assistant", "a\n\nb")]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -112,8 +112,7 @@ def test_a_process_is_kept_and_replaced_once_it_is_gone() -> None:
     assert template.render(CHAT, True) == "be brief"
     assert children() - before == {first}
     os.kill(first, signal.SIGKILL)
-    while Path(f"/proc/{first}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.01)
+    eventually(lambda: ended(first))
     assert template.render(CHAT, True) == "be brief"
     assert first not in children()
 
@@ -152,21 +151,27 @@ def test_threads_render_at_the_same_time_and_get_their_own() -> None:
     assert len(children() - before) <= 4
 
 
-def test_a_template_that_runs_too_long_holds_up_no_other_thread() -> None:
+def test_a_template_that_runs_long_holds_up_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remask.models.chat_template.MAX_SECONDS", 10 * LONGEST_S)  # it loops until it is ended
     template = ChatTemplate(f"{{% if messages[0].content == 'loop' %}}{BILLIONS}{{% endif %}}ok", {})
 
     def loop() -> None:
-        with pytest.raises(ConfigError, match="processor time"):
+        with pytest.raises(ConfigError, match="its process ended with status -9"):
             template.render([turn("user", "loop")], True)
 
+    before = looping = children()
     slow = threading.Thread(target=loop)
     slow.start()
-    done = 0
-    while slow.is_alive():
-        assert template.render([turn("user", "a")], True) == "ok"
-        done += 1
-    slow.join()
-    assert done > 20
+    try:
+        eventually(lambda: children() - before)
+        looping = children()
+        for _ in range(20):
+            assert template.render([turn("user", "a")], True) == "ok"
+        assert slow.is_alive()
+    finally:
+        for each in looping - before:
+            os.kill(each, signal.SIGKILL)
+        slow.join()
 
 
 def test_values_that_cannot_be_sent_are_refused() -> None:
@@ -190,10 +195,7 @@ def test_its_process_ends_with_the_one_that_made_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    end = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}").exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    eventually(lambda: ended(int(done.stdout)))
 
 
 def test_a_tokenizer_takes_another_template(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """The parts of a model: that they are the whole, and that ranks which compute with them compute the same."""
 
 import math
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from remask.models.transformer import Transformer
 from remask.models.weights import Weights, empty_weights
 from tests.engine import kinds
 from tests.engine.support import CPU
+from tests.leftovers import lasting_folder
 from tests.models import checkpoints
 from tests.parallel.threads import together
 
@@ -42,7 +41,7 @@ RAW: dict[str, dict[str, Any]] = {
 
 @cache
 def found(name: str) -> FoundModel:
-    folder = Path(tempfile.mkdtemp()) / "model"
+    folder = lasting_folder() / "model"
     checkpoints.write(folder, RAW[name], checkpoints.random_tensors(RAW[name]))
     return find_model(str(folder), dummy=False)
 

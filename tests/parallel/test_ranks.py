@@ -2,11 +2,11 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests import goldens
 from tests.goldens import uniform
 from tests.models import checkpoints
 from tests.parallel.ranks import Lender, lent
+from tests.waiting import LONGEST_S, ended, eventually
 
 GOLDEN = str(goldens.model_dir("llada"))
 COMMON: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1}
@@ -225,7 +226,6 @@ def test_every_rank_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remask.parallel.worker.PATIENCE_S", 0.5)
     lender = Lender()
     try:
         with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
@@ -243,16 +243,15 @@ async def _killed_while(llm: LLM, runs: bool) -> str:
     outer.start()
     long = llm.requests([[1, 2, 3]], {"max_tokens": 500, "steps": 500, "block_length": 500})
     ticket = outer.submit([llm.engine.check(each) for each in long]) if runs else None
-    await asyncio.sleep(0.3)
+    if ticket is not None:  # it computes
+        await anext(aiter(ticket))
     os.kill(worker.process.pid, signal.SIGKILL)
     if ticket is not None:
         with pytest.raises(EngineDeadError) as died:
             async for _ in ticket:
                 pass
         return str(died.value)
-    until = time.monotonic() + 30
-    while outer.alive and time.monotonic() < until:
-        await asyncio.sleep(0.05)
+    await asyncio.to_thread(eventually, lambda: not outer.alive)
     return str(outer.error)
 
 
@@ -288,19 +287,11 @@ def test_ranks_end_with_rank_0(how: str) -> None:
         pid = int(rank0.stdout.readline())
         if how == "sleep":
             os.kill(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)  # only rank 0 ends it
-            time.sleep(0.5)
-            os.kill(pid, 0)
+            os.kill(pid, signal.SIGTERM)
+            (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+            ignored = {number for number in (signal.SIGINT, signal.SIGTERM) if int(mask, 16) >> number - 1 & 1}
+            assert ignored == {signal.SIGINT, signal.SIGTERM}, "rank 0 ends it"
             rank0.kill()
-        code = rank0.wait(60)
+        code = rank0.wait(LONGEST_S)
         assert code == (0 if how == "end" else -signal.SIGKILL)
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-            return  # nobody is left to collect it
-        time.sleep(0.1)
-    pytest.fail("the rank outlived its rank 0")
+    eventually(lambda: ended(pid))

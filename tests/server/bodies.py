@@ -134,7 +134,7 @@ def bodies(
     if kind == "block_causal":
         del body["block_length"]  # the model's own
     if usual and "deadline_s" in body:
-        body["deadline_s"] += 30
+        body["deadline_s"] += 600
     if "steps" in body and usual:
         body["steps"] = LENGTH // block * max(1, body["steps"] * block // LENGTH)
     ids = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12)

@@ -1,5 +1,6 @@
 """A server for tests: the bundled model behind uvicorn on a free port of 127.0.0.1."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -7,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from remask.engine.config import EngineConfig
-from remask.errors import IntegrityError
+from remask.engine.engine import Engine, Event
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.config import ServerConfig
@@ -20,12 +21,15 @@ from remask.server.run import Server
 from remask.server.service import Service
 from remask.tasks.transit import make_workload
 from remask_lab.bench.workload import TRANSIT_SAMPLING
+from tests.waiting import LONGEST_S, eventually
 
 QUESTIONS = make_workload(24, 3, 5)
 CHATS = [list(question.messages) for question in QUESTIONS]
 LONG = {"max_tokens": 48, "block_length": 1, "steps": 48, "ignore_eos": True}  # some tenths of a second
 SLOW = {"max_tokens": 256, "block_length": 1, "steps": 256, "ignore_eos": True}  # seconds: never run to its end
 URL = "/v1/chat/completions"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Running:
     base: str
     service: Service
     client: httpx.Client
+    server: Server
 
     def chat(self, body: dict[str, Any]) -> httpx.Response:
         """POST to the chat endpoint."""
@@ -59,35 +64,90 @@ class Running:
         told: dict[str, Any] = self.client.get("/v1/cache").json()
         return told
 
-    def settle(self, timeout: float = 20.0) -> None:
+    @property
+    def open(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self.service.engine.running + self.service.engine.waiting
+
+    def settle(self) -> None:
         """Wait until no request runs or waits, then check that every page and lease has its owner.
 
-        A request of a client that has left may begin while this looks, on the engine's thread; then it looks again.
+        A request of a client that has left may begin meanwhile; then this waits again.
         """
-        end = time.monotonic() + timeout
         while True:
-            assert time.monotonic() < end, "requests are still open"
-            time.sleep(0.005)
-            if self.service.engine.running or self.service.engine.waiting:
-                continue
-            steps = self.service.llm.engine.stats.steps
-            try:
-                self.service.llm.engine.check_integrity()
-                assert all(entry["leases"] == 0 for entry in self.cache()["entries"])
-            except (IntegrityError, AssertionError):
-                time.sleep(0.1)
-                if self.service.llm.engine.stats.steps == steps and not self.service.engine.running:
-                    raise
-            else:
+            eventually(lambda: not self.open)
+            if self.between_steps(lambda engine: not engine.busy and _checked(engine)):
                 return
 
+    def between_steps(self, act: Callable[[Engine], T]) -> T:
+        """What `act` returns of the engine, on its thread."""
+        loop = self.server._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(self.service.engine.call(act), loop).result(LONGEST_S)
 
-def eventually(reached: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Wait for a state that other threads bring about."""
-    end = time.monotonic() + timeout
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    def post(self, url: str, body: dict[str, Any]) -> socket.socket:
+        """A connection on which a request has been sent whose answer nobody reads yet."""
+        content = json.dumps(body).encode()
+        connection = socket.create_connection((self.client.base_url.host, self.client.base_url.port or 80), LONGEST_S)
+        head = f"POST {url} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        return connection
+
+
+def _checked(engine: Engine) -> bool:
+    """Raises where a page or a lease has no owner; for an engine that is idle."""
+    engine.check_integrity()
+    assert all(entry.leases == 0 for entry in engine.store.entries)
+    return True
+
+
+class Hold:
+    """Stands before an engine's steps: lets some through, and no other until it is told to."""
+
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self._engine, self._left = engine, steps
+        self._standing, self._more = threading.Event(), threading.Condition()
+
+    def __call__(self) -> list[Event]:
+        """A step, in its time."""
+        with self._more:
+            if not self._left:
+                self._standing.set()
+                assert self._more.wait_for(lambda: self._left, 10 * LONGEST_S)
+            self._left -= 1
+        return Engine.step(self._engine)
+
+    def wait(self) -> None:
+        """Wait until the engine's thread stands before a step that may not run."""
+        assert self._standing.wait(LONGEST_S)
+
+    def let(self, steps: int) -> None:
+        """Let so many more steps run; any number where it is negative."""
+        with self._more:
+            self._standing.clear()
+            self._left = steps
+            self._more.notify()
+
+
+@contextmanager
+def held(running: Running, steps: int = 0) -> Iterator[Hold]:
+    """Let the engine run `steps` more steps, and no other while the block lasts unless the hold lets it.
+
+    The event loop goes on: what it posts to the engine, such as that a client has left, is found when the block ends,
+    after one step at most.
+    """
+    attributes = vars(running.service.llm.engine)
+    attributes["step"] = hold = Hold(running.service.llm.engine, steps)
+    try:
+        yield hold
+    finally:
+        del attributes["step"]
+        hold.let(-1)
+
+
+def left_alone(running: Running) -> None:
+    """Wait until the server knows that a client has left whose request the engine is `held` at."""
+    eventually(lambda: running.service.engine._commands)
 
 
 def make_llm(cache: str = "bicache", **limits: Any) -> LLM:
@@ -96,23 +156,35 @@ def make_llm(cache: str = "bicache", **limits: Any) -> LLM:
 
 
 @contextmanager
-def serving(llm: LLM | None = None, **settings: Any) -> Iterator[Running]:
-    """Serve until the block ends."""
+def serving(
+    llm: LLM | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    **settings: Any,
+) -> Iterator[Running]:
+    """Serve until the block ends, in uvicorn's event loop or in one that `loop_factory` makes."""
     config = ServerConfig(**{"model_names": ["bundled-transit"], "sampling": TRANSIT_SAMPLING, **settings})
-    app = create_app(llm or make_llm(), config)
+    app = create_app(llm or make_llm(), config, clock=clock)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     server = Server(app, listener)
-    thread = threading.Thread(target=server.run)
+
+    def run() -> None:
+        if loop_factory is None:
+            server.run()
+        else:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(server.serve([listener]))
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
+        eventually(lambda: server.started or not thread.is_alive())
+        assert thread.is_alive()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         headers = {"Authorization": f"Bearer {config.api_keys[0]}"} if config.api_keys else {}
-        with httpx.Client(base_url=base, timeout=60, headers=headers) as client:
-            yield Running(base, app.state.service, client)
+        with httpx.Client(base_url=base, timeout=LONGEST_S, headers=headers) as client:
+            yield Running(base, app.state.service, client, server)
     finally:
         server.should_exit = True
         thread.join()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.server.serving import CHATS, URL, Running
+from tests.waiting import Clock
 
 USER = {"role": "user", "content": "from abbey go 1 , where am i ?"}
 CALL = {"id": "c", "type": "function", "function": {"name": "stops", "arguments": '{"line": 4}'}}
@@ -269,7 +270,10 @@ def test_a_stream_that_fails_before_it_begins_has_a_status(server: Running) -> N
     assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
-def test_a_deadline_that_passes_is_a_504(server: Running) -> None:
-    response = server.ask(deadline_s=0.001, max_tokens=512, block_length=1, steps=512, ignore_eos=True)
+def test_a_deadline_that_passes_is_a_504(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service.llm.engine, "clock", Clock(tick=1.0))
+    steps = server.service.llm.engine.stats.steps
+    response = server.ask(deadline_s=40, max_tokens=512, block_length=1, steps=512, ignore_eos=True)
+    assert server.service.llm.engine.stats.steps > steps, "it had begun"
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"

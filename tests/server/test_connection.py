@@ -1,12 +1,13 @@
 """Clients that send slowly, too much, half or nothing: through raw sockets on the loopback."""
 
 import json
+import select
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,31 +16,62 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from remask.errors import ConfigError
 from remask.server.config import ServerConfig
-from remask.server.connection import connection_class
-from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
+from remask.server.connection import LAST_PROBE_S, LINGER_S, Connection, connection_class
+from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
+from tests.waiting import LONGEST_S, LeapingLoop, eventually
 
 COMPLETIONS = "/v1/completions"
 SESSION = "/playground/pages"
-HEADER_TIMEOUT, BODY_TIMEOUT, KEEP_ALIVE = 1.0, 1.5, 0.5
+HEADER_TIMEOUT, BODY_TIMEOUT, KEEP_ALIVE = 2000.0, 3000.0, 1000.0  # on a clock that leaps
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Running]:
-    """A server that waits for no client for long."""
+    """A server on whose clock no limit passes unless a test lets it."""
     limits = {
         "header_timeout": HEADER_TIMEOUT,
         "body_timeout": BODY_TIMEOUT,
         "keep_alive_timeout": KEEP_ALIVE,
         "max_connections": 250,
     }
-    with serving(make_llm(max_num_seqs=2), **limits) as running:
+    with serving(make_llm(max_num_seqs=2), loop_factory=LeapingLoop, **limits) as running:
         yield running
 
 
 def connect(running: Running) -> socket.socket:
     """A connection to the server."""
     host, port = running.base.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=LONGEST_S)
+
+
+def leap(running: Running, seconds: float) -> None:
+    """Let so many seconds pass for the server's event loop."""
+    loop = running.server._loop
+    assert isinstance(loop, LeapingLoop)
+    loop.leap(seconds)
+
+
+def connections(running: Running) -> list[Connection]:
+    """The server's open connections."""
+    return [each for each in tuple(running.server.server_state.connections) if isinstance(each, Connection)]
+
+
+def other_end(running: Running, connection: socket.socket) -> Connection | None:
+    """The server's end of an open connection."""
+    name = connection.getsockname()
+    return next((each for each in connections(running) if each.client == name), None)
+
+
+def has_read(running: Running, connection: socket.socket, size: int) -> bool:
+    """Whether the server has got so many bytes of a head."""
+    end = other_end(running, connection)
+    return end is not None and end._unread == size
+
+
+def answering(running: Running, connection: socket.socket) -> bool:
+    """Whether the server has got a whole head, and works on its request."""
+    end = other_end(running, connection)
+    return end is not None and end._active is not None and not end._active.response_complete
 
 
 def head(body: bytes | int, *headers: str, url: str = COMPLETIONS, version: str = "1.1") -> bytes:
@@ -82,31 +114,29 @@ def test_two_hundred_clients_that_never_end_their_headers_are_closed(hasty: Runn
         for number, each in enumerate(slow):
             if number % 2:
                 each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n")
+        for number, each in enumerate(slow):
+            eventually(partial(has_read, hasty, each, 40 * (number % 2)))
+        leap(hasty, 0.9 * HEADER_TIMEOUT)
         assert hasty.ask().status_code == 200, "others are answered meanwhile"
-        started = time.monotonic()
+        assert all(other_end(hasty, each) for each in slow)
+        leap(hasty, 0.2 * HEADER_TIMEOUT)
         for number, each in enumerate(slow):
             if number % 2:
                 ((status, told),) = answers(everything(each))
                 assert (status, told["error"]["code"]) == (408, "request_timeout")
             else:
                 assert everything(each) == b""
-        assert time.monotonic() - started < 10 * HEADER_TIMEOUT
 
 
 def test_headers_byte_by_byte_do_not_put_the_end_off(hasty: Running) -> None:
     with connect(hasty) as slow:
-        end = time.monotonic() + 10 * HEADER_TIMEOUT
-        slow.settimeout(0.05)
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nX: ")
-        raw = b""
-        while not raw:
-            assert time.monotonic() < end
-            try:
-                slow.sendall(b"x")
-                raw = slow.recv(1 << 16)
-            except TimeoutError:
-                continue
-        assert raw.startswith(b"HTTP/1.1 408 ")
+        sent = 0
+        for piece in (b"POST /v1/completions HTTP/1.1\r\nX: ", b"x", b"x", b"x"):
+            slow.sendall(piece)
+            sent += len(piece)
+            eventually(partial(has_read, hasty, slow, sent))
+            leap(hasty, 0.3 * HEADER_TIMEOUT)
+        assert everything(slow).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("filler", [b"\r\n", b"GET /health HTTP/1.1\r\n"])
@@ -116,8 +146,12 @@ def test_a_connection_that_was_used_is_closed_when_it_idles(hasty: Running, fill
         with connect(hasty) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            leap(hasty, 0.5 * KEEP_ALIVE)
+            assert other_end(hasty, connection) is not None
             if more:
                 connection.sendall(more)
+                eventually(partial(has_read, hasty, connection, len(more)))
+            leap(hasty, KEEP_ALIVE + HEADER_TIMEOUT)
             everything(connection)
 
 
@@ -125,6 +159,8 @@ def test_a_connection_that_was_used_is_closed_when_it_idles(hasty: Running, fill
 def test_slow_bodies_are_a_408(hasty: Running, url: str) -> None:
     with connect(hasty) as slow:
         slow.sendall(head(100, url=url) + b'{"prompt"')
+        eventually(lambda: answering(hasty, slow))
+        leap(hasty, 1.01 * BODY_TIMEOUT)
         ((status, told),) = answers(everything(slow))
         assert (status, told["error"]["code"]) == (408, "request_timeout")
         assert f"{BODY_TIMEOUT:g} s" in told["error"]["message"]
@@ -137,14 +173,8 @@ def test_headers_without_an_end_are_a_431(hasty: Running) -> None:
         with pytest.raises(OSError), connection:  # noqa: PT012 - reset or broken pipe
             for number in range(4000):
                 connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 1000))
-                if not raw:
-                    connection.settimeout(0.001)
-                    try:
-                        raw = connection.recv(1 << 16)
-                    except TimeoutError:
-                        pass
-                    finally:
-                        connection.settimeout(20)
+                if not raw and select.select([connection], [], [], 0)[0]:
+                    raw = connection.recv(1 << 16)
         assert raw.startswith(b"HTTP/1.1 431 ")
     assert hasty.client.get("/health", headers={"X-Long": "y" * 30_000}).status_code == 200
 
@@ -158,9 +188,8 @@ def test_more_connections_than_allowed_are_a_503() -> None:
         assert "3 connections" in told["error"]["message"]
         assert told["error"]["code"] == "too_many_connections"
         held.pop().close()
-        eventually(lambda: len(running.service.llm.engine._ids) == 0)
+        eventually(lambda: len(connections(running)) == 2)
         again = stack.enter_context(connect(running))
-        time.sleep(0.1)
         again.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert everything(again).startswith(b"HTTP/1.1 200 ")
 
@@ -173,7 +202,7 @@ def test_clients_see_the_413(server: Running, url: str, more: tuple[str, ...], v
     body = b"x" * 5_000_000
     with connect(server) as connection:
         connection.sendall(head(body, *more, url=url, version=version))
-        time.sleep(0.05)  # the answer is there before the body
+        connection.recv(1, socket.MSG_PEEK)  # the answer is there before the body
         for at in range(0, len(body), 100_000):
             connection.sendall(body[at : at + 100_000])
         connection.shutdown(socket.SHUT_WR)
@@ -185,12 +214,12 @@ def test_common_clients_see_the_413(server: Running) -> None:
     body = b"x" * 5_000_000
     asked = urllib.request.Request(f"{server.base}{COMPLETIONS}", data=body)
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(asked, timeout=20)
+        urllib.request.urlopen(asked, timeout=LONGEST_S)
     with caught.value:
         assert caught.value.code == 413
-    assert httpx.post(f"{server.base}{COMPLETIONS}", content=body).status_code == 413
+    assert httpx.post(f"{server.base}{COMPLETIONS}", content=body, timeout=LONGEST_S).status_code == 413
     pieces = (body[at : at + 50_000] for at in range(0, len(body), 50_000))
-    assert httpx.post(f"{server.base}{COMPLETIONS}", content=pieces).status_code == 413
+    assert httpx.post(f"{server.base}{COMPLETIONS}", content=pieces, timeout=LONGEST_S).status_code == 413
 
 
 def test_after_a_413_the_connection_takes_further_requests(server: Running) -> None:
@@ -200,15 +229,18 @@ def test_after_a_413_the_connection_takes_further_requests(server: Running) -> N
         assert [status for status, _ in answers(everything(connection))] == [413, 200]
 
 
-def test_a_body_without_an_end_is_not_read_for_ever(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_without_an_end_is_not_read_for_ever(
+    server: Running, hasty: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("remask.server.connection.LINGER_BYTES", 1 << 20)
     with connect(server) as connection, pytest.raises(OSError):  # noqa: PT012 - reset or broken pipe
         connection.sendall(head(10**12))
         for _ in range(10_000):
             connection.sendall(b"x" * 10_000)
-    monkeypatch.setattr("remask.server.connection.LINGER_S", 0.2)
-    with connect(server) as connection:
+    with connect(hasty) as connection:
         connection.sendall(head(10**12))
+        connection.recv(1, socket.MSG_PEEK)
+        leap(hasty, 1.1 * LINGER_S)
         assert [status for status, _ in answers(everything(connection))] == [413], "and closed without a body"
 
 
@@ -242,18 +274,27 @@ def test_a_half_closed_client_gets_its_stream_and_all_it_has_asked_for(server: R
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelined: bool) -> None:
     """Also one that first closes its sending side, and later goes."""
-    with connect(hasty) as connection:
-        body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512}).encode()
-        request = head(body, url=URL) + body
-        connection.sendall(request * (2 if pipelined else 1))
-        eventually(lambda: hasty.service.engine.running == 1)
+    body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512}).encode()
+    request = head(body, url=URL) + body
+    before = hasty.service.llm.engine.stats.steps
+    with held(hasty, steps=4) as hold:
+        with connect(hasty) as connection:
+            connection.sendall(request * (2 if pipelined else 1))
+            hold.wait()
+            if half:
+                connection.shutdown(socket.SHUT_WR)
+                end = other_end(hasty, connection)
+                assert end is not None
+                eventually(lambda: end._probe_timer is not None)
+                for _ in range(4):
+                    leap(hasty, LAST_PROBE_S)
+                assert hasty.open == 1, "it may still listen"
+                assert not hasty.service.engine._commands
         if half:
-            connection.shutdown(socket.SHUT_WR)
-            time.sleep(0.3)
-            assert hasty.service.engine.running == 1, "it may still listen"
-    steps = hasty.service.llm.engine.stats.steps
-    hasty.settle(10)
-    assert hasty.service.llm.engine.stats.steps - steps < 500, "it was not run to its end"
+            eventually(lambda: leap(hasty, LAST_PROBE_S) or hasty.service.engine._commands)
+        left_alone(hasty)
+    hasty.settle()
+    assert hasty.service.llm.engine.stats.steps <= before + 5, "it was not run to its end"
 
 
 def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from remask.core.decisions import MAX_QUESTIONS
-from tests.server.serving import CHATS, Running, eventually, make_llm, serving
+from tests.server.serving import CHATS, Running, held, left_alone, make_llm, serving
+from tests.waiting import Clock
 
 URL = "/v1/decisions"
 STATE = CHATS[0][0]["content"]
@@ -90,18 +91,20 @@ def test_the_body_that_others_began_to_use(server: Running) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steps")
 
 
-def test_more_questions_than_places_are_read_in_waves_beside_others(server: Running) -> None:
+def test_more_questions_than_places_are_read_in_waves_beside_others(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_by_one = likely(ask(server, 20).json()["answers"])
     with serving(make_llm(max_num_seqs=3), max_queue=4, max_choices=5) as small:
-        most, done = 0, threading.Event()
+        open_requests: list[int] = []
+        submit = small.service.engine.submit
 
-        def watch() -> None:
-            nonlocal most
-            while not done.is_set():
-                most = max(most, small.service.engine.running + small.service.engine.waiting)
+        def submits(pending: Any) -> Any:
+            ticket = submit(pending)
+            open_requests.append(small.open)
+            return ticket
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        monkeypatch.setattr(small.service.engine, "submit", submits)
         answers = [ask(small, 20)]
         others = [threading.Thread(target=lambda: answers.append(ask(small, 20))) for _ in range(2)]
         for other in others:
@@ -109,9 +112,7 @@ def test_more_questions_than_places_are_read_in_waves_beside_others(server: Runn
         chat = small.ask()
         for other in others:
             other.join()
-        done.set()
-        watcher.join()
-        assert most <= 7
+        assert max(open_requests) <= 7
         assert chat.status_code in (200, 429)
         assert {each.status_code for each in answers} <= {200, 429}
         assert sum(each.status_code == 200 for each in answers) >= 2
@@ -123,23 +124,23 @@ def test_more_questions_than_places_are_read_in_waves_beside_others(server: Runn
 
 def test_a_client_that_leaves_ends_its_passes(server: Running) -> None:
     served = server.service.llm.engine.stats
+    questions = {str(n): question(n, template=f"{n} {{answer}}") for n in range(200)}
     before = served.steps
-    with pytest.raises(httpx.ReadTimeout):
-        server.client.post(
-            URL,
-            json={"state": STATE, "questions": {str(n): question(n, template=f"{n} {{answer}}") for n in range(200)}},
-            timeout=0.3,
-        )
-    eventually(lambda: not server.service.engine.running + server.service.engine.waiting)
-    assert served.steps < before + 150
+    with held(server, steps=2) as hold:
+        with server.post(URL, {"state": STATE, "questions": questions}):
+            hold.wait()
+        left_alone(server)
     server.settle()
+    assert served.steps <= before + 3
 
 
 def test_a_deadline_holds_for_all_waves() -> None:
-    with serving(make_llm(max_num_seqs=2), max_choices=2, max_queue=0) as small:
-        told = ask(small, 20, deadline_s=0.05)
+    clock = Clock(tick=1000.0)  # it is read when the body comes, and before each wave
+    with serving(make_llm(max_num_seqs=2), clock, max_choices=2, max_queue=0, step_limit=1e6) as small:
+        told = ask(small, 20, deadline_s=3500)
         assert told.status_code == 504
         assert "deadline_s" in told.json()["error"]["message"]
+        assert 0 < small.service.llm.engine.stats.steps < 10
         small.settle()
 
 

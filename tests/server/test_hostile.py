@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from remask.models.tokenizer import Tokenizer
 from remask.sampling.masked import MaskedDecoder
 from remask.server.protocol import ChatBody, CompletionBody
 from tests.goldens import model_dir
-from tests.server.serving import CHATS, LONG, Running, eventually, make_llm, serving
+from tests.server.serving import CHATS, LONG, Running, make_llm, serving
 from tests.server.test_kinds_served import sdar
+from tests.waiting import LONGEST_S, Clock, eventually
 
 COMPLETIONS = "/v1/completions"
 SEED = 4711  # of the request that is to blame
@@ -72,9 +72,10 @@ def test_numbers_and_lists_out_of_range_are_a_400_at_once(
     host, ordinary = hosts[kind], {"prompt": PROMPTS[kind], "max_tokens": 8, "seed": 1}
     before = host.client.post(COMPLETIONS, json=ordinary)
     assert before.status_code == 200, before.text
-    began = time.monotonic()
+    host.settle()
+    steps = host.service.llm.engine.stats.steps
     response = host.client.post(COMPLETIONS, json={"prompt": PROMPTS[kind], **fields})
-    assert time.monotonic() - began < 5
+    assert host.service.llm.engine.stats.steps == steps
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert len(response.text) < 1000
@@ -218,21 +219,25 @@ def test_a_lost_device_pass_is_survived(hosts: dict[str, Running], monkeypatch: 
 def test_a_step_that_takes_too_long_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    go, run_pass = threading.Event(), Runner.run
+    go, begun, run_pass, clock = threading.Event(), threading.Event(), Runner.run, Clock()
 
     def runs(self: Runner, items: Any, passes: Any) -> Any:
-        go.wait(20)
+        begun.set()
+        assert go.wait(LONGEST_S)
         return run_pass(self, items, passes)
 
-    with serving(step_limit=0.2) as running, caplog.at_level(logging.ERROR, "remask.engine.async_engine"):
+    with serving(clock=clock, step_limit=4.0) as running, caplog.at_level(logging.ERROR, "remask.engine.async_engine"):
         monkeypatch.setattr(Runner, "run", runs)
         statuses: list[int] = []
         thread = threading.Thread(target=lambda: statuses.append(running.ask().status_code))
         thread.start()
-        eventually(lambda: running.client.get("/health").status_code == 503)
-        eventually(lambda: "a step has taken" in caplog.text)
-        told = running.client.get("/health").json()["error"]
-        assert told["code"] == "step_overdue"
+        assert begun.wait(LONGEST_S)
+        clock.now += 4.0
+        assert running.client.get("/health").status_code == 200, "it has all of its limit"
+        clock.now += 0.5
+        refused = running.client.get("/health")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "step_overdue")
+        eventually(lambda: "a step has taken 4.5 s, and 4 s are allowed" in caplog.text)
         assert "chatcmpl-" in caplog.text or "-0" in caplog.text
         go.set()
         thread.join()

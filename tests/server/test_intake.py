@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -16,7 +17,8 @@ from remask.errors import ConfigError
 from remask.server.config import ServerConfig
 from remask.server.limits import CHARS_A_TOKEN
 from remask.server.texts import SHORT
-from tests.server.serving import CHATS, SLOW, URL, Running, eventually, make_llm, serving
+from tests.server.serving import CHATS, SLOW, URL, Running, held, make_llm, serving
+from tests.waiting import LONGEST_S, Clock, eventually
 
 COMPLETIONS = "/v1/completions"
 WORDS = "from ivy go one , "
@@ -36,7 +38,7 @@ class Texts:
     def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
         if len(text) > SHORT:
             self.begun.append(len(text))
-            assert self.passing.wait(30)
+            assert self.passing.wait(LONGEST_S)
         return self.inner(text, *args, **kwargs)
 
 
@@ -80,9 +82,16 @@ def test_long_texts_leave_a_thread_to_short_ones(wide: Running, texts: Texts) ->
         assert [each.result().status_code for each in held] == [400, 400, 400, 200]
 
 
-def test_a_prompt_of_a_million_characters_delays_nobody(wide: Running) -> None:
-    """It takes seconds; what comes later, and is small, is answered before."""
+def test_a_prompt_of_a_million_characters_delays_nobody(wide: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes later, and is small, is answered while a thread works on it: again and again, as long as it takes."""
     order: list[str] = []
+    begun, answered, encode = threading.Event(), threading.Event(), wide.service.intake.tokenizer.encode
+
+    def encodes(text: str, *args: Any, **kwargs: Any) -> Any:
+        while len(text) > SHORT and not answered.is_set():
+            begun.set()
+            encode(text, *args, **kwargs)
+        return encode(text, *args, **kwargs)
 
     def ask(name: str, prompt: Any) -> int:
         status = wide.client.post(COMPLETIONS, json={**SMALL, "prompt": prompt}).status_code
@@ -90,15 +99,18 @@ def test_a_prompt_of_a_million_characters_delays_nobody(wide: Running) -> None:
         return status
 
     with ThreadPoolExecutor(4) as pool:
+        monkeypatch.setattr(wide.service.intake.tokenizer, "encode", encodes)
         abusive = [pool.submit(ask, "abusive", WORDS * 60_000) for _ in range(2)]
-        abusive.append(pool.submit(ask, "empty", [""] * 8000))
-        eventually(lambda: wide.service._taking == 3)
-        for _ in range(3):
-            assert ask("small", "from ivy") == 200
+        try:
+            assert begun.wait(LONGEST_S)
+            abusive.append(pool.submit(ask, "empty", [""] * 8000))
+            eventually(lambda: wide.service._taking == 3)
+            for _ in range(3):
+                assert ask("small", "from ivy") == 200
+        finally:
+            answered.set()
         assert [each.result() for each in abusive] == [400] * 3
-    small = [place for place, name in enumerate(order) if name == "small"]
-    assert max(small) < max(place for place, name in enumerate(order) if name == "abusive")
-    assert small[0] < order.index("abusive")
+    assert order[:3] == ["small"] * 3
 
 
 def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> None:
@@ -117,14 +129,10 @@ def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> No
 
 
 def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Texts) -> None:
-    def leave() -> None:
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{wide.base}/tokenize", json={"prompt": WORDS * 2000}, timeout=0.3)
-
-    with ThreadPoolExecutor(3) as pool:
-        leaving: list[Future[None]] = [pool.submit(leave) for _ in range(3)]
-        for each in leaving:
-            each.result()
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(wide.post("/tokenize", {"prompt": WORDS * 2000}))
+        eventually(lambda: wide.service._taking == 3 and texts.begun)
     eventually(lambda: wide.service._taking == 0)
     texts.passing.set()
     last = wide.client.post("/tokenize", json={"prompt": WORDS * 2001})
@@ -206,7 +214,9 @@ def test_limits_that_cannot_be(settings: dict[str, Any]) -> None:
 def ask_with(running: Running, key: str | None, priority: int) -> httpx.Response:
     """A small request of that priority."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=30)
+    return httpx.post(
+        f"{running.base}{COMPLETIONS}", json={**SMALL, "priority": priority}, headers=headers, timeout=LONGEST_S
+    )
 
 
 def test_nobody_puts_himself_before_others_unless_allowed(server: Running) -> None:
@@ -238,20 +248,10 @@ def test_where_keys_lead_others_do_not() -> None:
         assert "lead" not in repr(running.service.config)
 
 
-class Clock:
-    """Stands in for `time.perf_counter`."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_request_that_waits_is_overtaken_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waits_is_overtaken_for_a_while_only() -> None:
     """Urgent requests keep coming, one as soon as the last has begun; the patient one still begins."""
-    engine, clock = make_llm(max_num_seqs=1).engine, Clock()
-    monkeypatch.setattr("remask.engine.engine.time.perf_counter", clock)
+    engine = make_llm(max_num_seqs=1).engine
+    engine.clock = clock = Clock()
     begun: list[str] = []
 
     def run(engine: Engine) -> None:
@@ -280,8 +280,8 @@ def test_priorities_order_what_waits(server: Running) -> None:
             assert running.client.post(COMPLETIONS, json={**SMALL, "priority": priority}).status_code == 200
             order.append(priority)
 
-        with running.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
-            next(response.iter_lines())
+        with held(running, steps=1) as hold, running.post(URL, {"messages": CHATS[0], **SLOW}):
+            hold.wait()
             asked = []
             for waiting, priority in enumerate((1, 0, -1), start=1):
                 asked.append(pool.submit(ask, priority))

@@ -8,7 +8,6 @@ import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,8 @@ import pytest
 from remask_lab.load.load import Load, run_load
 from remask_lab.load.mix import PromptMix
 from remask_lab.load.target import find_target
-from tests.server.serving import CHATS, LONG, SLOW, URL, Running, eventually, make_llm, serving
+from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
+from tests.waiting import LONGEST_S, eventually
 
 SOAK = 10_000
 
@@ -67,31 +67,19 @@ def test_an_answer_under_load_is_the_answer_alone(server: Running) -> None:
         assert list(pool.map(ask, bodies)) == alone
 
 
-def leave_stream(server: Running, after: int) -> None:
-    """Read `after` chunks of a long answer and go."""
-    with server.client.stream("POST", URL, json={"messages": CHATS[0], **SLOW, "stream": True}) as response:
-        lines: Iterator[str] = response.iter_lines()
-        for _ in range(after):
-            next(lines)
-
-
-def leave_silently(server: Running) -> None:
-    """Give up on an answer that is not streamed."""
-    with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{server.base}{URL}", json={"messages": CHATS[0], **SLOW}, timeout=0.1)
-
-
-def test_clients_that_go_away_free_everything(server: Running) -> None:
+@pytest.mark.parametrize(("stream", "chunks"), [(True, 1), (True, 6), (False, 0)])
+def test_clients_that_go_away_free_everything(server: Running, stream: bool, chunks: int) -> None:
     before = server.service.llm.engine.stats.steps
-    leaving: list[Callable[[], None]] = [
-        lambda: leave_stream(server, 1),
-        lambda: leave_stream(server, 6),
-        lambda: leave_silently(server),
-    ]
-    for leave in leaving:
-        leave()
-        server.settle(5)
-    assert server.service.llm.engine.stats.steps - before < 3 * 256, "they were not run to their ends"
+    with held(server, steps=12) as hold:
+        with server.post(URL, {"messages": CHATS[0], **SLOW, "stream": stream}) as connection:
+            hold.wait()
+            with connection.makefile("rb") as answer:
+                for _ in range(chunks):
+                    while not answer.readline().startswith(b"data: "):
+                        continue
+        left_alone(server)
+    server.settle()
+    assert server.service.llm.engine.stats.steps - before <= 13, "it was not run to its end"
     told = server.cache()
     pages = sum(entry["layers"] * -(-entry["tokens"] // 16) for entry in told["entries"])
     assert told["pages"]["used"] == pages, "stored prefixes alone are in memory"
@@ -120,7 +108,7 @@ def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
 
         def hammer(number: int) -> None:
             rng = random.Random(number)
-            bodies = [{**mixed(rng.randrange(24)), "deadline_s": 30} for _ in range(6)]
+            bodies = [{**mixed(rng.randrange(24)), "deadline_s": 600} for _ in range(6)]
             statuses.extend(running.chat(body).status_code for body in bodies)
 
         threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
@@ -136,37 +124,37 @@ def test_overload_is_429s_only_and_what_is_accepted_ends() -> None:
 
 
 def test_a_draining_server_ends_what_it_took_and_refuses_the_rest() -> None:
-    with serving(drain_timeout=20.0) as running, ThreadPoolExecutor(1) as pool:
-        early = pool.submit(running.ask, **LONG)
-        eventually(lambda: running.service.engine.running == 1)
-        running.service.engine.draining = True
-        late = running.ask()
-        assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
-        assert late.headers["Retry-After"]
-        assert running.client.get("/health").status_code == 503
+    with serving(drain_timeout=600.0) as running, ThreadPoolExecutor(1) as pool:
+        with held(running, steps=2) as hold:
+            early = pool.submit(running.ask, **LONG)
+            hold.wait()
+            running.service.engine.draining = True
+            late = running.ask()
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "draining")
+            assert late.headers["Retry-After"]
+            assert running.client.get("/health").status_code == 503
         assert early.result().status_code == 200
 
 
 def test_what_the_drain_cuts_short_is_told_so() -> None:
     with ThreadPoolExecutor(2) as pool:
         with serving(drain_timeout=0.0) as running:
-            whole = pool.submit(httpx.post, f"{running.base}{URL}", json={"messages": CHATS[0], **SLOW}, timeout=30)
-            eventually(lambda: running.service.engine.running == 1)
             engine = running.service.engine
             loop = engine._loop
             assert loop is not None
-            lines: list[str] = []
-            with httpx.stream(
-                "POST", f"{running.base}{URL}", json={"messages": CHATS[1], **SLOW, "stream": True}, timeout=30
-            ) as response:
-                for line in response.iter_lines():
-                    if not lines:
-                        future = asyncio.run_coroutine_threadsafe(engine.drain(0.0), loop)
-                    lines.append(line)
-            assert future.result(10) == 2
-        assert whole.result().status_code == 503
-        assert '"code":"draining"' in lines[-4]
-        assert lines[-2] == "data: [DONE]"
+            with held(running) as hold:
+                whole = pool.submit(running.chat, {"messages": CHATS[0], **SLOW})
+                streamed = pool.submit(running.chat, {"messages": CHATS[1], **SLOW, "stream": True})
+                eventually(lambda: running.open == 2)
+                hold.let(8)
+                hold.wait()
+                future = asyncio.run_coroutine_threadsafe(engine.drain(0.0), loop)
+                left_alone(running)
+            assert future.result(LONGEST_S) == 2
+            assert whole.result().status_code == 503
+            lines = streamed.result().text.split("\n")
+        assert '"code":"draining"' in lines[-5]
+        assert lines[-3] == "data: [DONE]"
 
 
 def test_a_dead_engine_is_seen_by_all() -> None:

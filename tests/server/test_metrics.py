@@ -2,11 +2,9 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from remask.core.request import Result, Usage
@@ -40,7 +38,7 @@ def test_every_number_is_what_it_says() -> None:
         told.append(running.ask(0, cache="none", max_tokens=4, ignore_eos=True).json())
         assert running.ask(deadline_s=1e-9).status_code == 504
         running.settle()
-        now = scrape(running)
+        now, stats = scrape(running), running.service.llm.engine.stats
     usages = [each["usage"] for each in told]
     work = [each["remask"] for each in told]
     assert now["prompt_tokens_total"] == sum(usage["prompt_tokens"] for usage in usages)
@@ -60,12 +58,13 @@ def test_every_number_is_what_it_says() -> None:
     whole = sum(each["forwards"] * canvas * 10 for each, canvas in zip(work, canvases, strict=True))
     assert now["row_layers_saved_total"] == whole - computed > 0
     assert now["engine_steps_total"] == sum(each["forwards"] for each in work) + 1
-    assert 0 < now["engine_step_cpu_seconds_total"] < now["engine_step_seconds_total"] < 30
+    assert now["engine_step_cpu_seconds_total"] == stats.step_cpu_seconds > 0
+    assert now["engine_step_seconds_total"] == stats.step_seconds > 0
     assert now["request_time_per_output_token_seconds_count"] == 3
     # Each of the eight steps of the first two, and of the two steps of the last, but the first of each request, which
     # settled something behind which nothing was open.
     assert 4 <= now["inter_token_latency_seconds_count"] <= 15
-    assert 0 < now["inter_token_latency_seconds_sum"] < 30
+    assert now["inter_token_latency_seconds_sum"] > 0
     for own, theirs in VLLM.items():
         for ending in ("", "_total", "_count", "_sum", "_total/stop"):
             name = own.removeprefix("remask:") + ending
@@ -74,7 +73,7 @@ def test_every_number_is_what_it_says() -> None:
     assert now["vllm:time_to_first_token_seconds_count"] == 3
     for name in ("e2e_request_latency_seconds", "time_to_first_settled_token_seconds", "request_queue_time_seconds"):
         assert now[f"{name}_count"] == 3
-        assert 0 <= now[f"{name}_sum"] < 30
+        assert now[f"{name}_sum"] > 0
     assert now["request_denoising_steps_sum"] == sum(each["steps"] for each in work)
     assert now["kv_cache_usage_perc"] > 0, "a prefix is stored"
 
@@ -134,10 +133,9 @@ def test_each_server_counts_for_itself() -> None:
     assert b'request_queue_time_seconds_count{model_name="two"} 0.0' in two.text()
 
 
-def test_time_between_tokens_is_that_of_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_between_tokens_is_that_of_each_token() -> None:
     clock = iter([10.0, 12.0, 12.5])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    metrics = Metrics("one")
+    metrics = Metrics("one", lambda: next(clock))
     metrics.observe(Event("r", settled=(1, 2)))
     metrics.observe(Event("r", settled=(3, 4, 5, 6)))
     metrics.observe(Event("other", settled=(1,)))

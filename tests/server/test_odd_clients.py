@@ -1,18 +1,16 @@
 """Characters that span tokens, several choices of them at a time, and clients that leave during a prefix-only pass."""
 
-import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from tests.server.serving import CHATS, LONG, URL, Running, eventually, make_llm, serving
+from tests.server.serving import CHATS, LONG, URL, Running, held, left_alone, make_llm, serving
 from tests.test_detokenize import bytewise
+from tests.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
 
@@ -64,22 +62,14 @@ def test_a_client_that_leaves_during_a_prefix_pass(stream: bool) -> None:
     """The pass, a layer a step, runs to its end for others; whoever left holds nothing."""
     with serving(make_llm(max_row_layers=1, max_num_seqs=2)) as running:
         engine = running.service.llm.engine
-        body = {"messages": CHATS[0], **LONG, "stream": stream}
-        slow, inner = threading.Event(), engine.step
-
-        def step() -> Any:
-            slow.wait(0.2)  # so that the client goes before the ten layers have run
-            return inner()
-
-        vars(engine)["step"] = step
-        leaving = HTTPConnection(running.base.removeprefix("http://"))
-        leaving.request("POST", URL, json.dumps(body), {"Content-Type": "application/json"})
-        eventually(lambda: running.cache()["entries"])
-        leaving.close()
-        eventually(lambda: running.service.engine.running + running.service.engine.waiting == 0)
-        (entry,) = running.cache()["entries"]
-        assert (entry["ready"], entry["leases"]) == (False, 0)
-        slow.set()
+        with held(running, steps=3) as hold:
+            with running.post(URL, {"messages": CHATS[0], **LONG, "stream": stream}):
+                hold.wait()
+                (entry,) = engine.store.entries
+                assert (entry.ready, entry.leases) == (False, 1)
+            left_alone(running)
+        eventually(lambda: not running.open)
+        assert running.between_steps(lambda _: entry.leases) == 0
         running.settle()
         answer = running.ask()
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

@@ -70,7 +70,7 @@ class AsyncEngine:
     All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
     `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
     requests are accepted at a time. A step that takes longer than `step_limit` seconds is counted, and logged with the
-    requests that it is working on.
+    requests that it is working on. `clock` tells seconds, on any thread.
     """
 
     def __init__(
@@ -80,11 +80,13 @@ class AsyncEngine:
         observer: StepObserver | None = None,
         listener: Callable[[Event], None] | None = None,
         step_limit: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         whole("max_queue", max_queue, low=0)
         real("step_limit", step_limit, low=0.0, above=True)
         self.engine, self.max_queue, self.step_limit = engine, max_queue, step_limit
         self.slow_steps = 0  # steps that took longer than `step_limit`
+        self._clock = clock
         self._step_began: float | None = None
         self._watch: asyncio.Task[None] | None = None
         self.draining = False
@@ -109,7 +111,7 @@ class AsyncEngine:
     def overdue(self) -> float | None:
         """Seconds that the current step has taken, where they are more than `step_limit`; else None."""
         began = self._step_began
-        seconds = 0.0 if began is None else time.monotonic() - began
+        seconds = 0.0 if began is None else self._clock() - began
         return seconds if seconds > self.step_limit else None
 
     @property
@@ -273,7 +275,7 @@ class AsyncEngine:
     def _step(self) -> None:
         if self._observer is not None:
             self._observer.before_step()
-        self._step_began = time.monotonic()
+        self._step_began = self._clock()
         try:
             events = self.engine.step()
         # The engine begins again with its queue, or raises what it cannot get over.

@@ -95,10 +95,17 @@ class Engine:
     """One model, one pool of K/V pages, one prefix store, any number of requests under any policies.
 
     Not thread-safe: one thread calls `submit`, `add`, `cancel` and `step`. Any may call `check`.
+
+    `clock` tells seconds. Arrivals, deadlines and the times of results are read from it.
     """
 
     def __init__(
-        self, model: Transformer, config: EngineConfig, fingerprint: str, decode: Decode | None = None
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        fingerprint: str,
+        decode: Decode | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         shape = model.config
         executor = resolve_executor(config.attention, shape, model.device, batch_invariant=config.batch_invariant)
@@ -108,7 +115,7 @@ class Engine:
         if model.ranks.several:  # the other ranks' models may have had another engine before
             model.ranks.everywhere(attend, model, executor)
         self.model = model = batch_invariant(model) if config.batch_invariant else model
-        self.config, self.decode = config, decode
+        self.config, self.decode, self.clock = config, decode, clock
         self.max_model_len = config.max_model_len or min(shape.max_length, MAX_DEFAULT_LENGTH)
         if self.max_model_len > shape.max_length:
             raise ConfigError(f"max_model_len={self.max_model_len} exceeds the model's {shape.max_length} positions")
@@ -178,7 +185,8 @@ class Engine:
     def submit(self, pending: PendingRequest) -> None:
         """Queue what `check` returned; the request arrives now. Raises `ConfigError` where its id is in use."""
         self._check_id(pending.request.id)
-        pending.arrived = time.perf_counter()
+        pending.clock = self.clock
+        pending.arrived = self.clock()
         self.memory.remember(pending)
         self._queue(pending)
         self._ids.add(pending.request.id)
@@ -278,7 +286,7 @@ class Engine:
 
     def _expire(self) -> None:
         """End what has run out of time."""
-        now = time.perf_counter()
+        now = self.clock()
         for pending in list(self._waiting):
             if _late(pending, now):
                 self._end_waiting(pending, "timeout")
@@ -313,7 +321,7 @@ class Engine:
         self._running.add(running)
         if not pending.begun:
             pending.begun = True
-            self._ended.append(Event(pending.request.id, queued_s=time.perf_counter() - pending.arrived))
+            self._ended.append(Event(pending.request.id, queued_s=pending.elapsed_s))
         for lease in running.leases:
             self._bring(lease)
         audit = placement.audit

@@ -1,6 +1,7 @@
 """A request that has been checked and has not begun."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from remask.core.request import FinishReason, Result, Usage
@@ -19,7 +20,8 @@ class PendingRequest:
         decoding: how it is denoised.
         stops: what ends its response.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
-        arrived: when it was submitted, by `time.perf_counter`.
+        arrived: when it was submitted, by `clock`.
+        clock: the engine's, in seconds.
         starts: how often it has begun, or brought the engine down before: more than once only where the engine failed.
         begun: whether its beginning has been reported.
         common: leading tokens that an earlier prompt has too; None where the request says itself what is shared.
@@ -31,6 +33,7 @@ class PendingRequest:
     stops: StopRule
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0
+    clock: Callable[[], float] = time.perf_counter
     starts: int = 0
     begun: bool = False
     common: int | None = None
@@ -43,6 +46,11 @@ class PendingRequest:
         The turn is fixed and later arrivals have later ones, so every request comes first after a while.
         """
         return self.arrived + PRIORITY_STEP_S * self.request.priority
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was submitted."""
+        return self.clock() - self.arrived
 
     @property
     def canvases(self) -> int:
@@ -59,4 +67,4 @@ class PendingRequest:
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
         """The result of a request that ends before it begins."""
         usage = Usage(prompt_tokens=self.given_tokens)
-        return Result(self.request.id, (), reason, usage, (), None, time.perf_counter() - self.arrived, error)
+        return Result(self.request.id, (), reason, usage, (), None, self.elapsed_s, error)

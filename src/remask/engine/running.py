@@ -1,6 +1,5 @@
 """A request that runs: its canvases, its decoding state, and what it has cost so far."""
 
-import time
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -135,7 +134,7 @@ class RunningRequest:
     _template: Template = field(init=False)  # of the response
     _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
     _given: int = field(init=False)  # leading response tokens that were final from the start
-    _first_settled: float | None = None  # when the first response token became final
+    _first_settled: float | None = None  # seconds from its arrival to the first final response token
     _items: Items | None = None  # the next pass, once it is planned
     _tally: Tally = field(init=False)  # of that pass
     _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
@@ -480,7 +479,7 @@ class RunningRequest:
             transfer = self._write(positions[chosen], tokens[chosen], told=False)
         self.end.note(transfer)
         if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
-            self._first_settled = time.perf_counter()
+            self._first_settled = self.pending.elapsed_s
         self._pass_index = 0
         if self._fill_passes:
             self._fill_passes.clear()
@@ -508,8 +507,8 @@ class RunningRequest:
             finish_reason=reason,
             usage=replace(self.usage),  # a closing pass may follow, and a reported result must not change
             trace=tuple(self.trace),
-            first_settled_s=None if self._first_settled is None else self._first_settled - self.pending.arrived,
-            elapsed_s=time.perf_counter() - self.pending.arrived,
+            first_settled_s=self._first_settled,
+            elapsed_s=self.pending.elapsed_s,
             error=error,
             reads=self._reads,
         )

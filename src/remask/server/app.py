@@ -1,6 +1,7 @@
 """The FastAPI application."""
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -17,14 +18,19 @@ from remask.server.routes import cache, decisions, inference, info, playground
 from remask.server.service import Service
 
 
-def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = None) -> FastAPI:
+def create_app(
+    llm: LLM,
+    config: ServerConfig,
+    observer: StepObserver | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
     """Return an application that serves `llm`. From then on only the application may use its engine.
 
     The engine's thread runs during the application's lifespan. When the lifespan ends, accepted requests have
-    `config.drain_timeout` seconds to finish. The endpoints find the `Service` in `app.state.service`. Raises
-    `ConfigError` if the model does not allow the settings.
+    `config.drain_timeout` seconds to finish. The endpoints find the `Service` in `app.state.service`, which
+    gets `clock`. Raises `ConfigError` if the model does not allow the settings.
     """
-    service = Service(llm, config, observer)
+    service = Service(llm, config, observer, clock)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -39,7 +45,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
     # FastAPI's interactive pages load scripts from other hosts.
     app = FastAPI(title="remask", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
-    app.state.sandboxes = Sessions()
+    app.state.sandboxes = Sessions(clock=clock)
     add_handlers(app)
     for part in (inference, decisions, info, cache, playground):
         app.include_router(part.router())

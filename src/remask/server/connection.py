@@ -14,7 +14,7 @@ from remask.server.limits import ServerLimits
 MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers, and of the trailers behind its body
 LINGER_S = 10.0  # an answer that was given early reaches the client while it still sends, for this long
 LINGER_BYTES = 64 << 20  # and for so many bytes
-_FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 5.0
+FIRST_PROBE_S, LAST_PROBE_S = 0.1, 5.0  # seconds until a silent client is probed first, and most between two probes
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Methods of uvicorn's that are not public. Without them a limit here would silently do nothing.
 _NEEDED = ("_start_asgi_task", "_unset_keepalive_if_required")
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         if cycle is None or cycle.response_complete or cycle.more_body or self._unread:
             return False
         cycle.keep_alive = False
-        self._probe(_FIRST_PROBE_S)
+        self._probe(FIRST_PROBE_S)
         return True
 
     def on_headers_complete(self) -> None:
@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.write(_CONTINUE)
         elif comment is not None and cycle.chunked_encoding:
             self.transport.write(b"%x\r\n%b\r\n" % (len(comment), comment))
-        self._probe_timer = self.loop.call_later(wait, self._probe, min(2 * wait, _LAST_PROBE_S))
+        self._probe_timer = self.loop.call_later(wait, self._probe, min(2 * wait, LAST_PROBE_S))
 
     def _refuse(self, status: int, message: str, code: str | None = None) -> None:
         """Answer what is no whole request, and close the connection."""

@@ -1,7 +1,6 @@
 """Runs decisions: their canvases go to the engine in waves, so that one body holds few of its places at a time."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +50,7 @@ async def respond(
     shape: Callable[[list[Answered]], Json],
 ) -> Response:
     """Answer a body: `ask` makes its decisions on a text thread, and `shape` makes an answer of what came of them."""
-    began = time.monotonic()
+    began = service.clock()
     service.note_user(request, body.user)
     service.intake.check_model(body.model)
     service.intake.check_priority(body.priority or 0, leads=request.state.leads)
@@ -152,7 +151,7 @@ class _Waves:
         """Seconds until the deadline of the body. Raises a 504 where it has passed."""
         if self._ends is None:
             return None
-        left = self._ends - time.monotonic()
+        left = self._ends - self.service.clock()
         if left <= 0:
             raise ApiError(504, "the decisions did not end within deadline_s; give them more time, or ask fewer")
         return left

@@ -48,9 +48,13 @@ REASONS = ("stop", "length", "cancelled", "timeout", "error")
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own. The engine calls `observe` with every event."""
+    """The metrics of one server, in a registry of its own. The engine calls `observe` with every event.
 
-    def __init__(self, model: str) -> None:
+    `clock` tells seconds.
+    """
+
+    def __init__(self, model: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.registry = CollectorRegistry()
         self._renamed = CollectorRegistry()
         self._renamed.register(_Renamed(self.registry))
@@ -93,7 +97,7 @@ class Metrics:
         if event.queued_s is not None:
             self._queue.observe(event.queued_s)
         if event.settled:
-            now = time.perf_counter()
+            now = self._clock()
             before = self._settled.get(event.id)
             if before is not None:
                 self._between.observe((now - before) / len(event.settled))

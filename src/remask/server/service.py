@@ -30,13 +30,24 @@ T = TypeVar("T")
 
 
 class Service:
-    """One model behind HTTP. The constructor raises what `Intake` and `AsyncEngine` raise."""
+    """One model behind HTTP. The constructor raises what `Intake` and `AsyncEngine` raise.
 
-    def __init__(self, llm: LLM, config: ServerConfig, observer: StepObserver | None = None) -> None:
-        self.llm, self.config = llm, config
+    `clock` tells seconds: limits of steps, and deadlines of several requests together, are read from it.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        config: ServerConfig,
+        observer: StepObserver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.llm, self.config, self.clock = llm, config, clock
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
-        self.engine = AsyncEngine(llm.engine, config.max_queue, observer, self.metrics.observe, config.step_limit)
+        self.engine = AsyncEngine(
+            llm.engine, config.max_queue, observer, self.metrics.observe, config.step_limit, clock
+        )
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)

@@ -1,7 +1,6 @@
 """The bound of uniform models against its enumeration on an independent dense model."""
 
 import itertools
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from remask_lab.likelihood.noise_bound import chain, divergences
 from remask_lab.likelihood.noised import Noised, NoiseDraws, NoiseLikelihoods
 from remask_lab.likelihood.pairs import Pair
 from tests.engine import kinds
+from tests.leftovers import lasting_folder
 from tests.models import checkpoints
 from tests.oracles import bound, gidd
 
@@ -37,7 +37,7 @@ def folder(noise: str, structured: bool = True) -> Path:
     raw |= {} if structured else {"structured_attention": False}
     tensors = checkpoints.random_tensors(raw)
     tensors["lm_head.weight"] *= 3  # predictions that are worth something
-    return checkpoints.write(Path(tempfile.mkdtemp()) / "model", raw, tensors)
+    return checkpoints.write(lasting_folder() / "model", raw, tensors)
 
 
 @cache
