@@ -26,6 +26,7 @@ GRACE_S = 20.0  # for processes that have been told to end
 TICK_S = 0.02  # a file may be so much older than the clock says
 CACHES = {
     "MPLCONFIGDIR": "matplotlib",
+    "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "XDG_CACHE_HOME": "xdg",

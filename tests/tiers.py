@@ -6,11 +6,13 @@
 | `make thorough` | `thorough` | all of these and what `few` and `thorough` mark, with branch coverage and limits   |
 | `make soak`     | `soak`     | what `soak` marks: long random runs, and whatever needs real time                  |
 
-Marks stand at the tests. `few(n)`: of many cases that are alike every n-th is quick, from the first on; an n that has no
-divisor in common with the number of values of a parameter lets the quick ones go through the values of each.
-`thorough`: a test whose subject a quick one shows too, or that takes more than five seconds of CPU time. `soak`: minutes.
+Marks stand at the tests. `few(n)`: of many cases that are alike every n-th is quick, from the first on; an n that has
+no divisor in common with the number of values of a parameter lets the quick ones go through the values of each.
+`thorough`: a test whose subject a quick one shows too, or that takes more than five seconds of CPU time. `soak`: one
+that takes minutes.
 
-Without `--tier`, tests that are named by file and function run whatever their mark, and of anything else the quick ones.
+Without `--tier`, tests that are named by file and function run whatever their mark, and of anything else the quick
+ones.
 """
 
 from collections import Counter
