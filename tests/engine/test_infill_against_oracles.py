@@ -112,7 +112,7 @@ def check(model: str, seed: int, kinds: dict[str, Kind]) -> None:
         "max_num_seqs": rng.choice([2, 5, 20]),
         "max_row_layers": rng.choice([None, 200, 1000]),
         "page_size": rng.choice([1, 3, 4, 16]),
-        "store_budget_tokens": rng.choice([10, 25, 64]),
+        "store_budget_tokens": rng.choice([16, 25, 64]),  # the parts that a request names fit in
     }
     results = run(poisoned_engine(model_of(model), **limits), work)
     for name, (line, expected) in lines.items():

@@ -96,7 +96,8 @@ def _tests(name: str, *words: str) -> Callable[[Setting], Iterator[Finding]]:
     def work(setting: Setting) -> Iterator[Finding]:
         report, output = setting.folder / f"{name}.xml", setting.folder / f"{name}.txt"
         report.unlink(missing_ok=True)
-        options = ["-p", "no:cacheprovider", "--device", str(setting.device), f"--junitxml={report}"]
+        options = ["--tier", "thorough", "-p", "no:cacheprovider", "--device", str(setting.device)]
+        options.append(f"--junitxml={report}")
         chosen = ["-k", setting.tests] if setting.tests else []
         run_child([sys.executable, "-m", "pytest", *options, *chosen, *words], CHECKOUT, output, setting.left)
         if not report.exists():
