@@ -317,3 +317,16 @@ def test_nothing_is_taken_before_the_start() -> None:
     outer = AsyncEngine(make_engine(), 1)
     with pytest.raises(EngineDeadError, match="not been started"):
         outer.submit(checked(outer, request("r")))
+
+
+def test_an_idle_engine_is_not_overdue() -> None:
+    """However long ago its last step began."""
+    now = 0.0
+
+    async def act(engine: AsyncEngine) -> None:
+        nonlocal now
+        await ends(engine.submit(checked(engine, request("r"))))
+        now += 1e6
+        assert engine.overdue is None
+
+    drive(act, clock=lambda: now)

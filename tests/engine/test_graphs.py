@@ -113,12 +113,21 @@ def test_steps_repeat_what_the_first_ones_captured() -> None:
 
 
 def test_few_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the shape before are gone when the next one has come, and are captured again."""
     monkeypatch.setattr(graphs, "MOST_SHAPES", 1)
-    work = [Work(request(f"r{i}", prefix=5), BiCache(BlockDual(), 2, 2), joins=3 * i) for i in range(3)]
-    engine = make_engine(graphs=True)
+    lengths = (4, 40, 4)  # prompts whose canvases fit into buffers of two sizes
+    work = [Work(request(f"r{n}", length), Dense(), joins=20 * n) for n, length in enumerate(lengths)]
+    engine = make_engine(graphs=True, attention="torch")
     results = run(engine, work)
     assert engine.graphs is not None
-    assert engine.graphs.captured > 8 * LAYERS
+    assert engine.graphs.captured == len(lengths) * 2 * LAYERS
+    assert [outcome(results[item.request.id]) for item in work] == [outcome(alone(item)) for item in work]
+
+
+def test_stages_that_keep_outputs_have_graphs_of_their_own() -> None:
+    """A full pass of `dllm-cache` behind one of `none` over as many rows: the former keeps what layers add."""
+    work = [Work(request("plain"), Dense()), Work(request("kept"), DllmCache(4, 2), joins=20)]
+    results = run(make_engine(graphs=True, attention="torch"), work)
     assert [outcome(results[item.request.id]) for item in work] == [outcome(alone(item)) for item in work]
 
 

@@ -269,9 +269,11 @@ def test_tenants_do_not_share_parts() -> None:
     assert [result.usage.cached_tokens for result in results] == [0, 0, len(FIRST)]
 
 
+@pytest.mark.parametrize("front", [0, 2], ids=["at the front", "behind tokens"])
 @pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
-def test_without_anchors_acache_is_reuse(family: str) -> None:
-    pieces: list[list[int] | int] = [2, FIRST, 1, SECOND, 3]
+def test_without_anchors_acache_is_reuse(family: str, front: int) -> None:
+    """Its parts are copied, the one at the front too; in memory that holds NaN before."""
+    pieces: list[list[int] | int] = [FIRST, 1, SECOND, 3] if not front else [front, FIRST, 1, SECOND, 3]
     plain, reused = (
         run(make_engine(family), [asks("r", pieces, policy)])["r"] for policy in (ACache(ratio=0.0), Reuse())
     )

@@ -8,10 +8,10 @@ from remask.core.depth import DepthLookup
 from remask.core.sampling import SamplingParams
 from remask.engine.engine import Engine
 from remask.engine.request import Request
-from remask.policies import parse
+from remask.policies import BlockDual, parse
 from remask.policies.registry import policy_names
 from tests.engine.kinds import checkpoint
-from tests.engine.support import LAYERS, make_engine, poisoned_engine, prompt_of
+from tests.engine.support import LAYERS, make_engine, poisoned_engine, prompt_of, request
 
 PROMPT, RESPONSE, PREFIX = 8, 8, 6
 FOUR: dict[str, Any] = {"block_length": 4}  # two blocks of four steps, a token each
@@ -92,6 +92,19 @@ def test_block_causal(cache: str) -> None:
     engine = poisoned_engine(checkpoint("sdar").model)
     served(engine, cache, {}, list(range(PROMPT)), 0)
     assert engine.stats.refreshes == 0, "what is committed is final"
+
+
+def test_no_refresh_is_put_off_where_every_pass_is_one() -> None:
+    """With one step a block, all passes of `block-dual` cost the same: only the first one waits for another's."""
+    steps = {}
+    for limit in (None, 1):
+        engine = make_engine(max_refreshes=limit)
+        for name in "ab":
+            engine.add(request(name, block_length=1).with_policy(BlockDual()))
+        while engine.busy:
+            engine.step()
+        steps[limit] = engine.stats.steps
+    assert steps == {None: 8, 1: 9}
 
 
 def test_every_policy_is_counted_here() -> None:

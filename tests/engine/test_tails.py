@@ -1,10 +1,12 @@
 """Steps that leave out the tail of a canvas, under every cache policy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from remask.core.canvas import OPEN, Hole, Template
 from remask.core.depth import DepthLookup
 from remask.core.plan import Plan, Watch
 from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho
@@ -61,6 +63,24 @@ def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch
         assert all(last < tail for last, tail in steps)
     for item in work:
         assert outcome(together[item.request.id]) == outcome(alone(item, family))
+
+
+def test_what_is_fixed_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed tokens behind a hole stay in sight: the steps that would leave out the tail compute it."""
+    left_out, plans = list[bool](), RunningRequest.items
+
+    def noting(running: RunningRequest) -> Any:
+        items = plans(running)
+        left_out.append(running.decoder.cut is not None)
+        return items
+
+    monkeypatch.setattr(RunningRequest, "items", noting)
+    item = works(0.17)[0]
+    for fixed in (0, 4):
+        left_out.clear()
+        template = Template((OPEN,) * (16 - fixed) + (7,) * fixed, (Hole(0, 16 - fixed),))
+        alone(replace(item, request=replace(item.request, template=template if fixed else None)))
+        assert any(left_out) == (fixed == 0)
 
 
 def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:

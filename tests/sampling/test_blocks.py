@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remask.core.canvas import OPEN, Hole, Template
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
-from remask.sampling.blocks import Blocks, even_blocks
+from remask.sampling.blocks import Blocks, even_blocks, hole_blocks
 
 
 def test_max_tokens_must_be_whole_blocks() -> None:
@@ -47,3 +48,19 @@ def test_steps_may_be_given_per_block() -> None:
 def test_an_order_has_a_list_per_block() -> None:
     with pytest.raises(ConfigError, match="2 blocks, got 1 lists"):
         even_blocks(SamplingParams(max_tokens=4, block_length=2, remasking="order", order=[[3, 4]]))
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=40).filter(any), st.integers(1, 12), st.data())
+def test_steps_of_a_canvas_with_holes_are_all_taken(holes: list[bool], length: int, data: st.DataObject) -> None:
+    """One a block or more, and the rest in proportion to what each has to fill."""
+    places = [place for place, is_open in enumerate(holes) if is_open]
+    template = Template(tuple(OPEN if each else 7 for each in holes), tuple(Hole(n, n + 1) for n in places))
+    blocks = hole_blocks(SamplingParams(max_tokens=len(holes), block_length=length), template)
+    masks = [sum(holes[block.start : block.stop]) for block in blocks.ranges]
+    assert blocks.steps == tuple(masks), "a step for each"
+    steps = data.draw(st.integers(len(masks), 3 * len(holes)))
+    shared = hole_blocks(SamplingParams(max_tokens=len(holes), block_length=length, steps=steps), template)
+    assert shared.total_steps == steps
+    left = steps - len(masks)
+    for taken, count in zip(shared.steps, masks, strict=True):
+        assert abs(taken - 1 - left * count / sum(masks)) < 1
