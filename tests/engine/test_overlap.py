@@ -365,6 +365,8 @@ def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
     assert board is not None
     work = [Work(request(str(n), 8, 6, block_length=4), policy) for n, policy in enumerate([Reuse(), BiCache(depth=2)])]
     work += [Work(request("guided", cfg_scale=1.0), Dense()), Work(request("slow", remasking="slowfast"), Dense())]
+    # Blocks end early, so what was queued for them is thrown away.
+    work += [Work(request("early", max_tokens=12, block_length=4, threshold=0.1), BlockDual())]
     for item in work:
         engine.add(item.asked)
     compared = 0
@@ -379,6 +381,7 @@ def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()
             compared += 1
     assert compared > 5
+    assert engine.stats.discarded_passes > 0
 
 
 def test_batch_invariance_is_refused_beside_it() -> None:
@@ -386,6 +389,21 @@ def test_batch_invariance_is_refused_beside_it() -> None:
         EngineConfig(overlap=True, batch_invariant=True)
     with pytest.raises(ConfigError, match="overlap"):
         EngineConfig(overlap="yes")  # type: ignore[arg-type]
+
+
+def test_no_event_comes_after_a_result() -> None:
+    """A request is cancelled while a pass that is known to come is still to be read."""
+    engine = queueing()
+    for name in ("first", "other"):
+        engine.add(request(name).with_policy(Dense()))
+    for _ in range(2):
+        engine.step()
+    assert engine._flight is not None
+    assert engine.cancel("first")
+    events = list[Event]()
+    while engine.busy:
+        events += engine.step()
+    assert [event.result and event.result.finish_reason for event in events if event.id == "first"] == ["cancelled"]
 
 
 def test_a_request_that_is_cancelled_while_it_runs_takes_no_part() -> None:

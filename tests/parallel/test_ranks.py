@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLos
 from remask.models.transformer import Transformer
 from remask.observe import observe_passes, replace_attention, run_in_sections
 from remask.parallel import lead
+from remask.parallel.group import GroupRanks
 from tests import goldens
 from tests.goldens import uniform
 from tests.models import checkpoints
@@ -233,6 +234,24 @@ def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch)
             lead_of(llm).everywhere(raises, llm.model, 1)
             with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
                 llm.generate([[1, 2, 3]], SAMPLING)
+    finally:
+        lender.end()
+
+
+def shares_and_raises(model: Transformer) -> None:
+    """Rank 0 gets further than the others."""
+    for _ in range(2 if model.ranks.shard.rank == 0 else 1):
+        cast(GroupRanks, model.ranks).share(torch.zeros(1))
+    raise ValueError("on purpose")
+
+
+def test_ranks_that_fail_at_different_operations_are_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rank 0 sent last would be taken for what it sends next."""
+    lender = Lender()
+    try:
+        with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
+            with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
+                lead_of(llm).everywhere(shares_and_raises, llm.model)
     finally:
         lender.end()
 
