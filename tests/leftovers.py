@@ -25,11 +25,13 @@ import pytest
 GRACE_S = 20.0  # for processes that have been told to end
 TICK_S = 0.02  # a file may be so much older than the clock says
 CACHES = {
+    "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
     "MPLCONFIGDIR": "matplotlib",
     "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "XDG_CACHE_HOME": "xdg",
+    "XDG_CONFIG_HOME": "config",
 }
 # What tools keep in a checkout, whichever command is run.
 OTHERS = {".git", ".venv", ".venv-clients", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__"}

@@ -1,7 +1,6 @@
 """Clients that send slowly, too much, half or nothing: through raw sockets on the loopback."""
 
 import json
-import select
 import socket
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from remask.errors import ConfigError
 from remask.server.config import ServerConfig
-from remask.server.connection import LAST_PROBE_S, LINGER_S, Connection, connection_class
+from remask.server.connection import LAST_PROBE_S, LINGER_S, MAX_HEAD_BYTES, Connection, connection_class
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
 from tests.waiting import LONGEST_S, LeapingLoop, eventually
 
@@ -28,7 +27,7 @@ HEADER_TIMEOUT, BODY_TIMEOUT, KEEP_ALIVE = 2000.0, 3000.0, 1000.0  # on a clock 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Running]:
     """A server on whose clock no limit passes unless a test lets it."""
-    limits = {
+    limits: dict[str, Any] = {
         "header_timeout": HEADER_TIMEOUT,
         "body_timeout": BODY_TIMEOUT,
         "keep_alive_timeout": KEEP_ALIVE,
@@ -72,6 +71,12 @@ def answering(running: Running, connection: socket.socket) -> bool:
     """Whether the server has got a whole head, and works on its request."""
     end = other_end(running, connection)
     return end is not None and end._active is not None and not end._active.response_complete
+
+
+def found_out(running: Running) -> bool:
+    """Whether the engine has been told, by the next probe, that a client has left."""
+    leap(running, LAST_PROBE_S)
+    return bool(running.service.engine._commands)
 
 
 def head(body: bytes | int, *headers: str, url: str = COMPLETIONS, version: str = "1.1") -> bytes:
@@ -168,14 +173,17 @@ def test_slow_bodies_are_a_408(hasty: Running, url: str) -> None:
 
 def test_headers_without_an_end_are_a_431(hasty: Running) -> None:
     with connect(hasty) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\n")
-        raw = b""
-        with pytest.raises(OSError), connection:  # noqa: PT012 - reset or broken pipe
-            for number in range(4000):
-                connection.sendall(b"X-%d: %s\r\n" % (number, b"y" * 1000))
-                if not raw and select.select([connection], [], [], 0)[0]:
-                    raw = connection.recv(1 << 16)
-        assert raw.startswith(b"HTTP/1.1 431 ")
+        line = b"GET /health HTTP/1.1\r\nX: "
+        sent = 0
+        for piece in (line + b"y" * (MAX_HEAD_BYTES - len(line)), b"y" * 100):
+            connection.sendall(piece)
+            sent += len(piece)
+            eventually(partial(has_read, hasty, connection, sent))
+        connection.sendall(b"y" * 100)
+        assert everything(connection).startswith(b"HTTP/1.1 431 ")
+        with pytest.raises(OSError):  # noqa: PT012 - reset or broken pipe
+            for _ in range(4000):
+                connection.sendall(b"y" * 1000)
     assert hasty.client.get("/health", headers={"X-Long": "y" * 30_000}).status_code == 200
 
 
@@ -291,7 +299,7 @@ def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelin
                 assert hasty.open == 1, "it may still listen"
                 assert not hasty.service.engine._commands
         if half:
-            eventually(lambda: leap(hasty, LAST_PROBE_S) or hasty.service.engine._commands)
+            eventually(partial(found_out, hasty))
         left_alone(hasty)
     hasty.settle()
     assert hasty.service.llm.engine.stats.steps <= before + 5, "it was not run to its end"

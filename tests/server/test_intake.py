@@ -45,7 +45,12 @@ class Texts:
 @pytest.fixture
 def wide() -> Iterator[Running]:
     """A server that takes texts of any length, with two text threads and room for six requests."""
-    limits = {"max_prompt_chars": MIB4, "max_request_chars": MIB4, "max_choices": 8192, "text_workers": 2}
+    limits: dict[str, Any] = {
+        "max_prompt_chars": MIB4,
+        "max_request_chars": MIB4,
+        "max_choices": 8192,
+        "text_workers": 2,
+    }
     with serving(make_llm(max_num_seqs=2), max_queue=4, **limits) as running:
         yield running
 

@@ -31,9 +31,9 @@ from remask_lab.records.jsonl import Line
 from tests.waiting import LONGEST_S, eventually
 
 
-def run_tests(code: str, tests: str, *more: str, limits: Limits | None = None, **settings: Any) -> str | None:
+def run_tests(code: str, tests: str, before: str = "", limits: Limits | None = None, **settings: Any) -> str | None:
     """`execute.run_tests` with time for slow machines, where a test says nothing else."""
-    return execute.run_tests(code, tests, *more, limits=limits or Limits(seconds=LONGEST_S), **settings)
+    return execute.run_tests(code, tests, before, limits=limits or Limits(seconds=LONGEST_S), **settings)
 
 
 @cache
