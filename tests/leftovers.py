@@ -27,7 +27,6 @@ TICK_S = 0.02  # a file may be so much older than the clock says
 CACHES = {
     "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
     "MPLCONFIGDIR": "matplotlib",
-    "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "XDG_CACHE_HOME": "xdg",

@@ -360,13 +360,26 @@ def test_block_causal_models(name: str) -> None:
 
 def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
     """After each pass that was read and before another is queued, but for what the host has still to send."""
+    work = [Work(request(str(n), 8, 6, block_length=4), policy) for n, policy in enumerate([Reuse(), BiCache(depth=2)])]
+    work += [Work(request("guided", cfg_scale=1.0), Dense()), Work(request("slow", remasking="slowfast"), Dense())]
+    _, compared = compare_boards(work)
+    assert compared > 5
+
+
+@pytest.mark.parametrize("policy", [Dense(), BlockDual(), BiCache(BlockDual(), 2, 2)], ids=repr)
+def test_what_is_thrown_away_puts_no_token_on_the_board(policy: CachePolicy) -> None:
+    """Blocks end early, and what was queued for them has nothing left to choose."""
+    item = Work(request(max_tokens=12, prefix=6, block_length=4, threshold=0.1), policy)
+    engine, compared = compare_boards([item])
+    assert compared > 0
+    assert engine.stats.discarded_passes > 0
+
+
+def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
+    """Run `work`. Returns the engine, and how often a canvas was compared with the board."""
     engine = make_engine(overlap=True)
     board = engine.runner.board
     assert board is not None
-    work = [Work(request(str(n), 8, 6, block_length=4), policy) for n, policy in enumerate([Reuse(), BiCache(depth=2)])]
-    work += [Work(request("guided", cfg_scale=1.0), Dense()), Work(request("slow", remasking="slowfast"), Dense())]
-    # Blocks end early, so what was queued for them is thrown away.
-    work += [Work(request("early", max_tokens=12, block_length=4, threshold=0.1), BlockDual())]
     for item in work:
         engine.add(item.asked)
     compared = 0
@@ -380,8 +393,7 @@ def test_tokens_on_the_board_are_those_of_the_canvases() -> None:
             assert (values >> 1).tolist() == branch.canvas.tokens[settled].tolist()
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()
             compared += 1
-    assert compared > 5
-    assert engine.stats.discarded_passes > 0
+    return engine, compared
 
 
 def test_batch_invariance_is_refused_beside_it() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -238,20 +238,24 @@ def test_a_rank_that_fails_alone_ends_the_model(monkeypatch: pytest.MonkeyPatch)
         lender.end()
 
 
-def shares_and_raises(model: Transformer) -> None:
-    """Rank 0 gets further than the others."""
-    for _ in range(2 if model.ranks.shard.rank == 0 else 1):
-        cast(GroupRanks, model.ranks).share(torch.zeros(1))
+def begins_and_raises(model: Transformer) -> None:
+    """Another rank has begun an operation more, as where a device does not wait for it."""
+    ranks = model.ranks
+    assert isinstance(ranks, GroupRanks)
+    ranks.operations += ranks.shard.rank
     raise ValueError("on purpose")
 
 
 def test_ranks_that_fail_at_different_operations_are_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rank 0 sent last would be taken for what it sends next."""
+    """What rank 0 sends next would be taken for something else."""
     lender = Lender()
     try:
-        with lent(monkeypatch, [lender]), LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm:
-            with pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"):
-                lead_of(llm).everywhere(shares_and_raises, llm.model)
+        with (
+            lent(monkeypatch, [lender]),
+            LLM(GOLDEN, tensor_parallel=2, **COMMON) as llm,
+            pytest.raises(RankLostError, match=r"rank 1 of 2 .* ValueError: on purpose.* load it again"),
+        ):
+            lead_of(llm).everywhere(begins_and_raises, llm.model)
     finally:
         lender.end()
 

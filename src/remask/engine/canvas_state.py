@@ -120,9 +120,9 @@ class CanvasState:
             return np.arange(len(self.canvas))
         return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
 
-    def sent(self, *, again: bool = False) -> None:
-        """Note that the device's board has the canvas, or with `again` that it has to be sent once more."""
-        self._unsent = None if again else []
+    def sent(self) -> None:
+        """Note that the device's board has the canvas."""
+        self._unsent = []
 
     @property
     def extra_bytes(self) -> int:

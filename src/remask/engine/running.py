@@ -364,10 +364,12 @@ class RunningRequest:
         )
 
     def revoke(self) -> None:
-        """Take back the plans of a request as it was to be, which does not come to be."""
+        """Take back the plans of a request as it was to be, which does not come to be.
+
+        The device's board needs nothing: such a pass was over a block that is complete, and chose nothing there.
+        """
         for branch, _ in self._queued or ():
             branch.ledger.take_back()
-            branch.sent(again=True)
         self._queued = None
 
     def _seen(self, branch: CanvasState) -> Canvas:
