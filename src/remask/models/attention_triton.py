@@ -19,9 +19,9 @@ from remask.models.triton_support import launch, rounded
 from remask.models.work_list import ROWS, SLOTS, Ints, WorkList
 from remask.sending import send
 
-# A program computes so many rows of query heads against so many slots at a time, and a unit has at most so many slots:
-# cut further, the K/V of few rows would keep few programs busy, and uncut those of a long canvas.
-TILE, KEYS, SPLIT = 64, 32, 512
+# A unit has at most so many rows of query heads, and so many slots: cut further, the K/V of few rows would keep few
+# programs busy, and uncut those of a long canvas.
+TILE, SPLIT = 64, 512
 
 
 class TritonAttention:
@@ -57,39 +57,58 @@ class TritonAttention:
         """See `SizedAttention`."""
         rows, heads, dim = q.shape
         groups = k.shape[1]
-        share = heads // groups
         units, slots, reach, parts, first = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
         merged = sink is not None or size.merged
         part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if merged else out
         sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
-        shape = {
-            "HEADS": heads,
-            "DIM": dim,
-            "WIDTH": max(16, triton.next_power_of_2(dim)),
-            "CAPPED": self.cap is not None,
-            "SHARE": share,
-        }
+        capped = self.cap is not None
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+        tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=merged)
         launch(
-            _attend, (size.units, groups),
+            _attend, (size.units, groups, tiles),
             q, k, v, units, slots, reach, part, sums, scale, cap,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            ROWS=max(16, triton.next_power_of_2(_tall(share) * share)), KEYS=KEYS, MERGED=merged, **shape,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
         if merged:
             keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
             launch(
                 _merge, (rows, heads),
                 q, part, sums, parts, first, keys, values, out, scale, cap, q.stride(0), q.stride(1),
-                SINK=sink is not None, **shape,
+                **merge_options(heads, groups, dim, capped=capped, sink=sink is not None),
             )  # fmt: skip
         return out.flatten(1)
 
 
+def attend_options(
+    heads: int, groups: int, dim: int, dtype: torch.dtype, *, capped: bool, merged: bool
+) -> tuple[int, dict[str, Any]]:
+    """Programs of a unit and a K/V head, and the constants and options of `_attend` for `heads` of `dim` channels.
+
+    Float32 has no matrix units at full precision, and products keep their operands in registers: a program computes few
+    rows against few slots at a time, so that none is spilled.
+    """
+    share = heads // groups
+    rows = max(16, triton.next_power_of_2(_tall(share) * share))
+    full = dtype == torch.float32
+    tile = 16 if full else rows
+    options = {"ROWS": tile, "KEYS": 16 if full else 32, "MERGED": merged, "num_warps": 4}
+    return rows // tile, options | _shape(heads, groups, dim, capped)
+
+
+def merge_options(heads: int, groups: int, dim: int, *, capped: bool, sink: bool) -> dict[str, Any]:
+    """The constants of `_merge`."""
+    return {"SINK": sink} | _shape(heads, groups, dim, capped)
+
+
+def _shape(heads: int, groups: int, dim: int, capped: bool) -> dict[str, Any]:
+    width = max(16, triton.next_power_of_2(dim))
+    return {"HEADS": heads, "DIM": dim, "WIDTH": width, "CAPPED": capped, "SHARE": heads // groups}
+
+
 def _tall(share: int) -> int:
-    """Rows of a unit that one program computes, at most."""
+    """Rows of a unit, at most."""
     return max(1, TILE // share)
 
 
@@ -148,7 +167,8 @@ def _attend(
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
-    """One unit and one K/V head. The query heads that share it are further rows: row r of head h is r * SHARE + h.
+    """`ROWS` rows of one unit and one K/V head. The query heads that share it are further rows: row r of head h is
+    r * SHARE + h.
 
     Partial results go to `outputs` [P, HEADS, DIM], normalised, and `sums` [P, HEADS], or, where each row has one only,
     to the rows of `outputs` [N, HEADS, DIM].
@@ -157,7 +177,7 @@ def _attend(
     first_row, rows, first_slot = tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
     count, first_output = tl.load(unit + 3), tl.load(unit + 4)
     group = tl.program_id(1)
-    tile, channel = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    tile, channel = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     row, head = tile // SHARE, group * SHARE + tile % SHARE
     live, wide = row < rows, channel < DIM
     at_q = (first_row + row).to(tl.int64) * q_row + head * q_head
@@ -205,11 +225,11 @@ def _merge(
     total = tl.zeros((), tl.float32)
     acc = tl.zeros((WIDTH,), tl.float32)
     if SINK:
-        at = head // SHARE * DIM + channel
+        at_sink = head // SHARE * DIM + channel
         query = tl.load(q + row.to(tl.int64) * q_row + head * q_head + channel, mask=wide, other=0.0).to(tl.float32)
-        key = tl.load(sink_k + at, mask=wide, other=0.0).to(tl.float32)
+        key = tl.load(sink_k + at_sink, mask=wide, other=0.0).to(tl.float32)
         top = _capped(tl.sum(query * key, 0) * scale, cap, CAPPED)
-        acc = tl.load(sink_v + at, mask=wide, other=0.0).to(tl.float32)
+        acc = tl.load(sink_v + at_sink, mask=wide, other=0.0).to(tl.float32)
         total += 1.0
     for number in range(tl.load(first + row), tl.load(first + row + 1)):
         at = tl.load(parts + number).to(tl.int64) * HEADS + head

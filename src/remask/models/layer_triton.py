@@ -3,6 +3,8 @@
 Importing this module needs Triton. Numbers are computed in float32, and rounded where they are stored.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -23,9 +25,8 @@ class TritonLayer:
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        self.heads_of_q, self.groups, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.turned, self.whole = config.rotary_dim or config.head_dim, config.qk_norm == "whole"
-        self.eps = config.norm_eps
+        self.heads_of_q, self.head_dim, self.eps = config.heads, config.head_dim, config.norm_eps
+        self._heads_options = heads_options(config)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """See `LayerKernels`."""
@@ -46,10 +47,7 @@ class TritonLayer:
             launch(
                 _heads, (len(qkv),),
                 qkv, qkv if w.q_norm is None else w.q_norm, qkv if w.k_norm is None else w.k_norm, cos, sin, slots,
-                q, k, v, self.eps,
-                HEADS=self.heads_of_q, GROUPS=self.groups, DIM=self.head_dim, HALF=self.turned // 2,
-                TALL=triton.next_power_of_2(self.heads_of_q), LOW=triton.next_power_of_2(self.groups),
-                WIDTH=triton.next_power_of_2(self.head_dim), NORMED=w.q_norm is not None, WHOLE=self.whole,
+                q, k, v, self.eps, **self._heads_options,
             )  # fmt: skip
         return q
 
@@ -70,10 +68,29 @@ class TritonLayer:
                 _sum_and_norm, (len(h),),
                 h, h if new is None else new, h if weight is None else weight, out,
                 h if kept is None else kept, h if slots is None else slots, self.eps,
-                SIZE=h.shape[1], WIDTH=triton.next_power_of_2(h.shape[1]),
-                ADD=new is not None, NORM=weight is not None, KEEP=kept is not None,
+                **sum_options(h.shape[1], add=new is not None, norm=weight is not None, keep=kept is not None),
             )  # fmt: skip
         return out
+
+
+def heads_options(config: ModelConfig) -> dict[str, Any]:
+    """The constants of `_heads`."""
+    return {
+        "HEADS": config.heads,
+        "GROUPS": config.kv_heads,
+        "DIM": config.head_dim,
+        "HALF": (config.rotary_dim or config.head_dim) // 2,
+        "TALL": triton.next_power_of_2(config.heads),
+        "LOW": triton.next_power_of_2(config.kv_heads),
+        "WIDTH": triton.next_power_of_2(config.head_dim),
+        "NORMED": config.qk_norm is not None,
+        "WHOLE": config.qk_norm == "whole",
+    }
+
+
+def sum_options(size: int, *, add: bool, norm: bool, keep: bool) -> dict[str, Any]:
+    """The constants of `_sum_and_norm` for rows of `size` channels."""
+    return {"SIZE": size, "WIDTH": triton.next_power_of_2(size), "ADD": add, "NORM": norm, "KEEP": keep}
 
 
 @triton.jit
@@ -150,8 +167,9 @@ def _heads(
     channel, head, group = tl.arange(0, WIDTH), tl.arange(0, TALL), tl.arange(0, LOW)
     wide = (channel < DIM)[None, :]
     Q = _turned(x, q_norm, cos, sin, eps, HEADS, TALL, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)
-    at = head[:, None] * DIM + channel[None, :]
-    tl.store(q + row * HEADS * DIM + at, rounded(Q, q.dtype.element_ty, EMULATED), mask=(head < HEADS)[:, None] & wide)
+    at_q = head[:, None] * DIM + channel[None, :]
+    live_q = (head < HEADS)[:, None] & wide
+    tl.store(q + row * HEADS * DIM + at_q, rounded(Q, q.dtype.element_ty, EMULATED), mask=live_q)
     slot = tl.load(slots + row)
     if slot >= 0:
         K = _turned(x + HEADS * DIM, k_norm, cos, sin, eps, GROUPS, LOW, DIM, WIDTH, HALF, NORMED, WHOLE, EMULATED)

@@ -1,6 +1,8 @@
 """What Triton kernels share. Importing this module needs Triton."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,13 +14,16 @@ from remask.models import capture
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on any device."""
 
+OPTIONS: Mapping[str, Any] = MappingProxyType({"enable_fp_fusion": True})
+"""What every kernel is compiled with: products and sums are one operation where the device has one."""
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch `kernel` on the device of the first argument, a tensor, and say whether it is `EMULATED`."""
 
     def work() -> None:
         with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
-            kernel[grid](*arguments, EMULATED=INTERPRETED, **constants)
+            kernel[grid](*arguments, EMULATED=INTERPRETED, **constants, **OPTIONS)
 
     capture.launch(work)
 

@@ -21,7 +21,7 @@ class TritonVocabulary(Vocabulary):
         out = logits.new_empty((2, rows), dtype=torch.float32)
         if rows:
             with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
-                _greedy[(rows,)](logits, out, rows, size, mask_id, logits.stride(0), BLOCK=BLOCK)
+                _greedy[(rows,)](logits, out, rows, size, mask_id, logits.stride(0), BLOCK=BLOCK, enable_fp_fusion=True)
         return out
 
 
