@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for GPUs that need not be there, and says what they take of them.
 
-    scripts/kernels [--targets 80,86,89,90,100] [--all] [--match TEXT]
+    scripts/kernels [--targets 80,86,89,90,100] [--all] [--match TEXT ...]
 
 Every kernel is compiled with the constants and options of its launch, at the shapes of all presets, with and without
 what it can do. Number of heads and rows of a model only scale addresses, so shapes that differ in them alone are
@@ -12,6 +12,7 @@ Ends with 1 where a kernel does not compile, takes more shared memory than the d
 in local memory instead of registers. Needs Triton, and no GPU.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -86,18 +87,20 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--targets", default=",".join(map(str, SHARED_BYTES)), help="compute capabilities, x 10")
     parser.add_argument("--all", action="store_true", help="all kernels in all dtypes for every target")
-    parser.add_argument("--match", default="", help="only kernels whose line begins with this")
+    parser.add_argument("--match", action="append", help="only kernels whose line begins with this, behind the target")
     args = parser.parse_args()
     known = [str(each) for each in SHARED_BYTES]
     targets = args.targets.split(",")
     for each in targets:
         if each not in known:
             raise ConfigError(f"--targets names {each!r}; known: {', '.join(known)}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise ConfigError("TRITON_INTERPRET=1 leaves nothing to compile; unset it")
     work = [
         (variant, int(target))
         for target in targets
         for variant in variants(presets().values())
-        if (args.all or usual(variant, int(target))) and variant.label.startswith(args.match)
+        if (args.all or usual(variant, int(target))) and variant.label.startswith(tuple(args.match or [""]))
     ]
     failed = 0
     with ProcessPoolExecutor() as pool:
@@ -186,7 +189,8 @@ def compiled(variant: Variant, target: int) -> Compiled:
         signature[parameter] = variant.pointers[parameter]
         if signature[parameter].startswith("*") or parameter in variant.aligned:
             hints[(place,)] = [["tt.divisibility", 16]]
-    options = {name: value for name, value in variant.constants.items() if name not in kernel.arg_names} | OPTIONS
+    options = {name: value for name, value in variant.constants.items() if name not in kernel.arg_names}
+    options |= OPTIONS
     source = ASTSource(kernel, signature, constants, hints)
     binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     registers, local = _usage(binary.asm["cubin"])
