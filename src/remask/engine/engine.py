@@ -125,7 +125,7 @@ class Engine:
         )
         self._flight: Flight | None = None  # a pass that is queued, and was not read
         self._waiting: list[PendingRequest] = []  # in the order in which they begin
-        self._running: Scheduler[RunningRequest | SidePass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self._running: Scheduler[RunningRequest | SidePass] = self._new_line()
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
@@ -172,6 +172,7 @@ class Engine:
                 "depth='online' cannot stand beside batch_invariant: an answer depends on the depth that audits of "
                 "earlier requests found; use a depth table or a number of layers"
             )
+        self.memory.check_kept(request.policy)
         shape, longest = self.model.config, self.max_model_len
         return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)
 
@@ -242,7 +243,7 @@ class Engine:
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1
         awaiting = self._waiting_of([audit.awaited_by for audit in self.memory.audits])
-        self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
+        self._running = self._new_line()
         self._refreshes = RefreshWatch()
         self._flight = None
         for running in begun:
@@ -263,6 +264,9 @@ class Engine:
         Called by `step` whenever the engine falls idle.
         """
         self.memory.check(self._running_requests())
+
+    def _new_line(self) -> Scheduler[RunningRequest | SidePass]:
+        return Scheduler(self.config.max_row_layers, self.config.max_refreshes, self.memory.pass_rows)
 
     def _check_id(self, name: str) -> None:
         """Raise `ConfigError` for an id that is in use."""
@@ -496,7 +500,11 @@ class Engine:
                 and self._refreshes.heavy(item, member)
             )
 
-        for item in self._running.next(planned.__contains__, cost, refreshing):
+        def rows(item: Member) -> int:
+            member = planned[item]
+            return member.tally.rows if isinstance(member, RunningRequest) else member.rows
+
+        for item in self._running.next(planned.__contains__, cost, refreshing, rows):
             member = planned[item]
             if not isinstance(member, RunningRequest):
                 batch.passes.append(member)
