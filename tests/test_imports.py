@@ -32,6 +32,7 @@ ORDER = (
     "remask.depth",
     "remask.cpu",
     "remask.config",
+    "remask.device_defaults",
     "remask.prompts",
     "remask.detokenize",
     "remask.infill",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from remask import LLM
 from remask.core.sampling import SamplingParams
 from remask.engine import memory as engine_memory
+from remask.engine import proof
 from remask.engine.capacity import (
     DeviceMemory,
     TokenBytes,
@@ -173,6 +174,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: An
     """An engine as it would be made on a CUDA device with so much memory."""
     monkeypatch.setattr(engine_memory, "_device_memory", lambda _: (free, total))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
     return Engine(model, EngineConfig(**{"max_num_seqs": 4, "max_model_len": 256, **limits}), "x")
 

@@ -5,7 +5,7 @@ import time
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, TypeVarTuple
 
 from torch import Tensor
@@ -16,13 +16,14 @@ from remask.core.request import Draft, FinishReason, Result, Transfer
 from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import AuditPass, PrefixPass, SidePass
-from remask.engine.config import EngineConfig
+from remask.engine.config import DeviceDefaults, EngineConfig
 from remask.engine.flight import Flight
 from remask.engine.isolation import Batch, Fail, Member, Ran, exhausts, poisons, run_isolated, score_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Decision, NoRoom, Placement
+from remask.engine.proof import choose
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
@@ -31,7 +32,7 @@ from remask.engine.running import RunningRequest, Scores
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
-from remask.models.executors import attend, make_graphs, resolve_executor
+from remask.models.executors import attend, make_graphs
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -98,11 +99,21 @@ class Engine:
     """
 
     def __init__(
-        self, model: Transformer, config: EngineConfig, fingerprint: str, decode: Decode | None = None
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        fingerprint: str,
+        decode: Decode | None = None,
+        defaults: DeviceDefaults | None = None,
     ) -> None:
+        """With the `defaults` of the model's device for what `config` leaves open.
+
+        Raises `ConfigError` on settings that cannot be, and where what is asked for fails its proof (`engine.proof`).
+        """
         shape = model.config
-        executor = resolve_executor(config.attention, shape, model.device, batch_invariant=config.batch_invariant)
-        self.executor = executor
+        self.choice = choice = choose(model, config, defaults)
+        config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
+        executor = choice.executor
         if executor.name != "torch":  # which a model has of itself
             attend(model := copy(model), executor)
         if model.ranks.several:  # the other ranks' models may have had another engine before
