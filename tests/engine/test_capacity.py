@@ -29,6 +29,7 @@ from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.models.attention_torch import TorchAttention
 from remask.models.dummy import dummy_weights
 from remask.models.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
 from remask.models.pool import Pool
@@ -37,6 +38,7 @@ from remask.models.ranks import Ranks, Shard
 from remask.models.transformer import Transformer
 from remask.policies import Dense
 from remask.policies.dllm import DllmCache
+from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU
 
 GB = 10**9
@@ -191,6 +193,22 @@ def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.Monkey
         assert taken <= (share or 0.9) * 2 * 10**9, "pages that end beyond their canvas included"
         assert taken > 0.8 * (share or 0.9) * 2 * 10**9
     assert on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=77).memory.store_budget == 77
+
+
+@NEEDS_TRITON
+def test_an_engine_whose_kernels_fail_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is shared out for what runs then."""
+    made = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto")
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: ["merged pass: 3 of 9 rows differ"])
+    model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU))
+    settings = EngineConfig(max_num_seqs=4, max_model_len=256, store_budget_tokens="auto")
+    fallen = Engine(model, settings, "x")
+    assert (made.choice.executor.name, fallen.choice.executor.name) == ("triton", "torch")
+    assert isinstance(fallen.model.attention, TorchAttention)
+    assert fallen.model.kernels is None
+    assert fallen.memory.store_budget != made.memory.store_budget
+    with pytest.raises(ConfigError, match=r"attention='triton' was asked for.*merged pass: 3 of 9 rows differ"):
+        Engine(model, replace(settings, attention="triton"), "x")
 
 
 def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

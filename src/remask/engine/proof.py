@@ -89,6 +89,8 @@ def _proven(model: Transformer, config: EngineConfig, choice: Choice) -> Choice:
         return choice
     faults = prove(model, executor, graphs=graphs)
     if not faults:
+        if executor.name == "torch":
+            return choice
         return replace(choice, executor=Executor(executor.name, f"{executor.why}; agrees with torch"))
     failed = f"attention={executor.name!r}{', graphs=True' if graphs else ''}"
     told = "; ".join(faults)
