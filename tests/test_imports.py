@@ -82,6 +82,7 @@ MAY_READ_ENVIRONMENT = {
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",
+    "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",
     "remask.engine.uncached",

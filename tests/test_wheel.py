@@ -94,7 +94,7 @@ def test_private_parts_of_others_have_upper_bounds(wheel: Path) -> None:
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     tested = dict(line.split("==") for line in pinned if "==" in line)
     for package in ("torch", "triton", "uvicorn"):
-        (bounds,) = (each.specifier for each in asked if each.name == package)
+        (bounds,) = {each.specifier for each in asked if each.name == package}
         assert {each.operator for each in bounds} == {">=", "<"}, package
         assert tested[package] in bounds
 
