@@ -229,7 +229,7 @@ def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """And in whole ones where they do. What is left for a pass holds it, whatever remains for the store."""
-    token, longest, item, seen = token_bytes(TINY, 4), 256 + 16, 4, set()
+    token, longest, item, seen = token_bytes(TINY, 4), 256 + 16, 4, set[int]()
     for megabytes in range(20, 200, 20):
         try:
             engine = on_cuda(monkeypatch, megabytes * 10**6, 10**9, gpu_memory_utilization=1.0, max_num_seqs=16)

@@ -208,7 +208,7 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
             prefix = 16 if cache.startswith("bicache") else 0
             policy = parse(cache, {"depth": 2} if prefix else {}, lambda: DepthLookup({}))
             engine.add(Request(str(number), [*range(8, 24), 30 + number], params, prefix, policy))
-        found = {}
+        found: dict[str, Any] = {}
         while engine.busy:
             found |= {event.id: event.result for event in engine.step() if event.result is not None}
         answers.append({name: (result.token_ids, result.error) for name, result in found.items()})

@@ -127,7 +127,7 @@ class Engine:
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
         # An observer may put a runner of its own here.
-        self.runner = Runner(model, self.memory.pool, overlap=config.overlap, graphs=self.graphs)
+        self.runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
         self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass

@@ -5,7 +5,7 @@ request: where the choice was left to the engine PyTorch's path is taken, and wh
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -116,10 +116,11 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
     With `graphs` each is repeated. Raises what the device raises where it is lost.
     """
     part = _beginning(model)
-    expected = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
-    wrong = {name: outcome for name, outcome in expected.items() if isinstance(outcome, str)}
+    own = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
+    expected = {name: outcome for name, outcome in own.items() if isinstance(outcome, Tensor)}
+    wrong = [f"{name}: {outcome}" for name, outcome in own.items() if isinstance(outcome, str)]
     if wrong:
-        raise ConfigError(f"PyTorch's own operations fail on {model.device}: {_listed(wrong)}")
+        raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(wrong)}")
     found = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
     torch.ones(1, device=_device(model)).item()  # raises where a kernel has broken the device
     rows = ROUTED if model.config.mixture is not None else 0.0
@@ -134,10 +135,6 @@ def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int =
 
 def _device(model: Transformer) -> torch.device:
     return model.weights.embed.device
-
-
-def _listed(faults: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {fault}" for name, fault in faults.items())
 
 
 def _beginning(model: Transformer) -> Transformer:
@@ -186,7 +183,8 @@ def _said(error: Exception) -> str:
 
 def _run(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
     """The hidden states of a pass, [M, D], in memory of their own."""
-    return model.forward(batch, pool).clone()
+    hidden: Tensor = model.forward(batch, pool)
+    return hidden.clone()
 
 
 @torch.inference_mode()

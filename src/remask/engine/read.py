@@ -125,7 +125,8 @@ def _pieces(hidden: Tensor, groups: Sequence[RowGroup], most: int) -> Iterator[t
 
 def _rows(group: RowGroup) -> int:
     """Rows of the logits that it reads."""
-    return (group.rows.stop - group.rows.start) * (1 if group.guide is None else 2)
+    rows: int = group.rows.stop - group.rows.start
+    return rows * (1 if group.guide is None else 2)
 
 
 def _weight(group: RowGroup) -> int:
