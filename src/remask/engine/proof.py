@@ -195,7 +195,8 @@ def _read(model: Transformer) -> Tensor:
     """
     hidden = model.embed(send(_tokens(model, 8), _device(model)))
     group = RowGroup(slice(0, len(hidden)), "probability", "logits", 0.0, None, None, seed=0)
-    tokens, confidences = score_rows(model, hidden, [group], 0)
+    scores: Tensor = score_rows(model, hidden, [group], 0)
+    tokens, confidences = scores.unbind()
     if model.ranks.several:  # logits of one rank are a part
         return confidences[:, None]
     logits = model.head(hidden).float()
