@@ -29,6 +29,7 @@ ORDER = (
     "remask.depth",
     "remask.cpu",
     "remask.config",
+    "remask.device_defaults",
     "remask.prompts",
     "remask.detokenize",
     "remask.infill",
@@ -78,6 +79,7 @@ MAY_READ_ENVIRONMENT = {
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",
+    "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",
     "remask.engine.uncached",

@@ -11,9 +11,11 @@ import sysconfig
 import venv
 import zipfile
 from collections.abc import Sequence
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 BOUND_S = 300  # for a machine that runs other tests; the demo of 8 questions takes seconds
@@ -68,6 +70,33 @@ def test_the_wheel_holds_the_models_and_no_tests(wheel: Path) -> None:
         assert needed in names
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"remask", "remask_lab"}
     assert wheel.stat().st_size < LARGEST
+
+
+def test_its_metadata_names_every_licence(wheel: Path) -> None:
+    """Also those of the questions that it carries, which are not the program's."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
+    files = metadata.get_all("License-File", [])
+    data = "src/remask/tasks/data"
+    assert sorted(files) == ["LICENSE", f"{data}/LICENSE", f"{data}/LICENSE.humaneval"]
+    texts = [archive.read(name.replace("METADATA", f"licenses/{file}")).decode() for file in sorted(files)]
+    assert "Apache License" in texts[0]
+    assert all("MIT License" in text and "Copyright (c)" in text for text in texts[1:])
+
+
+def test_private_parts_of_others_have_upper_bounds(wheel: Path) -> None:
+    """And what is tested lies within them."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+    asked = [Requirement(each) for each in Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])]
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==") for line in pinned if "==" in line)
+    for package in ("torch", "triton", "uvicorn"):
+        (bounds,) = {each.specifier for each in asked if each.name == package}
+        assert {each.operator for each in bounds} == {">=", "<"}, package
+        assert tested[package] in bounds
 
 
 @pytest.mark.thorough

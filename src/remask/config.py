@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -28,6 +29,11 @@ class Threads:
 
     number: int
     why: str
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what it may find out again: `$XDG_CACHE_HOME/remask`, or `~/.cache/remask`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask"
 
 
 def resolve_device(name: str) -> torch.device:

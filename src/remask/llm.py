@@ -28,6 +28,7 @@ from remask.cpu import CpuReading, memory, physical_cores, read_cpu
 from remask.decisions import DecisionPlan, total_usage
 from remask.depth.find import DepthTable, find_table, shipped_table
 from remask.detokenize import ResponseText
+from remask.device_defaults import read_defaults
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine, Event
@@ -189,7 +190,8 @@ class LLM:
             raise
         log.info(
             "remask: model=%s family=%s parameters=%.3g dtype=%s (%s) quantization=%s device=%s threads=%d (%s) "
-            "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s cache=%s%s %s max_model_len=%d pool=%.2f GB",
+            "tensor_parallel=%d attention=%s (%s) overlap=%s graphs=%s (%s) cache=%s%s %s max_model_len=%d "
+            "pool=%.2f GB",
             model,
             self.loaded.config.family,
             self.loaded.config.parameters,
@@ -200,9 +202,10 @@ class LLM:
             used.number,
             used.why,
             tensor_parallel,
-            self.engine.executor.name,
-            self.engine.executor.why,
-            *("on" if on else "off" for on in (self.engine.config.overlap, self.engine.config.graphs)),
+            self.engine.choice.executor.name,
+            self.engine.choice.executor.why,
+            *("on" if on else "off" for on in (self.engine.choice.overlap, self.engine.choice.graphs)),
+            self.engine.choice.why,
             self.cache_name,
             self.cache_config or ("" if isinstance(self.cache, str) else settings_of(self.cache) or ""),
             self.engine_config,
@@ -324,7 +327,9 @@ class LLM:
     def new_engine(self, config: EngineConfig | None = None) -> Engine:
         """Another engine on the same weights, with its own memory and prefix store."""
         decode = self.tokenizer.decode if self.tokenizer is not None else None
-        return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode)
+        place = self.model.device
+        defaults = read_defaults(place) if place.type == "cuda" else None  # on a CPU nothing runs beside the host
+        return Engine(self.model, config or self.engine_config, self.loaded.fingerprint, decode, defaults)
 
     def policy(
         self,

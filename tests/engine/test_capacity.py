@@ -1,5 +1,6 @@
 """What fits on a device: counted by hand, at the edges, and refused with the numbers."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask import LLM
+from remask.core.sampling import SamplingParams
 from remask.engine import memory as engine_memory
+from remask.engine import proof
 from remask.engine.capacity import (
     DeviceMemory,
     TokenBytes,
+    attention_bytes,
     check_weights_fit,
+    logit_bytes,
+    pass_rows,
     store_tokens,
     token_bytes,
     weight_bytes,
@@ -21,13 +27,18 @@ from remask.engine.capacity import (
 )
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.request import Request
 from remask.errors import ConfigError
+from remask.models.attention_torch import TorchAttention
 from remask.models.dummy import dummy_weights
 from remask.models.graphs import MOST_ROWS, _Buffers, graph_bytes, round_up
 from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.ranks import Ranks, Shard
 from remask.models.transformer import Transformer
+from remask.policies import Dense
+from remask.policies.dllm import DllmCache
+from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU
 
 GB = 10**9
@@ -115,10 +126,28 @@ def test_weights_without_room_are_refused_with_what_would_fit() -> None:
 def test_a_pass_has_an_upper_estimate() -> None:
     rows, item = 4096, 2
     least = rows * LLADA.hidden * item * 2 + rows * 3 * LLADA.intermediate * item + 512 * LLADA.vocab * 4
-    assert least < workspace_bytes(LLADA, rows, item) < 4 * least
-    assert workspace_bytes(FLASH, rows, item) > rows * 8 * 2 * FLASH.hidden * item, "a row is copied for each expert"
-    assert workspace_bytes(LLADA, rows, item, ranks=4) < workspace_bytes(LLADA, rows, item)
-    assert workspace_bytes(TINY, 2 * rows, item) == 2 * workspace_bytes(TINY, rows, item), "every row has logits"
+    assert least < workspace_bytes(LLADA, rows, rows, item) < 4 * least
+    copied = rows * 8 * 2 * FLASH.hidden * item
+    assert workspace_bytes(FLASH, rows, rows, item) > copied, "a row is copied for each expert"
+    assert workspace_bytes(LLADA, rows, rows, item, ranks=4) < workspace_bytes(LLADA, rows, rows, item)
+    assert logit_bytes(TINY, 2 * rows) == 2 * logit_bytes(TINY, rows), "every row has logits"
+    assert logit_bytes(LLADA, 8 * rows) == logit_bytes(LLADA, rows) < 1.1 * 4 * 4 * 2**26, "of few rows at a time"
+
+
+@given(
+    most=st.integers(1, 10**5),
+    longest=st.integers(1, 5000),
+    room=st.integers(0, 10**11),
+    ranks=st.sampled_from([1, 4]),
+)
+def test_a_pass_has_as_many_rows_as_fit(most: int, longest: int, room: int, ranks: int) -> None:
+    rows = pass_rows(LLADA, most, longest, 2, room, ranks)
+    assert min(most, 2 * longest) <= rows <= max(most, 2 * longest)
+    fits = workspace_bytes(LLADA, rows, longest, 2, ranks) <= room
+    assert fits or rows == 2 * longest, "a guided request alone"
+    more = min(2 * rows + 1, most)
+    if more > rows:
+        assert workspace_bytes(LLADA, more, longest, 2, ranks) > room
 
 
 def test_a_model_that_this_machine_cannot_hold_is_refused_before_anything_is_made(
@@ -147,6 +176,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: An
     """An engine as it would be made on a CUDA device with so much memory."""
     monkeypatch.setattr(engine_memory, "_device_memory", lambda _: (free, total))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
     return Engine(model, EngineConfig(**{"max_num_seqs": 4, "max_model_len": 256, **limits}), "x")
 
@@ -165,19 +195,74 @@ def test_the_pool_of_a_cuda_device_takes_what_is_left(monkeypatch: pytest.Monkey
     assert on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=77).memory.store_budget == 77
 
 
+@NEEDS_TRITON
+def test_an_engine_whose_kernels_fail_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is shared out for what runs then."""
+    made = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto")
+    monkeypatch.setattr(proof, "prove", lambda *_, **__: ["merged pass: 3 of 9 rows differ"])
+    model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU))
+    settings = EngineConfig(max_num_seqs=4, max_model_len=256, store_budget_tokens="auto")
+    fallen = Engine(model, settings, "x")
+    assert (made.choice.executor.name, fallen.choice.executor.name) == ("triton", "torch")
+    assert isinstance(fallen.model.attention, TorchAttention)
+    assert fallen.model.kernels is None
+    assert fallen.memory.store_budget != made.memory.store_budget
+    with pytest.raises(ConfigError, match=r"attention='triton' was asked for.*merged pass: 3 of 9 rows differ"):
+        Engine(model, replace(settings, attention="triton"), "x")
+
+
 def test_graphs_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their buffers, and what a pass computes in one layer."""
     monkeypatch.setattr("remask.engine.engine.make_graphs", lambda *_: None)
-    stored = [
-        on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", graphs=on).memory.store_budget
-        for on in (False, True)
-    ]
-    token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4) + workspace_bytes(TINY, MOST_ROWS, 4)
+    engines = [on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", graphs=on) for on in (False, True)]
+    stored = [engine.memory.store_budget for engine in engines]
+    longest, attention = 256 + 16, engines[0].model.attention
+    token, room = token_bytes(TINY, 4), graph_bytes(TINY, 4)
+    room += workspace_bytes(TINY, MOST_ROWS, longest, 4, attention=attention)
+    room += attention_bytes(TINY, MOST_ROWS, longest, 4, attention, filled=True)
     assert stored[0] - stored[1] == pytest.approx(room / (token.kv + token.state), abs=1)
     model = Transformer(TINY, dummy_weights(TINY, torch.float32, CPU))
     h = torch.zeros(1, TINY.hidden)
     sizes = {round_up(rows) for rows in range(1, MOST_ROWS + 1)}
     assert graph_bytes(TINY, 4) == sum(_Buffers.of(model, rows, h).nbytes for rows in sizes)
+
+
+def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in whole ones where they do. What is left for a pass holds it, whatever remains for the store."""
+    token, longest, item, seen = token_bytes(TINY, 4), 256 + 16, 4, set[int]()
+    for megabytes in range(20, 200, 20):
+        try:
+            engine = on_cuda(monkeypatch, megabytes * 10**6, 10**9, gpu_memory_utilization=1.0, max_num_seqs=16)
+        except ConfigError:
+            assert not seen, "more memory is never too little"
+            continue
+        rows = engine.memory.pass_rows
+        assert rows is not None
+        assert engine._running.max_rows == rows
+        taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
+        taken += engine.memory.store_budget * token.state
+        assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9
+        seen.add(rows)
+    assert max(seen) == 16 * longest > min(seen) >= 2 * longest
+    limited = on_cuda(monkeypatch, 10**9, 10**9, gpu_memory_utilization=1.0, max_num_seqs=16, max_row_layers=1000)
+    assert limited.memory.pass_rows == 1000, "a row has a layer at least"
+
+
+def test_what_a_policy_keeps_must_have_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs of layers are as large as K/V, and "auto" gives all that is left to the store."""
+    asked = Request("a", [8, 9], SamplingParams(max_tokens=4), policy=DllmCache())
+    share: dict[str, Any] = {"gpu_memory_utilization": 1.0}
+    engine = on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens="auto", **share)
+    with pytest.raises(ConfigError, match=r"outputs of attention and feed-forward") as refused:
+        engine.check(asked)
+    engine.check(replace(asked, policy=Dense()))
+    found = re.search(r"--store-budget-tokens (\d+)", str(refused.value))
+    assert found is not None
+    fitting = int(found[1])
+    assert 0 < fitting < engine.memory.store_budget
+    on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=fitting, **share).check(asked)
+    with pytest.raises(ConfigError, match="are left; use --store-budget-tokens"):
+        on_cuda(monkeypatch, 10**9, 2 * 10**9, store_budget_tokens=fitting + 64, **share).check(asked)
 
 
 def test_a_cuda_device_that_is_too_small_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

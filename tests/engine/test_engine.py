@@ -671,7 +671,7 @@ def test_logits_are_read_a_few_requests_at_a_time(rows: int, monkeypatch: pytest
     monkeypatch.setattr(read, "score", counted)
     monkeypatch.setattr(read, "logit_rows", lambda _: rows)
     assert {name: outcome(result) for name, result in run(make_engine(max_num_seqs=8), work).items()} == expected
-    assert max(sizes) <= max(rows, 16)  # the guided request alone has 16
+    assert max(sizes) <= max(rows, 2)  # a guided position has two rows
 
 
 def test_an_idle_engine_does_nothing() -> None:

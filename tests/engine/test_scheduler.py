@@ -141,3 +141,20 @@ def test_nothing_starves_for_others_refreshes(limit: int, heavy: list[bool], bud
         for item in waited:
             waited[item] = 0 if item in taken else waited[item] + 1
             assert waited[item] < 5
+
+
+@given(
+    rows=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    most=st.integers(1, 40),
+    budget=st.none() | st.integers(1, 40),
+)
+def test_rows_of_a_step_have_room_and_nothing_starves(rows: list[int], most: int, budget: int | None) -> None:
+    scheduler: Scheduler[int] = Scheduler(budget, max_rows=most)
+    for item in range(len(rows)):
+        scheduler.add(item)
+    ran = set[int]()
+    for _ in rows:
+        taken = scheduler.next(always, lambda item, _: rows[item], never, lambda item: rows[item])
+        assert sum(rows[item] for item in taken) <= most or len(taken) == 1
+        ran.update(taken)
+    assert ran == set(range(len(rows)))

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from remask.device_defaults import device_key, read_defaults
+from remask.models.presets import preset
 from remask_lab.gpu import __main__ as command
+from remask_lab.gpu import parts
 from remask_lab.gpu.children import run_child
+from remask_lab.gpu.decide import decide
 from remask_lab.gpu.parts import PARTS, Part, Setting
 from remask_lab.gpu.results import Result
 from remask_lab.gpu.shapes import find_shape
@@ -47,6 +51,20 @@ def test_a_run_leaves_a_result_of_each_part_and_a_page(rehearsal: tuple[Path, st
         assert result["error"] is None
         assert f"## {part.about}" in printed
     assert (folder / "report.md").read_text(encoding="utf-8") in printed
+    assert list(PARTS)[:2] == ["compile", "proof"], "what takes seconds and decides most comes first"
+
+
+@pytest.mark.thorough
+def test_a_rehearsal_decides_for_its_own_folder_alone(rehearsal: tuple[Path, str]) -> None:
+    folder, printed = rehearsal
+    file = folder / "devices.json"
+    found = read_defaults(torch.device("cpu"), file)
+    assert found is not None
+    assert found.attention == "torch", "nothing but a GPU shows that Triton's kernels are right"
+    assert f"attention torch, overlap {'on' if found.overlap else 'off'}" in printed
+    assert str(file) in printed
+    (entry,) = json.loads(file.read_text(encoding="utf-8")).values()
+    assert any("rehearsal" in why for why in entry["why"])
 
 
 @pytest.mark.thorough
@@ -159,3 +177,127 @@ def test_the_roof_is_the_slower_of_products_and_copies() -> None:
 
     assert roof_seconds(Cost, Peaks(flops_s=10, bytes_s=10)) == 10  # type: ignore[arg-type]
     assert roof_seconds(Cost, Peaks(flops_s=1000, bytes_s=10)) == 1  # type: ignore[arg-type]
+
+
+def a_row(tok_s: float, attention: str = "triton", requests: int = 1, **settings: Any) -> dict[str, Any]:
+    return {
+        "tok_s": tok_s,
+        "attention": attention,
+        "cache": "none",
+        "requests": requests,
+        "tokens_per_step": 2,
+        "settings": {"depth": 1, **settings},
+    }
+
+
+def a_run(**changed: Any) -> dict[str, Result | None]:
+    """The results of a run in which all is right, overlap gains a fifth, and graphs double the speed."""
+    engines: list[tuple[int, dict[str, Any]]] = [
+        (100, {}),
+        (120, {"overlap": True}),
+        (200, {"graphs": True}),
+        (190, {"overlap": True, "graphs": True}),
+    ]
+    rows = [a_row(speed * number, requests=number, **engine) for number in (1, 8) for speed, engine in engines]
+    found: dict[str, Any] = {
+        "compile": {"status": 0, "last": "all"},
+        "proof": {"executor": "triton", "proven": ["a"], "faults": [], "graph_faults": []},
+        "policies": {"rows": rows},
+    }
+    results: dict[str, Result | None] = {name: Result(name, found.get(name, {}), done=True) for name in PARTS}
+    return results | changed
+
+
+def failed(name: str, **found: Any) -> Result:
+    return Result(name, found, error="it failed")
+
+
+PRESET = preset("llada-tiny")
+PROVEN: dict[str, Any] = {"executor": "triton", "proven": ["a"], "faults": [], "graph_faults": []}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "said"),
+    [
+        ({}, ("triton", False, True), "graphs: 2.00 times"),
+        ({"graphs": failed("graphs")}, ("triton", True, False), "graphs is off: the part 'graphs': it failed"),
+        ({"graphs": None, "overlap": None}, ("triton", False, False), "overlap is off: the part 'overlap' was not run"),
+        (
+            {"proof": failed("proof", **PROVEN | {"graph_faults": ["b: full pass differs"]})},
+            ("triton", True, False),
+            "b:",
+        ),
+        (
+            {"proof": failed("proof", **PROVEN | {"faults": ["a: merged pass"]})},
+            ("torch", False, False),
+            "a: merged pass",
+        ),
+        ({"kernels": failed("kernels")}, ("torch", False, False), "the part 'kernels': it failed"),
+        ({"compile": failed("compile")}, ("torch", False, False), "the part 'compile': it failed"),
+        ({"goldens": None}, ("torch", False, False), "the part 'goldens' was not run"),
+        (
+            {"policies": Result("policies", {"rows": [a_row(100), a_row(101, overlap=True)]}, done=True)},
+            ("triton", False, False),
+            "overlap: 1.01 times",
+        ),
+    ],
+)
+def test_defaults_follow_from_what_is_proven_and_faster(
+    changed: dict[str, Result | None], expected: tuple[str, bool, bool], said: str
+) -> None:
+    decision = decide(a_run(**changed))
+    assert decision is not None
+    assert (decision.attention, decision.overlap, decision.graphs) == expected
+    assert said in " ".join(decision.why)
+
+
+@pytest.mark.parametrize("missing", ["proof", "policies"])
+def test_nothing_is_decided_without_a_proof_and_times(missing: str) -> None:
+    assert decide(a_run(**{missing: None})) is None
+
+
+def test_a_run_writes_the_defaults_that_a_start_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for result in a_run().values():
+        assert result is not None
+        result.save(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu", str(tmp_path), "--device", "cpu", "--shape", "tiny", "--parts", "proof"])
+    monkeypatch.setattr(command, "page", lambda _, decision, file: f"{decision.attention} {file}")
+    command.main()
+    assert list(json.loads((tmp_path / "devices.json").read_text(encoding="utf-8"))) == [
+        device_key(torch.device("cpu"))
+    ]
+    found = read_defaults(torch.device("cpu"), tmp_path / "devices.json")
+    assert found is not None
+    assert (found.attention, found.overlap, found.graphs) == ("triton", False, True)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_kernels_are_compiled_by_their_script(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "kernels"
+    script.write_text(f"#!/bin/sh\necho 40 kernels\nexit {status}\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(parts, "COMPILER", script)
+    if status:
+        with pytest.raises(Exception, match=r"kernels failed; compile\.txt says how"):
+            command.run_part("compile", setting(tmp_path))
+    else:
+        command.run_part("compile", setting(tmp_path))
+    result = Result.read(tmp_path, "compile")
+    assert result is not None
+    assert (result.found, result.done) == ({"status": status, "last": "40 kernels"}, status == 0)
+    monkeypatch.setattr(parts, "COMPILER", tmp_path / "none")
+    command.run_part("compile", setting(tmp_path))
+    result = Result.read(tmp_path, "compile")
+    assert result is not None
+    assert "no scripts/none" in result.found["last"]
+
+
+def test_a_fault_of_the_proof_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "presets", lambda: {"llada-tiny": PRESET})
+    command.run_part("proof", setting(tmp_path))
+    monkeypatch.setattr(parts, "prove", lambda *_, graphs: ["full pass: wrong"] if graphs else [])
+    with pytest.raises(Exception, match="llada-tiny float32: full pass: wrong"):
+        command.run_part("proof", setting(tmp_path))
+    result = Result.read(tmp_path, "proof")
+    assert result is not None
+    assert (result.found["faults"], result.found["graph_faults"]) == ([], ["llada-tiny float32: full pass: wrong"])

@@ -101,5 +101,5 @@ def test_names() -> None:
 def test_triton_runs_in_its_interpreter() -> None:
     model = MODELS["llada"]
     engine = Engine(model, EngineConfig(max_model_len=32, attention="triton"), "test")
-    assert (engine.executor.name, engine.executor.why) == ("triton", "as asked")
+    assert (engine.choice.executor.name, engine.choice.executor.why) == ("triton", "as asked")
     assert type(engine.model.attention).__name__ == "TritonAttention"

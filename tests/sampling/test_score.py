@@ -1,6 +1,7 @@
 """Tokens and confidences against definitions in float64."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remask.core.noise import Noise
 from remask.sampling import filters
 from remask.sampling import score as scoring
-from remask.sampling.score import Guidance, Residual, RowGroup, score
+from remask.sampling.score import Barred, Guidance, Penalty, Residual, RowGroup, score
+from remask.sampling.uniform_score import NoisyRows, Transition
 
 VOCAB, MASK_ID = 13, 12
 
@@ -293,3 +296,65 @@ def test_groups_that_draw_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> 
     together = score(x.clone(), groups(), MASK_ID)
     assert sent == [2 + 3 + 2]
     assert torch.equal(together, torch.cat(apart, dim=1))
+
+
+COUNT = 7
+NOISE = Noise(0.0, -9.0, 9.0, VOCAB, MASK_ID)
+
+
+def of_rows(high: int) -> Any:
+    return st.lists(st.integers(0, high), min_size=COUNT, max_size=COUNT).map(lambda values: np.array(values, np.int64))
+
+
+noisy_rows = st.builds(
+    NoisyRows,
+    current=of_rows(VOCAB - 1),
+    weights=st.none() | of_rows(9).map(lambda values: values.astype(np.float32)),
+    transition=st.none() | st.just(Transition(NOISE, -1.0, 2.0)),
+    banned=st.just((3,)),
+    banned_rows=st.integers(0, COUNT),
+)
+
+
+@given(
+    more=st.fixed_dictionaries(
+        {"temperature": st.sampled_from([0.0, 0.8]), "top_p": st.sampled_from([None, 0.7])},
+        optional={
+            "positions": of_rows(99),
+            "noisy": noisy_rows,
+            "penalty": st.builds(Penalty, tokens=of_rows(VOCAB - 1).map(lambda tokens: tokens - 1), size=st.just(2.0)),
+            "barred": st.builds(Barred, tokens=st.just((1, 2)), rows=of_rows(1).map(lambda rows: rows > 0)),
+            "given": of_rows(VOCAB - 1).map(lambda tokens: tokens - 1),
+            "labels": of_rows(MASK_ID - 1).map(lambda tokens: np.stack([tokens, tokens // 2], axis=1)),
+            "extra": st.sampled_from(["argmax", "entropy"]),
+            "top_logprobs": st.integers(0, 3),
+        },
+    ),
+    guidance=st.sampled_from([None, "guide", "residual"]),
+    cuts=st.sets(st.integers(1, COUNT - 1)),
+)
+def test_pieces_are_read_as_the_whole(more: dict[str, Any], guidance: str | None, cuts: set[int]) -> None:
+    more = dict(more)
+    if "noisy" in more:
+        more.pop("top_logprobs", None)
+    x, kept = logits(2 * COUNT), Guidance(logits(2 * COUNT, 1))
+    keep = Guidance() if guidance == "guide" else None
+    if guidance == "guide":
+        more |= {"guide": slice(COUNT, 2 * COUNT), "cfg_scale": 1.5, "keep": keep}
+    elif guidance == "residual":
+        more |= {"residual": Residual(kept, np.arange(COUNT)[::-1] * 2), "cfg_scale": 1.5}
+    every = group(COUNT, **more)
+    width = (1 if "extra" in more else 0) + (2 if "labels" in more else 0)
+    width += 1 + 2 * more["top_logprobs"] if "top_logprobs" in more else 0
+    rows = 2 * COUNT if guidance == "guide" else COUNT
+    whole = score(x[:rows].clone(), [replace(every)], MASK_ID, more=width)
+    before = None if keep is None else keep.logits
+    if keep is not None:
+        keep.logits = None
+    parts = []
+    for start, stop in pairwise([0, *sorted(cuts), COUNT]):
+        own = x[start:stop] if guidance != "guide" else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
+        parts.append(score(own.clone(), [every.piece(start, stop)], MASK_ID, more=width))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    if keep is not None:
+        torch.testing.assert_close(keep.logits, before)

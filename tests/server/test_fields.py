@@ -212,4 +212,8 @@ def test_what_is_not_served_says_why_and_what_pings_is_answered(server: Running)
     told = server.client.post("/v1/responses", json={"input": "x"})
     assert told.status_code == 404
     assert "Send the conversation to /v1/chat/completions" in told.json()["error"]["message"]
-    assert server.client.get("/ping").json() == server.client.post("/ping").json() == {"status": "ok"}
+    health = server.client.get("/health").json()
+    assert server.client.get("/ping").json() == server.client.post("/ping").json() == health
+    assert health["status"] == "ok"
+    assert health["computing"]["attention"] == "torch"
+    assert health["computing"]["attention_why"] == "auto: device cpu"

@@ -16,6 +16,7 @@ from remask.engine.config import DEFAULT_UTILIZATION
 from remask.engine.engine import MAX_DEFAULT_LENGTH
 from remask.errors import CheckpointError
 from remask.models.config import Mixture, ModelConfig
+from remask.models.executors import resolve_executor
 from remask.models.load import check_tensors, read_config
 from remask.models.presets import presets
 from remask.models.ranks import Shard
@@ -139,9 +140,11 @@ def _report(name: str, c: ModelConfig, stored: Mapping[str, int], size: int | No
     weights = {dtype: weight_bytes(c, kind, ranks) for dtype, kind in DTYPES.items()}
     kv = {dtype: token_bytes(c, kind.itemsize, ranks).kv for dtype, kind in DTYPES.items()}
     tokens: dict[str, int | None] = {}
+    longest = min(c.max_length, MAX_DEFAULT_LENGTH)
+    attention = resolve_executor("auto", c, torch.device("cuda")).attention(c)
     for dtype, kind in DTYPES.items():
         room = int(DEFAULT_UTILIZATION * (size or 0)) - weights[dtype]
-        room -= workspace_bytes(c, min(c.max_length, MAX_DEFAULT_LENGTH), kind.itemsize, ranks)
+        room -= workspace_bytes(c, longest, longest, kind.itemsize, ranks, attention)
         tokens[dtype] = room // kv[dtype] if room >= 0 else None
     return ModelReport(
         name=name,

@@ -143,13 +143,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         action=argparse.BooleanOptionalAction,
         default=_DEFAULTS.overlap,
-        help="queue a pass before the one before it is read; answers are the same (default: off)",
+        help="queue a pass before the one before it is read; answers are the same (default: where proven)",
     )
     group.add_argument(
         "--graphs",
         action=argparse.BooleanOptionalAction,
         default=_DEFAULTS.graphs,
-        help="repeat layers as device graphs, which saves launches on a GPU (default: off)",
+        help="repeat layers as device graphs, which saves launches on a GPU (default: where proven)",
     )
 
 

@@ -162,6 +162,11 @@ class Plan:
         return self.spans.cost
 
     @property
+    def widest(self) -> int:
+        """Most rows that the plan, or what it may become, has live in any layer."""
+        return self.spans.widest if self.watch is None else len(self.spans[0].rows)
+
+    @property
     def may_change(self) -> bool:
         """Whether the plan may become another one while it runs: it may grow or shrink, or the device chooses rows."""
         return self.watch is not None or self.spans.picks or self.spans.drifts

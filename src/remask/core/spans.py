@@ -247,6 +247,11 @@ class Spans(tuple[Span, ...]):
         return sum(span.cost for span in self)
 
     @cached_property
+    def widest(self) -> int:
+        """Most rows that are live in any layer."""
+        return max(len(span.positions) for span in self)
+
+    @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of the arrays, each once."""
         return tuple({mask.shape: None for span in self for mask in span.masks if mask is not None})

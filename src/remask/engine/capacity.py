@@ -1,17 +1,25 @@
 """What a device has room for: a model's weights, the tokens of K/V beside them, and the way out where it has not."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from remask.errors import ConfigError
+from remask.models.attention import Attention, SizedAttention
+from remask.models.attention_torch import GPU_SCORES
 from remask.models.config import ModelConfig
 from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.weights import empty_weights
+from remask.models.work_list import WorkList, WorkListBuilder
 
 MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
-LOGIT_COPIES = 3  # of these: the logits, and what is made of them where tokens are drawn
+DRAWN = 4  # what a row weighs that is not read greedily, as draws, filters and forms make more of its logits
+LOGIT_COPIES = 4  # of these: the logits, and what is made of them
+INDICES = 32  # numbers that a pass sends for each of its rows: tokens, positions, slots, in each of its stages
+MOST_LISTS = 8  # work lists of the last two passes that are on the device at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +73,106 @@ def weight_bytes(
 
 
 def logit_rows(config: ModelConfig) -> int:
-    """Rows of logits that exist at a time, unless one request has more."""
-    return MAX_LOGITS // config.vocab
+    """Rows of logits that exist at a time where greedy ones are read. Others weigh `DRAWN` of these."""
+    return max(DRAWN, MAX_LOGITS // config.vocab)
 
 
-def workspace_bytes(config: ModelConfig, rows: int, item: int, ranks: int = 1) -> int:
+def logit_bytes(config: ModelConfig, rows: int, ranks: int = 1) -> int:
+    """Bytes that reading `rows` predicted rows takes on each of `ranks`: an upper estimate."""
+    return LOGIT_COPIES * min(rows * DRAWN, logit_rows(config)) * -(-config.vocab // ranks) * 4
+
+
+def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None = None) -> int:
+    """Bytes that `rows` rows of canvases of up to `longest` tokens take in a layer: an upper estimate.
+
+    Hidden states and what is computed of them exist for one layer at a time. `part` is the shape that a rank computes
+    with, whose model attends by `attention`; None: by PyTorch.
+    """
+    hidden, queries, keys = part.hidden, part.heads * part.head_dim, part.kv_heads * part.head_dim
+    # What stays: the stage before's hidden states and these, cos and sin, and indices.
+    stays = item * (2 * hidden + (part.rotary_dim or part.head_dim)) + INDICES * 8
+    single = 4 * max(1, item // 4)  # bytes of a number of float32, or wider where the model is
+    normed = 3 * single * max(hidden, queries)
+    projected = item * (hidden + 2 * queries + 3 * keys) + normed
+    compared = item * (2 * hidden + 2 * keys) + 5 * single * keys
+    wide = (3 if part.mlp == "swiglu" else 1) * part.intermediate
+    mixture = part.mixture
+    if mixture is not None:  # a row is copied for each of its experts
+        wide = max(wide, mixture.active * (3 * hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
+        wide += mixture.experts * 3 * single // item + hidden
+    fed = item * (3 * hidden + queries + wide)
+    attended = item * (2 * queries + keys) * rows + attention_bytes(part, rows, longest, item, attention)
+    return rows * stays + max(rows * max(projected, compared, fed), attended)
+
+
+def attention_bytes(
+    part: ModelConfig, rows: int, longest: int, item: int, attention: Attention | None, *, filled: bool = False
+) -> int:
+    """Bytes that attention takes beside queries and results: partial results, and the list as it is on the device.
+
+    With `filled` lists are filled up to a few sizes, as in graphs.
+    """
+    if isinstance(attention, SizedAttention):
+        share = part.heads // part.kv_heads
+        sizes = [attention.size(work, share) for work in _largest_lists(rows, longest)]
+        if filled:
+            sizes = [size.rounded_up(size.rows) for size in sizes]
+        lists = max(sum(size.lengths) for size in sizes) * 4
+        return MOST_LISTS * lists + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+    # Queries and results in float32, those of a unit, its K and V where they are gathered, and a tile of scores.
+    single = 4 * max(1, item // 4)
+    queries, keys = part.heads * part.head_dim, part.kv_heads * part.head_dim
+    scores = 2 * single * min(GPU_SCORES, part.heads * rows * longest)
+    return rows * single * (5 * queries + 4 * part.heads) + 2 * longest * keys * (item + single) + scores
+
+
+def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
+    """Work lists of passes over `rows` rows that leave the most partial results: all canvases read one leading slot.
+
+    So each row stands in two units, of which the second has nearly all slots. The passes are full ones of 1, 2, 4, ...
+    canvases, as a list may be cut finer where it is short.
+    """
+    most = max(1, rows // longest)
+    for canvases in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
+        builder = WorkListBuilder()
+        own = builder.slots(np.arange(longest))
+        if longest > 1:
+            builder.add(0, canvases * longest, own, 1, None)
+        for number in range(canvases):
+            builder.add(number * longest, longest, own, max(1, longest - 1), None)
+        yield builder.list()
+
+
+def workspace_bytes(
+    config: ModelConfig, rows: int, longest: int, item: int, ranks: int = 1, attention: Attention | None = None
+) -> int:
     """Bytes that a pass over `rows` rows takes beside weights and K/V, on each of `ranks`: an upper estimate.
 
-    Hidden states and what is computed of them exist for one layer at a time, logits for a few rows.
+    `longest` and `attention` are as in `layer_bytes`. What layers take and what logits take do not exist at the same
+    time, and are added all the same: PyTorch's allocator keeps pieces of memory as they were cut.
     """
     part = Shard(0, ranks).part(config)
-    mixture = part.mixture
-    wide = 3 * part.intermediate
-    if mixture is not None:  # a row is copied for each of its experts
-        wide = max(wide, mixture.active * (2 * config.hidden + 3 * mixture.intermediate) + 3 * mixture.shared)
-    heads = 3 * (part.heads + 2 * part.kv_heads) * part.head_dim
-    logits = LOGIT_COPIES * min(rows, logit_rows(config)) * -(-config.vocab // ranks) * 4
-    return rows * item * (4 * config.hidden + max(wide, heads)) + logits
+    return layer_bytes(part, rows, longest, item, attention) + logit_bytes(config, rows, ranks)
+
+
+def pass_rows(
+    config: ModelConfig,
+    most: int,
+    longest: int,
+    item: int,
+    room: int,
+    ranks: int = 1,
+    attention: Attention | None = None,
+) -> int:
+    """Rows that a pass may have in any layer so that it fits in `room` bytes: `most` of them, or fewer.
+
+    Where not even the pass of one request of `longest` tokens fits, the rows of one request.
+    """
+    least = 2 * longest  # as classifier-free guidance runs two canvases together
+    rows = max(least, most)
+    while rows > least and workspace_bytes(config, rows, longest, item, ranks, attention) > room:
+        rows = max(least, rows // 2)
+    return rows
 
 
 def store_tokens(memory: DeviceMemory, token: TokenBytes, workspace: int, canvases: int, longest: int) -> int:

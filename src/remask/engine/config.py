@@ -14,6 +14,23 @@ DEFAULT_UTILIZATION: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """What was found to be right and fast on a device, for what `EngineConfig` leaves open.
+
+    Attributes:
+        attention: "triton" or "torch", where "auto" is asked for.
+        overlap: whether passes are queued ahead.
+        graphs: whether layers are repeated as graphs.
+        source: where that comes from, in words.
+    """
+
+    attention: AttentionName
+    overlap: bool
+    graphs: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of one engine.
 
@@ -48,11 +65,13 @@ class EngineConfig:
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
         overlap: queue a pass before the one before it is read, where it follows from clocks. Answers are the same.
-            It gains where a device runs beside the host. Refused beside `batch_invariant`: what is queued reads rows
-            that have become final meanwhile, so the shapes of products depend on company.
+            It gains where a device runs beside the host. None: where it was proven on the
+            device. Refused beside `batch_invariant`: what is queued reads rows that have become final meanwhile, so the
+            shapes of products depend on company.
         graphs: repeat layers as device graphs, which saves launches. It needs a dense model on one CUDA device; on a
-            CPU a slower stand-in tests the same path. Refused beside `batch_invariant`: rows are filled up to a few
-            sizes, so the shapes of products depend on company.
+            CPU a slower stand-in tests the same path. None: where they were proven on the device.
+            Refused beside `batch_invariant`: rows are filled up to a few sizes, so the shapes of products depend on
+            company.
     """
 
     max_num_seqs: int = 8
@@ -73,8 +92,8 @@ class EngineConfig:
     max_request_row_layers: int | None = None
     batch_invariant: bool = False
     attention: AttentionName = "auto"
-    overlap: bool = False
-    graphs: bool = False
+    overlap: bool | None = None
+    graphs: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
@@ -97,7 +116,8 @@ class EngineConfig:
             ("overlap", "queued passes read rows that have become final meanwhile"),
             ("graphs", "rows are filled up to a few sizes"),
         ):
-            flag(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                flag(name, getattr(self, name))
             if self.batch_invariant and getattr(self, name):
                 raise ConfigError(
                     f"{name}=True cannot stand beside batch_invariant: {why}, so the shapes of products depend on what "

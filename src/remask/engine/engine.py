@@ -5,7 +5,7 @@ import time
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, TypeVarTuple
 
 from torch import Tensor
@@ -16,13 +16,14 @@ from remask.core.request import Draft, FinishReason, Result, Transfer
 from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import AuditPass, PrefixPass, SidePass
-from remask.engine.config import EngineConfig
+from remask.engine.config import DeviceDefaults, EngineConfig
 from remask.engine.flight import Flight
 from remask.engine.isolation import Batch, Fail, Member, Ran, exhausts, poisons, run_isolated, score_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Decision, NoRoom, Placement
+from remask.engine.proof import choose
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
 from remask.engine.request import Request
@@ -31,7 +32,7 @@ from remask.engine.running import RunningRequest, Scores
 from remask.engine.scheduler import Scheduler
 from remask.engine.stops import Decode
 from remask.errors import ConfigError
-from remask.models.executors import attend, make_graphs, resolve_executor
+from remask.models.executors import attend, make_graphs
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -105,11 +106,17 @@ class Engine:
         config: EngineConfig,
         fingerprint: str,
         decode: Decode | None = None,
+        defaults: DeviceDefaults | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """With the `defaults` of the model's device for what `config` leaves open.
+
+        Raises `ConfigError` on settings that cannot be, and where what is asked for fails its proof (`engine.proof`).
+        """
         shape = model.config
-        executor = resolve_executor(config.attention, shape, model.device, batch_invariant=config.batch_invariant)
-        self.executor = executor
+        self.choice = choice = choose(model, config, defaults)
+        config = replace(config, graphs=choice.graphs, overlap=choice.overlap)
+        executor = choice.executor
         if executor.name != "torch":  # which a model has of itself
             attend(model := copy(model), executor)
         if model.ranks.several:  # the other ranks' models may have had another engine before
@@ -123,7 +130,7 @@ class Engine:
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
         # An observer may put a runner of its own here.
-        self.runner = Runner(model, self.memory.pool, overlap=config.overlap, graphs=self.graphs)
+        self.runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
         self.stats = EngineStats()
         self.meter: CacheMeter | None = None  # an observer may put one here; it notes every pass of every request
         self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass
@@ -132,7 +139,7 @@ class Engine:
         )
         self._flight: Flight | None = None  # a pass that is queued, and was not read
         self._waiting: list[PendingRequest] = []  # in the order in which they begin
-        self._running: Scheduler[RunningRequest | SidePass] = Scheduler(config.max_row_layers, config.max_refreshes)
+        self._running: Scheduler[RunningRequest | SidePass] = self._new_line()
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
@@ -179,6 +186,7 @@ class Engine:
                 "depth='online' cannot stand beside batch_invariant: an answer depends on the depth that audits of "
                 "earlier requests found; use a depth table or a number of layers"
             )
+        self.memory.check_kept(request.policy)
         shape, longest = self.model.config, self.max_model_len
         return check_request(request, shape, longest, self.limits, self.decode, self.memory.page_keys)
 
@@ -250,7 +258,7 @@ class Engine:
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1
         awaiting = self._waiting_of([audit.awaited_by for audit in self.memory.audits])
-        self._running = Scheduler(self.config.max_row_layers, self.config.max_refreshes)
+        self._running = self._new_line()
         self._refreshes = RefreshWatch()
         self._flight = None
         for running in begun:
@@ -271,6 +279,9 @@ class Engine:
         Called by `step` whenever the engine falls idle.
         """
         self.memory.check(self._running_requests())
+
+    def _new_line(self) -> Scheduler[RunningRequest | SidePass]:
+        return Scheduler(self.config.max_row_layers, self.config.max_refreshes, self.memory.pass_rows)
 
     def _check_id(self, name: str) -> None:
         """Raise `ConfigError` for an id that is in use."""
@@ -504,7 +515,11 @@ class Engine:
                 and self._refreshes.heavy(item, member)
             )
 
-        for item in self._running.next(planned.__contains__, cost, refreshing):
+        def rows(item: Member) -> int:
+            member = planned[item]
+            return member.tally.rows if isinstance(member, RunningRequest) else member.rows
+
+        for item in self._running.next(planned.__contains__, cost, refreshing, rows):
             member = planned[item]
             if not isinstance(member, RunningRequest):
                 batch.passes.append(member)

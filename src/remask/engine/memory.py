@@ -26,7 +26,15 @@ from remask.engine.canvas_state import (
     shared_table,
     whole_canvas,
 )
-from remask.engine.capacity import DeviceMemory, gigabytes, store_tokens, token_bytes, workspace_bytes
+from remask.engine.capacity import (
+    DeviceMemory,
+    attention_bytes,
+    gigabytes,
+    pass_rows,
+    store_tokens,
+    token_bytes,
+    workspace_bytes,
+)
 from remask.engine.chunks import AuditPass
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.pending import PendingRequest
@@ -79,7 +87,8 @@ class Memory:
         self.shape = shape
         canvases = max(2, config.max_num_seqs)  # a guided request must be able to run alone
         size = _page_size(config.page_size, shape)
-        self.store_budget = _store_budget(model, config, canvases, max_model_len + size)
+        room = _share_out(model, config, canvases, max_model_len + size)
+        self.store_budget, self.pass_rows, self._spare = room.store, room.rows, room.spare
         # A lease splits a canvas in two, so a canvas may end one page later than its length says.
         self._pages = canvases + -(-(canvases * max_model_len + self.store_budget) // size)
         self._config, self._size = config, size
@@ -114,6 +123,25 @@ class Memory:
         self._begin()
         self.store.stats, self.chain.stats = store, chain
         self.model.ranks.everywhere(_check_device, self.model)
+
+    def check_kept(self, policy: CachePolicy) -> None:
+        """Raise `ConfigError` where the device has no room for what `policy` keeps beside K and V."""
+        if self._spare is None or "outputs" not in policy.traits.keeps or self.pool.outputs:
+            return
+        config, item = self.shape, self.model.dtype.itemsize
+        token = 2 * config.layers * config.hidden * item
+        needed = (self._pages * self._size + 1) * token
+        if needed <= self._spare:
+            return
+        stored = token_bytes(config, item, self.model.ranks.shard.size)
+        less = -(-(needed - self._spare) // (stored.kv + stored.state + token))
+        fitting = self.store_budget - less - self._size  # as pages are whole
+        way = f"--store-budget-tokens {fitting}, " if fitting >= 0 else ""
+        raise ConfigError(
+            f"this cache policy keeps outputs of attention and feed-forward of all layers, {gigabytes(needed)} for "
+            f"{self._pages * self._size} tokens of K/V, and {gigabytes(max(0, self._spare))} are left; use {way}"
+            "a lower --max-num-seqs or --max-model-len, or another policy"
+        )
 
     def new_states(self, tokens: int) -> Tensor:
         """Room for the hidden states of so many positions, [layers - 1, tokens, D]."""
@@ -525,8 +553,23 @@ class Memory:
         )
 
 
-def _store_budget(model: Transformer, config: EngineConfig, canvases: int, longest: int) -> int:
-    """Tokens that the prefix store may hold. Raises `ConfigError` where canvases of `longest` tokens do not fit."""
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What is decided of an engine's memory when it is made.
+
+    Attributes:
+        store: tokens that the prefix store may hold.
+        rows: most rows of a pass in any layer; None: any number, as memory is taken as it is needed.
+        spare: bytes that nothing is planned for; None: unknown.
+    """
+
+    store: int
+    rows: int | None = None
+    spare: int | None = None
+
+
+def _share_out(model: Transformer, config: EngineConfig, canvases: int, longest: int) -> _Room:
+    """Divide the memory of `model`'s device. Raises `ConfigError` where canvases of `longest` tokens do not fit."""
     asked, device = config.store_budget_tokens, model.device
     if device.type != "cuda":
         if config.gpu_memory_utilization is not None:
@@ -534,24 +577,33 @@ def _store_budget(model: Transformer, config: EngineConfig, canvases: int, longe
                 f"gpu_memory_utilization={config.gpu_memory_utilization:g} is for CUDA devices, and the model is on "
                 f"{device}: leave it out, as K/V take memory there page by page"
             )
-        return DEFAULT_STORE_TOKENS if asked == "auto" else asked
+        return _Room(DEFAULT_STORE_TOKENS if asked == "auto" else asked)
     free, total = model.ranks.everywhere(_device_memory, model)
     memory = DeviceMemory(total, free, config.gpu_memory_utilization or DEFAULT_UTILIZATION)
     ranks, shape, item = model.ranks.shard.size, model.config, model.dtype.itemsize
-    token, rows = token_bytes(shape, item, ranks), canvases * longest
-    if config.max_row_layers is not None:
-        rows = min(rows, max(longest, config.max_row_layers // shape.layers))
-    workspace = workspace_bytes(shape, rows, item, ranks)
+    token, stored = token_bytes(shape, item, ranks), 0 if asked == "auto" else asked
+    extra = 0
     if config.graphs:  # which have memory of their own for a pass
-        workspace += workspace_bytes(shape, MOST_ROWS, item) + graph_bytes(shape, item)
+        extra = workspace_bytes(shape, MOST_ROWS, longest, item, ranks, model.attention) + graph_bytes(shape, item)
+        extra += attention_bytes(shape, MOST_ROWS, longest, item, model.attention, filled=True)
+    left = memory.room - extra - canvases * longest * token.kv - stored * (token.kv + token.state)
+    most = canvases * longest
+    if config.max_row_layers is not None:  # a row has a layer at least
+        most = min(most, config.max_row_layers)
+    rows = pass_rows(shape, most, longest, item, left, ranks, model.attention)
+    workspace = extra + workspace_bytes(shape, rows, longest, item, ranks, model.attention)
     room = store_tokens(memory, token, workspace, canvases, longest)
-    if asked != "auto" and asked > room:
+    if stored > room:
         raise ConfigError(
-            f"store_budget_tokens={asked} needs {gigabytes(asked * (token.kv + token.state))} beside running canvases, "
-            f"and there is room for {room} tokens; everything may take {memory}. Use {room}, 'auto', or a lower "
-            "max_num_seqs or max_model_len"
+            f"store_budget_tokens={asked} needs {gigabytes(stored * (token.kv + token.state))} beside running "
+            f"canvases, and there is room for {room} tokens; everything may take {memory}. Use {room}, 'auto', or "
+            "a lower max_num_seqs or max_model_len"
         )
-    return room if asked == "auto" else asked
+    if rows < most:
+        log.info("passes have at most %d rows, as %s are left for them", rows, gigabytes(left))
+    store = room if asked == "auto" else stored
+    taken = canvases * longest * token.kv + store * (token.kv + token.state)
+    return _Room(store, rows, memory.room - workspace - taken)
 
 
 def _device_memory(model: Transformer) -> tuple[int, int]:

@@ -1,12 +1,13 @@
 """From hidden states to tokens and confidences: the head and the scores, which are then on their way to the host."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from remask.engine.board import Board
-from remask.engine.capacity import logit_rows
+from remask.engine.capacity import DRAWN, logit_rows
 from remask.engine.running import RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.logprobs import width
@@ -24,16 +25,18 @@ def read_rows(
     The n rows below them are what else any of the requests asks for (`sampling.score.score`). With a `board` there is
     one row more, which is 1 where the device has transferred a position: the board has its token then. Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
-    `requests` in order. Logits exist for whole requests only, and for a few requests at a time.
+    `requests` in order. Logits exist for a few requests at a time, and of one that has many rows for a few of these.
     """
     scores = []
     more = max((_more(each, model.config.vocab) for each in requests), default=0)
-    for rows, members in _chunks(requests, logit_rows(model.config)):
+    most = logit_rows(model.config)
+    for rows, members in _chunks(requests, most):
         groups = [group for _, group in members]
         if board is not None:
             for running, group in members:
                 _update(group, running, board, model.config.mask_id)
-        scores.append(model.ranks.everywhere(score_rows, model, hidden[rows], groups, more))
+        for part, pieces in _pieces(hidden[rows], groups, most):
+            scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more))
         for running, group in members:
             running.scored(group)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
@@ -85,20 +88,47 @@ def _more(running: RunningRequest, vocab: int) -> int:
 def _chunks(
     requests: Sequence[RunningRequest], most: int
 ) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
-    """Requests side by side with at most so many rows, or one that has more; rows count from the first."""
-    start = at = 0
+    """Requests side by side whose rows weigh `most` at most, or one that has more; rows count from the first."""
+    start = at = weight = 0
     members: list[tuple[RunningRequest, RowGroup]] = []
     for running in requests:
         group = running.rows(at - start)
         if group is None:
             continue
-        rows = (group.rows.stop - group.rows.start) * (1 if group.guide is None else 2)
-        if members and at + rows - start > most:
+        rows, more = _rows(group), _weight(group)
+        if members and weight + more > most:
             yield slice(start, at), members
-            start, members = at, []
+            start, members, weight = at, [], 0
             group = running.rows(0)
             assert group is not None
         members.append((running, group))
-        at += rows
+        at, weight = at + rows, weight + more
     if members:
         yield slice(start, at), members
+
+
+def _pieces(hidden: Tensor, groups: Sequence[RowGroup], most: int) -> Iterator[tuple[Tensor, Sequence[RowGroup]]]:
+    """The rows `hidden` [M, D] of `groups`; those of a single group that weighs more than `most` a few at a time."""
+    group = groups[0]
+    weight, count = _weight(group), group.rows.stop - group.rows.start
+    if len(groups) > 1 or weight <= most:
+        yield hidden, groups
+        return
+    # Of equal numbers of rows, as far as that goes, so that what is read depends on the request alone.
+    number = min(count, -(-weight // most))
+    for start, stop in pairwise(count * piece // number for piece in range(number + 1)):
+        part = hidden[start:stop]
+        if group.guide is not None:
+            part = torch.cat([part, hidden[group.guide][start:stop]])
+        yield part, [group.piece(start, stop)]
+
+
+def _rows(group: RowGroup) -> int:
+    """Rows of the logits that it reads."""
+    rows: int = group.rows.stop - group.rows.start
+    return rows * (1 if group.guide is None else 2)
+
+
+def _weight(group: RowGroup) -> int:
+    """As how many rows its logits count: those that are not read greedily take more memory."""
+    return _rows(group) * (1 if group.plain else DRAWN)

@@ -68,12 +68,14 @@ class Tally:
 
     Attributes:
         cost: row-layers that it computes.
+        rows: most rows that it has in any layer.
         saved: row-layers of its canvases that it does not compute.
         refreshes: it fills or renews what the policy caches, on any of its canvases.
         refreshes_prefix: it computes rows of the leased prefix, above the boundary.
     """
 
     cost: int
+    rows: int
     saved: int
     refreshes: bool
     refreshes_prefix: bool
@@ -224,6 +226,7 @@ class RunningRequest:
         lent = first.prefix.parts if self.leases and first.prefix is not None else ()
         return Tally(
             cost=cost,
+            rows=sum(plan.widest for _, plan in items),
             saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
             refreshes=any(plan.refreshes for _, plan in items),
             refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),

@@ -50,18 +50,26 @@ def attend(model: Transformer, executor: Executor) -> None:
     model.attention, model.kernels = executor.attention(model.config), executor.kernels(model)
 
 
-def make_graphs(model: Transformer, pool: Pool) -> Graphs:
-    """What repeats the layers of `model` over `pool`. Raises `ConfigError` where that cannot be."""
+def check_graphs(model: Transformer) -> str | None:
+    """Why the layers of `model` cannot be repeated; None: they can."""
     if model.ranks.several:
-        raise ConfigError(
+        return (
             f"graphs=True needs a model on one device, and this one is on {model.ranks.shard.size}: sums over ranks "
             "were never captured; leave one of graphs and tensor_parallel out"
         )
     if model.config.mixture is not None:
-        raise ConfigError(
+        return (
             "graphs=True needs a dense model: how many rows each expert computes is known on the device alone; leave "
             "graphs out"
         )
+    return None
+
+
+def make_graphs(model: Transformer, pool: Pool) -> Graphs:
+    """What repeats the layers of `model` over `pool`. Raises `ConfigError` where that cannot be."""
+    hindrance = check_graphs(model)
+    if hindrance is not None:
+        raise ConfigError(hindrance)
     return Graphs(pool, capture_on(model.device), model.attention, poisoned=model.device.type == "cpu")
 
 

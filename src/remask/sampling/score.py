@@ -1,8 +1,8 @@
 """Computes tokens and confidences of predicted rows, on the device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from remask.sampling.logprobs import Normalised
 from remask.sampling.uniform_score import NoisyRows, read_noisy
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 from remask.sending import send
+
+Rows = TypeVar("Rows", NDArray[Any] | None, NDArray[np.int64] | Tensor | None)
 
 Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
 
@@ -75,8 +77,9 @@ class Guidance:
     logits: Tensor | None = None
 
     def of(self, conditional: Tensor, unconditional: Tensor) -> None:
-        """Keep the guidance of a pass. Changes neither argument."""
-        self.logits = conditional - unconditional
+        """Keep the guidance of a pass, or of its next rows. Changes neither argument."""
+        new = conditional - unconditional
+        self.logits = new if self.logits is None else torch.cat([self.logits, new])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,29 @@ class RowGroup:
     labels: NDArray[np.int64] | None = None
 
     NOT_GIVEN: ClassVar[int] = -1
+
+    def piece(self, start: int, stop: int) -> "RowGroup":
+        """The rows from the one numbered `start` up to `stop` as a group of their own, read as they would be here.
+
+        They come first among its logits, and their guide rows, if any, after them. All pieces are read, in order.
+        """
+
+        def cut(values: Rows) -> Rows:
+            return None if values is None else values[start:stop]
+
+        count, noisy, residual = stop - start, self.noisy, self.residual
+        return replace(
+            self,
+            rows=slice(0, count),
+            guide=None if self.guide is None else slice(count, 2 * count),
+            positions=np.arange(start, stop) if self.positions is None else cut(self.positions),
+            residual=None if residual is None else replace(residual, rows=residual.rows[start:stop]),
+            noisy=None if noisy is None else noisy.piece(start, stop),
+            penalty=None if self.penalty is None else replace(self.penalty, tokens=self.penalty.tokens[start:stop]),
+            barred=None if self.barred is None else replace(self.barred, rows=self.barred.rows[start:stop]),
+            given=cut(self.given),
+            labels=cut(self.labels),
+        )
 
     @property
     def draws(self) -> Draws:

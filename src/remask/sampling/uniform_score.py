@@ -40,6 +40,12 @@ class NoisyRows:
     banned_rows: int = 0
     table: NDArray[np.float32] | None = None
 
+    def piece(self, start: int, stop: int) -> "NoisyRows":
+        """The rows from the one numbered `start` up to `stop`."""
+        weights = None if self.weights is None else self.weights[start:stop]
+        banned = min(max(0, self.banned_rows - start), stop - start)
+        return replace(self, current=self.current[start:stop], weights=weights, banned_rows=banned)
+
     def on(self, current: Tensor, mask_id: int) -> "NoisyRows":
         """The same rows with other current tokens, int64 [rows], which only the device knows."""
         if self.table is None:

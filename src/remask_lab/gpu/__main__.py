@@ -1,22 +1,26 @@
 """Proves and measures the engine on a GPU, part by part, in a few minutes and without a network.
 
-    scripts/gpu OUTPUT [--parts machine,kernels,policies] [--minutes 9] [--device cuda] [--shape auto] [--again]
+    scripts/gpu OUTPUT [--parts machine,kernels,policies] [--minutes 25] [--device cuda] [--shape auto] [--again]
 
 Each part runs in a process of its own and leaves OUTPUT/PART.json. A part that this commit has done is not run again,
 so an interrupted run goes on where it stopped; `--again` runs it nevertheless. OUTPUT/report.md is a page on all parts.
+What is proven and faster becomes the default of `--attention auto`, `--overlap` and `--graphs` on this device: it is
+written to `~/.cache/remask/devices.json`, which every start with this code reads.
 Ends with 1 where a part failed. Needs the checkout, PyTorch and pytest.
 """
 
 import argparse
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from remask.config import resolve_device
 from remask.core.checks import one_of, real
+from remask.device_defaults import defaults_file, write_defaults
 from remask.outputs import write_whole
 from remask_lab.gpu.children import run_child
+from remask_lab.gpu.decide import decide
 from remask_lab.gpu.page import page
 from remask_lab.gpu.parts import CHECKOUT, PARTS, PartError, Setting
 from remask_lab.gpu.results import Result
@@ -32,7 +36,7 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("output", type=Path, help="folder of the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all parts")
+    parser.add_argument("--minutes", type=float, default=25.0, help="time for all parts")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shape", default="auto", help="of the model whose speed is measured")
     parser.add_argument("--tests", default="", help="run only the tests that match this pytest expression")
@@ -53,7 +57,14 @@ def main() -> None:
     for name in (name for name in PARTS if name in names):
         if args.again or not _done(setting.folder, name):
             _start(name, setting)
-    report = page(setting.folder)
+    results = {name: Result.read(setting.folder, name) for name in PARTS}
+    decision = decide({name: found for name, found in results.items() if found is None or found.commit == commit()})
+    file = None
+    if decision is not None:
+        # A rehearsal decides nothing for the engine.
+        place = defaults_file() if device.type == "cuda" else setting.folder / "devices.json"
+        file = write_defaults(device, asdict(decision), place)
+    report = page(results, decision, file)
     write_whole("the page", setting.folder / "report.md", report)
     print(report)
     failed = [name for name in names if not _done(setting.folder, name)]

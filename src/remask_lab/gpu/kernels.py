@@ -12,7 +12,6 @@ Ends with 1 where a kernel does not compile, takes more shared memory than the d
 in local memory instead of registers. Needs Triton, and no GPU.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -94,7 +93,7 @@ def main() -> None:
     for each in targets:
         if each not in known:
             raise ConfigError(f"--targets names {each!r}; known: {', '.join(known)}")
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if _interpreted():
         raise ConfigError("TRITON_INTERPRET=1 leaves nothing to compile; unset it")
     work = [
         (variant, int(target))
@@ -221,6 +220,12 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"{tool.name} told nothing of registers: {told[:200]}")
     return int(found[1]), int(found[2]) + int(found[3])
+
+
+def _interpreted() -> bool:
+    from remask.models.triton_support import INTERPRETED
+
+    return INTERPRETED
 
 
 def _version() -> str:

@@ -4,16 +4,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remask_lab.gpu.decide import Decision
 from remask_lab.gpu.parts import PARTS
 from remask_lab.gpu.results import Result
 from remask_lab.records.markdown import markdown_table
 
 
-def page(folder: Path) -> str:
-    """The page in Markdown, from the results in `folder`. Parts that were not run are named."""
-    results = {name: Result.read(folder, name) for name in PARTS}
-    parts = [_section(name, result) for name, result in results.items()]
+def page(results: Mapping[str, Result | None], decision: Decision | None, file: Path | None) -> str:
+    """The page in Markdown, from the `results` of parts, and the `decision` that was written to `file`.
+
+    Parts that were not run are named.
+    """
+    parts = [_decision(decision, file), *(_section(name, result) for name, result in results.items())]
     return "\n\n".join(["# The engine on this device", *parts]) + "\n"
+
+
+def _decision(decision: Decision | None, file: Path | None) -> str:
+    title = "## Defaults of this device"
+    if decision is None:
+        return f"{title}\n\nNone were written: they follow from the parts 'proof' and 'policies'."
+    overlap, graphs = ("on" if on else "off" for on in (decision.overlap, decision.graphs))
+    chosen = f"attention {decision.attention}, overlap {overlap}, graphs {graphs}. Kept in {file}."
+    return "\n".join([title, "", chosen, "", *(f"- {why}" for why in decision.why)])
 
 
 def _section(name: str, result: Result | None) -> str:
@@ -26,6 +38,12 @@ def _section(name: str, result: Result | None) -> str:
     found = result.found
     if "peaks" in found:
         lines.append(_machine(found))
+    if "status" in found:
+        lines.append(f"Its last line: {found['last']}")
+    if "proven" in found:
+        faults = "".join(f"\n- {fault}" for fault in [*found["faults"], *found["graph_faults"]])
+        proven = ", ".join(found["proven"])
+        lines.append(f"{found['executor']} against torch, with and without graphs: {proven}.{faults}")
     if "passed" in found:
         failed = "".join(f"\n- failed: {test}" for test in found["failed"])
         lines.append(f"{found['passed']} tests passed, {found['skipped']} were skipped.{failed}")

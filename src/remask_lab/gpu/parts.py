@@ -12,8 +12,14 @@ from xml.etree import ElementTree
 import torch
 
 from remask import LLM
+from remask.core.executors import AttentionName
+from remask.engine.proof import prove
 from remask.errors import ConfigError, RemaskError
+from remask.models.dummy import dummy_weights
+from remask.models.executors import check_graphs, resolve_executor
+from remask.models.presets import presets
 from remask.models.quantised import Quantization
+from remask.models.transformer import Transformer
 from remask_lab.gpu.children import run_child
 from remask_lab.gpu.results import Result
 from remask_lab.gpu.shapes import Shape
@@ -22,6 +28,7 @@ from remask_lab.ops.peaks import Peaks, measure_peaks
 from remask_lab.records.machine import host, versions
 
 CHECKOUT = Path(__file__).parents[3]
+COMPILER = CHECKOUT / "scripts" / "kernels"
 KERNELS = ("tests/models/test_layer_triton.py", "tests/models/test_capture.py", "tests/engine/test_attention.py")
 GOLDENS = tuple(f"tests/cli/test_goldens{kind}.py" for kind in ("", "_block_causal", "_uniform", "_moe"))
 
@@ -69,6 +76,51 @@ class Part:
     about: str
     work: Callable[[Setting], Iterator[Finding]]
     share: float
+
+
+def _compile(setting: Setting) -> Iterator[Finding]:
+    """Compiling needs no device: what fails here fails on every one."""
+    if not COMPILER.exists():
+        yield {"status": None, "last": f"this checkout has no scripts/{COMPILER.name}, so nothing was compiled before"}
+        return
+    output = setting.folder / "compile.txt"
+    status = run_child([str(COMPILER)], CHECKOUT, output, setting.left)
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    yield {"status": status, "last": lines[-1] if lines else ""}
+    if status != 0:
+        raise PartError(f"{COMPILER.name} {'was out of time' if status is None else 'failed'}; {output.name} says how")
+
+
+def _proof(setting: Setting) -> Iterator[Finding]:
+    """What the start of an engine proves, on a small model of every family and on the one that is timed.
+
+    On a CPU NumPy's attention stands in for Triton's.
+    """
+    device, kernels = setting.device, setting.device.type == "cuda"
+    name: AttentionName = "triton" if kernels else "numpy"
+    found: Finding = {"executor": name, "proven": [], "faults": [], "graph_faults": []}
+    shapes = presets()
+    tiny = [(preset, dtype) for preset in shapes if preset.endswith("-tiny") for dtype in _proof_dtypes(kernels)]
+    for preset, dtype in [*tiny, *([(setting.shape.preset, setting.shape.dtype)] if kernels else [])]:
+        config = shapes[preset]
+        model = Transformer(config, dummy_weights(config, getattr(torch, dtype), device))
+        for graphs in (False, True):
+            if graphs and check_graphs(model) is not None:
+                continue
+            try:
+                executor = resolve_executor(name, config, device)
+                faults = prove(model, executor, graphs=graphs)
+            except ConfigError as error:
+                faults = [str(error)]
+            found["graph_faults" if graphs else "faults"] += [f"{preset} {dtype}: {fault}" for fault in faults]
+        found["proven"].append(f"{preset} {dtype}")
+        yield found
+    if found["faults"] or found["graph_faults"]:
+        raise PartError("; ".join([*found["faults"], *found["graph_faults"]]))
+
+
+def _proof_dtypes(kernels: bool) -> tuple[str, ...]:
+    return ("bfloat16", "float32") if kernels else ("float32",)
 
 
 def _machine(setting: Setting) -> Iterator[Finding]:
@@ -125,6 +177,13 @@ def read_peaks(folder: Path, dtype: str) -> Peaks:
     return Peaks(**peaks[dtype])
 
 
+def _attention(setting: Setting) -> AttentionName:
+    """What computes attention where speed is measured: what was proven, whatever an earlier run has decided."""
+    proof = Result.read(setting.folder, "proof")
+    right = proof is not None and proof.found.get("executor") == "triton" and not proof.found["faults"]
+    return "triton" if right else "torch"
+
+
 def _speed(
     cells: Callable[[Shape], Iterable[Cell]], *, quantised: bool = False
 ) -> Callable[[Setting], Iterator[Finding]]:
@@ -145,10 +204,11 @@ def _speed(
             device=str(setting.device),
             quantization=quantization,
         )
+        attention = _attention(setting)
         found: Finding = {"shape": asdict(shape), "quantization": quantization, "rows": [], "refused": []}
         for cell in cells(shape):
             try:
-                found["rows"].append(measure_cell(llm, shape, cell, peaks))
+                found["rows"].append(measure_cell(llm, shape, cell, peaks, attention))
             except (RemaskError, torch.OutOfMemoryError) as error:
                 found["refused"].append({"cell": cell.name, "reason": str(error).splitlines()[0]})
             yield found
@@ -192,6 +252,8 @@ def _quantised(shape: Shape) -> Iterator[Cell]:
 
 
 PARTS: Mapping[str, Part] = {
+    "compile": Part("Every kernel compiled for every kind of GPU", _compile, 0.2),
+    "proof": Part("What the start of an engine proves", _proof, 0.2),
     "machine": Part("The machine and its peaks", _machine, 0.2),
     "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
     "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),

@@ -13,6 +13,7 @@ import torch
 
 from remask import LLM, EngineConfig, SamplingParams
 from remask.core.cost import PassCost
+from remask.core.executors import AttentionName
 from remask.core.pass_cost import CostMeter, ExecutedPlan
 from remask.engine.engine import Engine
 from remask_lab.bench.workload import random_workload
@@ -69,13 +70,13 @@ def roof_seconds(cost: PassCost, peaks: Peaks) -> float:
     return max(cost.total.flops / peaks.flops_s, cost.total.bytes / peaks.bytes_s)
 
 
-def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks) -> dict[str, Any]:
-    """Run one cell: a warm-up, a timed cycle, and a cycle of which the cost is counted.
+def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: AttentionName) -> dict[str, Any]:
+    """Run one cell by `attention`: a warm-up, a timed cycle, and a cycle of which the cost is counted.
 
     Raises `ConfigError` where the cell's settings cannot be, and what PyTorch raises where memory is short.
     """
     cycle = shape.block // cell.tokens_per_step
-    engine = _filled(llm, shape, cell)
+    engine = _filled(llm, shape, cell, attention)
     _run(engine, cycle)
     synchronize(llm.model.device)
     start, computed = time.perf_counter(), engine.stats.step_cpu_seconds
@@ -87,6 +88,7 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks) -> dict[str, 
     return {
         "cell": cell.name,
         "cache": cell.cache,
+        "attention": attention,
         "settings": {**cell.settings, **cell.engine},
         "requests": cell.requests,
         "tokens_per_step": cell.tokens_per_step,
@@ -105,9 +107,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _filled(llm: LLM, shape: Shape, cell: Cell) -> Engine:
+def _filled(llm: LLM, shape: Shape, cell: Cell, attention: AttentionName) -> Engine:
     """An engine whose requests have all begun to denoise."""
-    limits = EngineConfig(max_num_seqs=cell.requests, max_model_len=shape.canvas, **cell.engine)
+    # Nothing is left to what an earlier run has found.
+    settings = {"overlap": False, "graphs": False, **cell.engine}
+    limits = EngineConfig(max_num_seqs=cell.requests, max_model_len=shape.canvas, attention=attention, **settings)
     engine = llm.new_engine(limits)
     steps = shape.response // cell.tokens_per_step
     sampling = SamplingParams(max_tokens=shape.response, steps=steps, block_length=shape.block, ignore_eos=True)

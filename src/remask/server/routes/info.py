@@ -43,7 +43,15 @@ async def health(request: Request) -> Response:
             f"a step of the engine has taken {seconds:.1f} s; more than {engine.step_limit:g} s are too long",
             code="step_overdue",
         )
-    return json_response({"status": "ok"})
+    choice = service_of(request).llm.engine.choice
+    computing = {
+        "attention": choice.executor.name,
+        "attention_why": choice.executor.why,
+        "overlap": choice.overlap,
+        "graphs": choice.graphs,
+        "overlap_and_graphs_why": choice.why,
+    }
+    return json_response({"status": "ok", "computing": computing})
 
 
 async def version() -> Response:

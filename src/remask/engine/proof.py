@@ -1,0 +1,289 @@
+"""A start that proves itself: small passes of each kind, by what is to run and by PyTorch's own operations.
+
+Kernels may not compile for a device, and may compute something else than they should. Both show before the first
+request: where the choice was left to the engine PyTorch's path is taken, and where it was not the start ends.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.engine.config import DeviceDefaults, EngineConfig
+from remask.engine.read import score_rows
+from remask.errors import ConfigError
+from remask.models.executors import Executor, attend, check_graphs, make_graphs, resolve_executor
+from remask.models.pool import Pool
+from remask.models.stage import Stage, StepBatch
+from remask.models.transformer import Transformer
+from remask.models.work_list import WorkListBuilder
+from remask.sampling.score import RowGroup
+from remask.sending import send
+
+log = logging.getLogger(__name__)
+
+Ints: TypeAlias = NDArray[np.int64]
+Outcome: TypeAlias = Tensor | str
+"""Numbers of a pass, [rows, any], or the error that it ended with."""
+
+LENGTH = 560  # tokens of the longer canvas: its K/V are cut into pieces, and graphs take its rows
+LAYERS = 2  # that are run; the first may be of another kind than the others
+PAGE = 16
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""By how much a row may differ, as a share of its size. A wrong kernel is off by as much as the row itself."""
+ROUTED = 1 / 16  # of the rows of a mixture may differ: near the edge of a choice, other experts compute them
+READING = "reading"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What computes an engine's passes, and why.
+
+    Attributes:
+        executor: what computes attention, and what stands between products.
+        graphs: whether layers are repeated as graphs.
+        overlap: whether passes are queued ahead.
+        why: where the latter two come from, in words.
+    """
+
+    executor: Executor
+    graphs: bool
+    overlap: bool
+    why: str
+
+
+def choose(model: Transformer, config: EngineConfig, defaults: DeviceDefaults | None = None) -> Choice:
+    """What is to compute the passes of `model`, proven where the device is a GPU.
+
+    What `config` leaves open follows from the `defaults` of the device. Raises `ConfigError` where what it asks for by
+    name cannot run, or fails its proof.
+    """
+    usual = None if config.batch_invariant else defaults
+    executor = resolve_executor(config.attention, model.config, model.device, batch_invariant=config.batch_invariant)
+    if config.attention == "auto" and usual is not None and usual.attention == "torch" and executor.name != "torch":
+        executor = Executor("torch", f"auto: {usual.source}")
+    graphs, overlap = bool(config.graphs), bool(config.overlap)
+    said = []
+    if usual is not None and config.overlap is None and usual.overlap:
+        overlap = True
+        said.append("overlap")
+    if usual is not None and config.graphs is None and usual.graphs and check_graphs(model) is None:
+        graphs = True
+        said.append("graphs")
+    choice = Choice(
+        executor, graphs, overlap, f"{' and '.join(said)}: {usual.source}" if said and usual else "as asked"
+    )
+    return choice if model.device.type != "cuda" else _proven(model, config, choice)
+
+
+def _proven(model: Transformer, config: EngineConfig, choice: Choice) -> Choice:
+    """`choice` where its passes are right, or what is left of it where it may be changed."""
+    executor, graphs = choice.executor, choice.graphs
+    if executor.name == "torch" and not graphs:
+        return choice
+    faults = prove(model, executor, graphs=graphs)
+    if not faults:
+        if executor.name == "torch":
+            return choice
+        return replace(choice, executor=Executor(executor.name, f"{executor.why}; agrees with torch"))
+    failed = f"attention={executor.name!r}{', graphs=True' if graphs else ''}"
+    told = "; ".join(faults)
+    if graphs and config.graphs is None and (executor.name == "torch" or not prove(model, executor, graphs=False)):
+        log.warning("%s failed at the start, so graphs are off: %s", failed, told)
+        return _proven(model, config, replace(choice, graphs=False, why=f"graphs failed at the start: {told}"))
+    if config.attention == "auto" and executor.name != "torch":
+        log.warning("%s failed at the start, so PyTorch computes attention: %s", failed, told)
+        torch_path = Executor("torch", f"auto: {executor.name} failed at the start: {told}")
+        return _proven(model, config, replace(choice, executor=torch_path))
+    # Of what is asked for by name nothing is replaced.
+    raise ConfigError(
+        f"{failed} was asked for, and differs from PyTorch's own operations on {model.device}, or fails: {told}. Use "
+        f"{'graphs=False' if executor.name == 'torch' else 'attention=auto or torch'}"
+    )
+
+
+def prove(model: Transformer, executor: Executor, *, graphs: bool, length: int = LENGTH) -> list[str]:
+    """What is wrong with passes of `model` by `executor`, in words; empty where nothing is.
+
+    Its first layers are run over a memory of their own, which is given back: full passes over two canvases of at most
+    `length` tokens, one of a few rows that reads what these wrote, and one in which both canvases read one prefix.
+    With `graphs` each is repeated. Raises what the device raises where it is lost.
+    """
+    part = _beginning(model)
+    own = part.ranks.everywhere(_outcomes, part, Executor("torch", ""), False, length)
+    expected = {name: outcome for name, outcome in own.items() if isinstance(outcome, Tensor)}
+    wrong = [f"{name}: {outcome}" for name, outcome in own.items() if isinstance(outcome, str)]
+    if wrong:
+        raise ConfigError(f"PyTorch's own operations fail on {model.device}: {'; '.join(wrong)}")
+    found = part.ranks.everywhere(_outcomes, part, executor, graphs, length)
+    torch.ones(1, device=_device(model)).item()  # raises where a kernel has broken the device
+    rows = ROUTED if model.config.mixture is not None else 0.0
+    faults = {
+        name: outcome if isinstance(outcome, str) else _difference(outcome, expected[name.split(",")[0]], rows)
+        for name, outcome in found.items()
+    }
+    if _device(model).type == "cuda":
+        torch.cuda.empty_cache()
+    return [f"{name}: {fault}" for name, fault in faults.items() if fault is not None]
+
+
+def _device(model: Transformer) -> torch.device:
+    return model.weights.embed.device
+
+
+def _beginning(model: Transformer) -> Transformer:
+    """The first layers of `model`, with its head."""
+    count = min(LAYERS, len(model.weights.layers))
+    part = copy(model)
+    part.config = replace(model.config, layers=count)
+    part.part = replace(model.part, layers=count)
+    part.graphs = None
+    return part
+
+
+def _outcomes(model: Transformer, executor: Executor, graphs: bool, length: int) -> dict[str, Outcome]:
+    """What the passes come to, by their names; those that repeat a graph have names of their own."""
+    model = _beginning(model)  # on other ranks it is whole
+    found: dict[str, Outcome] = {}
+    try:
+        attend(model, executor)
+        pool = Pool(model.part, sum(_pages(model, length)), PAGE, model.dtype, _device(model))
+        runs = {"": model}
+        if graphs:
+            repeated = model.with_graphs(make_graphs(model, pool))
+            runs = {", captured": repeated, ", repeated": repeated}
+    except Exception as error:
+        return {"start": _said(error)}
+    for name, batch in _passes(model, length):
+        for suffix, each in runs.items():
+            found[name + suffix] = _tried(_run, each, batch, pool)
+            if isinstance(found[name + suffix], str):
+                return found  # later passes read what this one should have written
+    found[READING] = _tried(_read, model)
+    return found
+
+
+def _tried(act: Callable[..., Tensor], *args: object) -> Outcome:
+    try:
+        return act(*args)
+    # Compilers, launches and graphs raise errors of any kind, and each is an answer.
+    except Exception as error:
+        return _said(error)
+
+
+def _said(error: Exception) -> str:
+    return " ".join([f"{type(error).__name__}:", *str(error).strip().splitlines()[:1]])
+
+
+def _run(model: Transformer, batch: StepBatch, pool: Pool) -> Tensor:
+    """The hidden states of a pass, [M, D], in memory of their own."""
+    hidden: Tensor = model.forward(batch, pool)
+    return hidden.clone()
+
+
+@torch.inference_mode()
+def _read(model: Transformer) -> Tensor:
+    """Confidences [2 n, 1] of the best tokens of some rows, and how far their logits are from the best ones.
+
+    Equal logits may be read as either token, so tokens themselves are not compared.
+    """
+    hidden = model.embed(send(_tokens(model, 8), _device(model)))
+    group = RowGroup(slice(0, len(hidden)), "probability", "logits", 0.0, None, None, seed=0)
+    scores: Tensor = score_rows(model, hidden, [group], 0)
+    tokens, confidences = scores.unbind()
+    if model.ranks.several:  # logits of one rank are a part
+        return confidences[:, None]
+    logits = model.head(hidden).float()
+    logits[:, model.config.mask_id] = -torch.inf
+    below = logits.amax(dim=1) - logits.gather(1, tokens.long()[:, None])[:, 0]
+    return torch.cat([confidences, 1 + below])[:, None]
+
+
+def _tokens(model: Transformer, count: int) -> Ints:
+    return np.random.default_rng(0).integers(0, model.config.vocab, count)
+
+
+def _lengths(model: Transformer, length: int) -> tuple[int, int]:
+    """Tokens of the two canvases."""
+    longer = min(length, model.config.max_length)
+    return longer, max(4, longer * 5 // 8)
+
+
+def _pages(model: Transformer, length: int) -> list[int]:
+    return [-(-count // PAGE) for count in _lengths(model, length)]
+
+
+def _passes(model: Transformer, length: int) -> Iterator[tuple[str, StepBatch]]:
+    """The passes in their order. Pages of both canvases stand in any order."""
+    lengths, pages = _lengths(model, length), _pages(model, length)
+    places = np.random.default_rng(1).permutation(sum(pages))[:, None] * PAGE + np.arange(PAGE)
+    slots = places[: pages[0]].ravel()[: lengths[0]], places[pages[0] :].ravel()[: lengths[1]]
+    every = [np.arange(count) for count in lengths]
+    yield "full pass", _batch(model, every, slots, None, limited=model.config.kind != "masked")
+    few = [np.arange(count // 3, count // 3 + max(2, count // 16)) for count in lengths]
+    yield "cached pass", _batch(model, few, slots, None, frozen=True)
+    lead = lengths[1] // 2
+    shared = slots[0], np.concatenate([slots[0][:lead], slots[1][lead:]])
+    late = [np.arange(lead, count) for count in lengths]
+    yield "merged pass", _batch(model, late, shared, lead)
+
+
+def _batch(
+    model: Transformer,
+    rows: list[Ints],
+    slots: tuple[Ints, Ints],
+    lead: int | None,
+    *,
+    limited: bool = False,
+    frozen: bool = False,
+) -> StepBatch:
+    """A pass over `rows` of two canvases, whose positions have `slots`.
+
+    They read the first `lead` of these together. With `limited` rows see what stands up to their own block; with
+    `frozen` the first row of each canvas writes nothing.
+    """
+    work, device = WorkListBuilder(), _device(model)
+    count, first, block = sum(map(len, rows)), 0, model.config.block_length or PAGE
+    if lead is not None:
+        work.add(0, count, work.slots(slots[0][:lead]), lead, None)
+    for own, places in zip(rows, slots, strict=True):
+        mine = places[lead or 0 :]
+        reach = np.minimum((own // block + 1) * block, len(places)) if limited else None
+        work.add(first, len(own), work.slots(mine), len(mine), reach)
+        first += len(own)
+    positions = np.concatenate(rows)
+    targets = np.concatenate([places[own] for own, places in zip(rows, slots, strict=True)])
+    written = None
+    if frozen:
+        written = np.delete(np.arange(count), [0, len(rows[0])])
+        targets = targets[written]
+    stage = Stage(
+        range(len(model.weights.layers[:LAYERS])),
+        send(positions, device),
+        send(targets, device),
+        None if written is None else send(written, device),
+        None,
+        work.list(),
+    )
+    tokens = _tokens(model, count + len(positions))[len(positions) :]
+    return StepBatch(send(tokens, device), (stage,), send(np.arange(count), device), 0)
+
+
+def _difference(found: Tensor, expected: Tensor, few: float) -> str | None:
+    """How far rows of `found` [N, any] are off those `expected`, in words; None where they agree. `few` may differ."""
+    limit = TOLERANCE[expected.dtype]
+    wide = torch.promote_types(expected.dtype, torch.float32)
+    one, other = found.to(wide), expected.to(wide)
+    if not torch.isfinite(one).all():
+        return "its results are not finite"
+    error = (one - other).norm(dim=1) / other.norm(dim=1).clamp_min(1e-6)
+    wrong = int((error > limit).sum())
+    if wrong <= few * len(error):
+        return None
+    return f"{wrong} of {len(error)} rows differ, by {error.max().item():.3g} of their size; {limit:g} is allowed"
