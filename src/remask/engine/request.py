@@ -37,6 +37,7 @@ class Request:
             computes none.
         replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
             whatever the model proposes.
+        formed: the earlier run's answer had a form, so this one is whole wherever it ends. `constraint` says the form.
         constraint: what fills the response's one hole has this form.
         template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
         reading: nothing is generated. One pass reads masks of this answer, whose length `max_tokens` is.
@@ -55,6 +56,7 @@ class Request:
     drafts: bool = False
     top_logprobs: int | None = None
     replay: tuple[Transfer, ...] | None = None
+    formed: bool = field(default=False, kw_only=True)
     constraint: Constraint | None = None
     template: Template | None = None
     reading: Reading | None = None

@@ -167,7 +167,7 @@ class RunningRequest:
         by_host = (asked.constraint, asked.reading, asked.replay)
         self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
         self._template, self._given = asked.response, canvas.settled_lead
-        formed = asked.constraint is not None or asked.reading is not None
+        formed = asked.formed or asked.constraint is not None or asked.reading is not None
         self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=formed)
         if self._template.unpadded.any():
             self._unpadded = np.zeros(len(canvas), dtype=np.bool_)
