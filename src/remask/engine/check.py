@@ -181,11 +181,6 @@ def _check_reading(request: Request, shape: ModelConfig) -> None:
     if reading is None:
         return
     reading.check_kind(shape.kind, shape.family)
-    if shape.shift and request.policy.traits.schedule.blockwise:
-        raise ConfigError(
-            f"this cache policy's first pass reads one position alone on {shape.family} models, and a reading is one "
-            "pass; use none, or bicache without a block cache"
-        )
     reading.check(shape.vocab, shape.mask_id)
     for name, value in (("replay", request.replay), ("structured_outputs", request.constraint)):
         if value is not None:

@@ -203,6 +203,9 @@ class RunningRequest:
         if self.closing:
             return ((first, self._closing_plan(first)),)
         plan = self._plan(first, decoder.step)
+        if self.request.reading is not None and not plan.fills:
+            # What is read is a matter of the request: the first pass of a policy may be made to predict less.
+            plan = replace(plan, predict=self._seen(first).noisy.copy(), commit=None)
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
