@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -69,7 +69,9 @@ class AsyncEngine:
 
     All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
     `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
-    requests are accepted at a time. A step that takes longer than `step_limit` seconds is counted, and logged with the
+    requests are accepted at a time, and of one client as many as come to `max_client_work` row-layers, by what their
+    sampling parameters say (None: half of what the queue holds if each takes as many steps as the longest canvas has
+    positions). A step that takes longer than `step_limit` seconds is counted, and logged with the
     requests that it is working on.
     """
 
@@ -80,10 +82,16 @@ class AsyncEngine:
         observer: StepObserver | None = None,
         listener: Callable[[Event], None] | None = None,
         step_limit: float = 30.0,
+        max_client_work: int | None = None,
     ) -> None:
         whole("max_queue", max_queue, low=0)
+        whole("max_client_work", max_client_work, low=1, optional=True)
         real("step_limit", step_limit, low=0.0, above=True)
         self.engine, self.max_queue, self.step_limit = engine, max_queue, step_limit
+        longest = engine.max_model_len**2 * engine.model.config.layers
+        self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
+        self._work: dict[str, tuple[str, int]] = {}  # the client and the row-layers of each open request
+        self._client_work = Counter[str]()
         self.slow_steps = 0  # steps that took longer than `step_limit`
         self._step_began: float | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -145,6 +153,7 @@ class AsyncEngine:
         ids = [each.request.id for each in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
+        self._count_work(pending)
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -231,6 +240,24 @@ class AsyncEngine:
         if not self._thread.is_alive():
             raise EngineDeadError("the engine has not been started")
 
+    def _count_work(self, pending: Sequence[PendingRequest]) -> None:
+        """Note whose work these requests are. Raises `QueueFullError`, and notes nothing, where that is too much."""
+        more = Counter[str]()
+        for each in pending:
+            more[each.request.owner.client] += each.row_layers
+        for client, work in more.items():
+            held = self._client_work[client]
+            if held + work > self.max_client_work:
+                way_out = (
+                    "try again later" if work <= self.max_client_work else "ask for fewer answers, fewer steps or less text"
+                )
+                raise QueueFullError(
+                    f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are open, "
+                    f"and this one asks for {work}; {way_out}, or raise max_client_work"
+                )
+        self._client_work += more
+        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
+
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
             self._commands.append(command)
@@ -314,6 +341,10 @@ class AsyncEngine:
                 self._begun.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
+                client, work = self._work.pop(event.id)
+                self._client_work[client] -= work
+                if not self._client_work[client]:
+                    del self._client_work[client]
                 self._begun.discard(event.id)
         for ticket, own in by_ticket.items():
             ticket.deliver(own)
@@ -325,6 +356,8 @@ class AsyncEngine:
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
         self._tickets.clear()
+        self._work.clear()
+        self._client_work.clear()
         self._begun.clear()
         for future in tuple(self._calls):
             _fail(future, error)

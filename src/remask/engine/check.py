@@ -85,7 +85,9 @@ def check_request(
         tail, idle = request.response.tail, policy.traits.schedule.idle_passes
         check_replay(request.replay, decoding, stops, shape, idle, tail)
     skips = policy.traits.schedule.idle_passes == "skipped"
-    limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
+    work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
+    limits.check_work(work, params)
+    pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
 

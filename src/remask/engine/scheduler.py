@@ -1,25 +1,51 @@
 """Which running requests take part in the next step."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from remask.engine.request import Owner
 
 T = TypeVar("T")
 
+NOBODY = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What one step may have of all that runs; None does not limit it.
+
+    Attributes:
+        budget: row-layers.
+        max_refreshes: items that refresh.
+        canvases: canvases.
+        share: row-layers of one client's items, where others have something to compute too.
+    """
+
+    budget: int | None = None
+    max_refreshes: int | None = None
+    canvases: int | None = None
+    share: int | None = None
+
 
 class Scheduler(Generic[T]):
-    """Round-robin over running items under a row-layer budget.
+    """Round-robin over running items, within limits.
 
     An item that does not fit waits. It comes first in the next round, so nothing starves. The first item in line is
     always taken, because an item larger than the budget would never run otherwise.
 
-    At most `max_refreshes` items of a step refresh. Items that wait run whole steps later, so their later refreshes
-    fall on other steps. Waiting does not change what they compute.
+    Where not all can take part, clients take turns, and within a client its bodies: the first item of each client is
+    asked before the second one of any. An item that waits runs whole steps later, and its later refreshes fall on other
+    steps. Waiting does not change what it computes.
     """
 
-    def __init__(self, budget: int | None, max_refreshes: int | None = None) -> None:
-        self.budget, self.max_refreshes = budget, max_refreshes
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits
         self._line: deque[T] = deque()
+        self._facts: dict[T, tuple[Owner, int]] = {}  # whose an item is, and how many canvases it has
+        self._owners: Counter[Owner] = Counter()
+        self._canvases = 0
 
     def __len__(self) -> int:
         return len(self._line)
@@ -27,13 +53,21 @@ class Scheduler(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._line)
 
-    def add(self, item: T) -> None:
-        """Append an item to the line."""
+    def add(self, item: T, owner: Owner = NOBODY, canvases: int = 1) -> None:
+        """Append an item of `owner` to the line."""
         self._line.append(item)
+        self._facts[item] = owner, canvases
+        self._owners[owner] += 1
+        self._canvases += canvases
 
     def remove(self, item: T) -> None:
         """Remove an item from the line."""
         self._line.remove(item)
+        owner, canvases = self._facts.pop(item)
+        self._canvases -= canvases
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            del self._owners[owner]
 
     def next(
         self, ready: Callable[[T], bool], cost: Callable[[T, int | None], int], refreshes: Callable[[T], bool]
@@ -42,22 +76,70 @@ class Scheduler(Generic[T]):
 
         `cost` gets the row-layers that are left (None: no budget), so that an item may offer a piece that fits.
         """
-        taken: list[T] = []
-        spent = refreshing = 0
-        for item in self._line:
-            if not ready(item):
-                continue
-            heavy = self.max_refreshes is not None and refreshes(item)
-            if heavy and refreshing == self.max_refreshes:
-                continue
-            left = None if self.budget is None else self.budget - spent
-            price = cost(item, left)
-            if taken and left is not None and price > left:
-                continue
-            taken.append(item)
-            spent += price
-            refreshing += heavy
+        taken, refused = self._within(self._line, ready, cost, refreshes)
+        if refused and len(self._owners) > 1:
+            taken, _ = self._within(self._in_turns(ready), ready, cost, refreshes)
         if len(taken) < len(self._line):
             going = {id(item) for item in taken}
             self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
         return taken
+
+    def _within(
+        self,
+        line: Iterable[T],
+        ready: Callable[[T], bool],
+        cost: Callable[[T, int | None], int],
+        refreshes: Callable[[T], bool],
+    ) -> tuple[list[T], bool]:
+        """Those of `line` that are ready and fit, in its order; and whether any that was ready did not."""
+        limits, taken, refused = self.limits, list[T](), False
+        most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
+        share = limits.share if len(self._owners) > 1 and self._several(ready) else None
+        spent = refreshing = canvases = 0
+        by_client: Counter[str] = Counter()
+        for item in line:
+            if not ready(item):
+                continue
+            heavy = limits.max_refreshes is not None and refreshes(item)
+            left = None if limits.budget is None else limits.budget - spent
+            if (heavy and refreshing == limits.max_refreshes) or (
+                taken and most is not None and canvases + self._facts[item][1] > most
+            ):
+                refused = True
+                continue
+            price = cost(item, left)
+            client = "" if share is None else self._facts[item][0].client
+            beyond = left is not None and price > left
+            if (taken and beyond) or (share is not None and by_client[client] and by_client[client] + price > share):
+                refused = True
+                continue
+            taken.append(item)
+            spent += price
+            refreshing += heavy
+            if most is not None:
+                canvases += self._facts[item][1]
+            if share is not None:
+                by_client[client] += price
+        return taken, refused
+
+    def _several(self, ready: Callable[[T], bool]) -> bool:
+        """Whether items of more than one client can take part."""
+        if len({owner.client for owner in self._owners}) < 2:
+            return False
+        return len({self._facts[item][0].client for item in self._line if ready(item)}) > 1
+
+    def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
+        """The line, with the first item of each client before the second one of any, and so on; so are its bodies'."""
+        of_body: Counter[Owner] = Counter()
+        by_client: dict[str, list[tuple[int, int, T]]] = {}
+        for place, item in enumerate(self._line):
+            if ready(item):
+                owner = self._facts[item][0]
+                by_client.setdefault(owner.client, []).append((of_body[owner], place, item))
+                of_body[owner] += 1
+        ranked = [
+            (turn, place, item)
+            for items in by_client.values()
+            for turn, (_, place, item) in enumerate(sorted(items, key=lambda each: each[:2]))
+        ]
+        return [item for _, _, item in sorted(ranked, key=lambda each: each[:2])]

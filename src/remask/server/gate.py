@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import re
@@ -27,9 +28,10 @@ _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. Sets `request_id`, `log_fields` and `leads` in `scope["state"]`.
+    """ASGI middleware. Sets `request_id`, `log_fields`, `leads` and `client` in `scope["state"]`.
 
-    The access log writes `log_fields`. `leads` says whether the request may have a priority before others: it has one
+    The access log writes `log_fields`. `client` tells clients apart, by their keys or else by their addresses. `leads`
+    says whether the request may have a priority before others: it has one
     of the `priority_keys`, or there are none.
     """
 
@@ -81,8 +83,9 @@ class Gate:
             log.info("%s", json.dumps(line))
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        known, leads = self._known(headers.get("authorization", ""))
-        scope["state"]["leads"] = leads
+        key, leads = self._key(headers.get("authorization", ""))
+        known = key is not None or not (self._keys or self._priority_keys)
+        scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
         if not known and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 401, "an API key is needed, as the header 'Authorization: Bearer KEY'; this one is unknown"
@@ -114,19 +117,20 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _known(self, header: str) -> tuple[bool, bool]:
-        """Whether the header holds a known key, or none is needed; and whether it may lead.
+    def _key(self, header: str) -> tuple[str | None, bool]:
+        """Which known key the header holds, in words that do not tell it, if any; and whether the request may lead.
 
         The time of the comparison does not depend on the key that was sent.
         """
         scheme, _, key = header.partition(" ")
         given = key.strip().encode("latin-1", "replace")
         bearer = scheme.lower() == "bearer"
-        matches = {
-            keys: [hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
-        }
-        plain, leading = (bearer and any(matches[keys]) for keys in (self._keys, self._priority_keys))
-        return plain or leading or not (self._keys or self._priority_keys), leading or not self._priority_keys
+        plain, leading = (
+            [bearer and hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
+        )
+        found = [*leading, *plain]
+        key = f"key {found.index(True)}" if any(found) else None
+        return key, any(leading) or not self._priority_keys
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the whole body; None if it is too large."""
@@ -144,3 +148,15 @@ class Gate:
                 return None
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from. Of IPv6 the network of 64 bits, as one client has all addresses of such a network."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return f"address {host}"
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False).network_address
+    return f"address {address}"
