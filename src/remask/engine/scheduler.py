@@ -46,6 +46,8 @@ class Scheduler(Generic[T]):
         self._facts: dict[T, tuple[Owner, int]] = {}  # whose an item is, and how many canvases it has
         self._owners: Counter[Owner] = Counter()
         self._canvases = 0
+        self._round = 0  # of those in which not all took part
+        self._served: dict[Owner | str, int] = {}  # the last of them in which a body, or a client, did
 
     def __len__(self) -> int:
         return len(self._line)
@@ -68,6 +70,9 @@ class Scheduler(Generic[T]):
         self._owners[owner] -= 1
         if not self._owners[owner]:
             del self._owners[owner]
+            self._served.pop(owner, None)
+            if all(other.client != owner.client for other in self._owners):
+                self._served.pop(owner.client, None)
 
     def next(
         self, ready: Callable[[T], bool], cost: Callable[[T, int | None], int], refreshes: Callable[[T], bool]
@@ -79,6 +84,10 @@ class Scheduler(Generic[T]):
         taken, refused = self._within(self._line, ready, cost, refreshes)
         if refused and len(self._owners) > 1:
             taken, _ = self._within(self._in_turns(ready), ready, cost, refreshes)
+            self._round += 1
+            for item in taken:
+                owner = self._facts[item][0]
+                self._served[owner] = self._served[owner.client] = self._round
         if len(taken) < len(self._line):
             going = {id(item) for item in taken}
             self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
@@ -129,17 +138,21 @@ class Scheduler(Generic[T]):
         return len({self._facts[item][0].client for item in self._line if ready(item)}) > 1
 
     def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
-        """The line, with the first item of each client before the second one of any, and so on; so are its bodies'."""
+        """The line, with the first item of each client before the second one of any, and so on; so are its bodies'.
+
+        Of those who are equal in that, the one comes first that took part longest ago.
+        """
         of_body: Counter[Owner] = Counter()
-        by_client: dict[str, list[tuple[int, int, T]]] = {}
+        by_client: dict[str, list[tuple[int, int, int, T]]] = {}
         for place, item in enumerate(self._line):
             if ready(item):
                 owner = self._facts[item][0]
-                by_client.setdefault(owner.client, []).append((of_body[owner], place, item))
+                rank = of_body[owner], self._served.get(owner, 0), place, item
+                by_client.setdefault(owner.client, []).append(rank)
                 of_body[owner] += 1
         ranked = [
-            (turn, place, item)
-            for items in by_client.values()
-            for turn, (_, place, item) in enumerate(sorted(items, key=lambda each: each[:2]))
+            (turn, self._served.get(client, 0), place, item)
+            for client, items in by_client.items()
+            for turn, (*_, place, item) in enumerate(sorted(items, key=lambda each: each[:3]))
         ]
-        return [item for _, _, item in sorted(ranked, key=lambda each: each[:2])]
+        return [item for *_, item in sorted(ranked, key=lambda each: each[:3])]
