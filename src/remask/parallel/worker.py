@@ -1,6 +1,7 @@
 """What a rank other than 0 does: it loads its part of the model, and takes part in rank 0's calls until rank 0 ends."""
 
 import signal
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Literal
@@ -11,7 +12,7 @@ from remask.models.loaded import find_model
 from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.transformer import Transformer
-from remask.parallel.group import join_group, join_store
+from remask.parallel.group import join_group, join_store, remove_store
 from remask.parallel.message import Things
 
 PATIENCE_S = 10.0
@@ -26,7 +27,7 @@ class Job:
         model, dummy: as `find_model` takes them.
         device: where it computes.
         threads: CPU threads that it computes on.
-        port: where the ranks meet.
+        store: where the ranks meet, see `open_store`.
         check: refuse weights that are not finite.
         quantization: how matrices are kept.
     """
@@ -37,7 +38,7 @@ class Job:
     device: str
     shard: Shard
     threads: int
-    port: int
+    store: str
     check: bool
     quantization: Quantization | None
 
@@ -67,11 +68,11 @@ def main(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     rank0 = Connection(fd)
-    try:
+    with ExitStack() as last:
+        last.enter_context(suppress(EOFError, BrokenPipeError, ConnectionResetError))  # rank 0 has ended
         job: Job = rank0.recv()
+        last.callback(remove_store, job.store)  # rank 0 may have been killed
         serve(job, rank0)
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # rank 0 has ended
-        return
 
 
 def serve(job: Job, rank0: Connection) -> None:
@@ -93,7 +94,7 @@ def serve(job: Job, rank0: Connection) -> None:
         return
     rank0.send(State("loaded"))
     rank0.recv()  # every rank has loaded its part, so all will come
-    ranks = join_group(join_store(job.port, job.shard.size), job.shard, device)
+    ranks = join_group(join_store(job.store, job.shard.size), job.shard, device)
     things = Things(Transformer(loaded.config, loaded.weights, ranks=ranks))
     while True:
         content = rank0.recv_bytes()

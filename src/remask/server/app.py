@@ -48,6 +48,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         priority_keys=config.priority_keys,
+        allowed_hosts=config.allowed_hosts,
         body_timeout=config.body_timeout,
     )
     if config.allowed_origins:

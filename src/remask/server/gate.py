@@ -15,14 +15,17 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remask.server.errors import ApiError, error_response
+from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
+PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
 OPEN_PATHS = frozenset(
-    ["/health", "/ping", *FILES]
+    [*PROBES, *FILES]
 )  # health probes have no key, and the playground's page asks for one
+MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -42,11 +45,14 @@ class Gate:
         max_body_bytes: int,
         *,
         priority_keys: Sequence[str] = (),
+        allowed_hosts: Sequence[str] = (),
         body_timeout: float,
     ) -> None:
         self.app, self.max_body_bytes, self.body_timeout = app, max_body_bytes, body_timeout
         self._keys = tuple(key.encode() for key in api_keys)
         self._priority_keys = tuple(key.encode() for key in priority_keys)
+        # A page of another site has no key, and browsers add none.
+        self._hosts = AllowedHosts([ANY] if api_keys or priority_keys else allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on, or refuse it."""
@@ -83,6 +89,13 @@ class Gate:
             log.info("%s", json.dumps(line))
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if not self._hosts.admit(headers.get("host", "")) and scope["path"] not in PROBES:
+            name = headers["host"][:MAX_SHOWN]
+            foreign = ApiError(
+                403, f"this server is not called {name!r}; start it with --allowed-hosts {name}, or with an API key"
+            )
+            await error_response(foreign)(scope, receive, send)
+            return
         key, leads = self._key(headers.get("authorization", ""))
         known = key is not None or not (self._keys or self._priority_keys)
         scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
