@@ -17,9 +17,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def encode(
-    prompt: Prompt, tokenizer: Tokenizer | None, control_tokens: bool | None = None
-) -> tuple[list[int], int]:
+def encode(prompt: Prompt, tokenizer: Tokenizer | None, control_tokens: bool | None = None) -> tuple[list[int], int]:
     """Return the token ids, and how many leading ones are the shared prefix by default.
 
     Of messages, everything before the last user turn is shared; of a text or of token ids, nothing. `control_tokens` is

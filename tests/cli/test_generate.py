@@ -61,7 +61,9 @@ def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> Non
     """Ids may be any JSON; lines without one, and with null, have none."""
     short = {"prompt_token_ids": [1, 2], "sampling": {"max_tokens": 1}}
     ids = ["a", {"x": 1, "y": [2]}, 1, None, "1", "a", {"y": [2], "x": 1}, None, "b"]
-    status, answers = run(tmp_path, [{**short, "id": each} for each in ids] + [short, {"id": "bad"}, {**short, "id": "bad"}])
+    status, answers = run(
+        tmp_path, [{**short, "id": each} for each in ids] + [short, {"id": "bad"}, {**short, "id": "bad"}]
+    )
     assert status == 1
     errors = [answer.get("error", "") for answer in answers]
     assert [bool(error) for error in errors] == [number in (5, 6, 10, 11) for number in range(12)]

@@ -39,7 +39,16 @@ NAMES = tuple(family.name for family in FAMILIES)
 TABLE = DepthLookup({5: 1, 30: 2, 60: 3})
 TRIES = 200
 # Lengths that must suit one another, or no request would be accepted; `_shape` draws them together.
-SHAPE = ("max_tokens", "steps", "block_length", "sub_block_length", "order", "canvas_length", "initial_canvas", "preset")
+SHAPE = (
+    "max_tokens",
+    "steps",
+    "block_length",
+    "sub_block_length",
+    "order",
+    "canvas_length",
+    "initial_canvas",
+    "preset",
+)
 
 
 @cache

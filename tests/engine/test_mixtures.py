@@ -2,13 +2,11 @@
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from remask.core.request import Result
-from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, random_policy
@@ -26,7 +24,11 @@ def written(result: Result) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]
 def numbers(result: Result) -> list[float]:
     """All log-probabilities, in one order."""
     tops = [value for each in result.trace for top in each.top_logprobs for _, value in top]
-    return [value for each in result.trace for value in each.logprobs] + tops + [x for r in result.reads.values() for x in r]
+    return (
+        [value for each in result.trace for value in each.logprobs]
+        + tops
+        + [x for r in result.reads.values() for x in r]
+    )
 
 
 class Mixture:

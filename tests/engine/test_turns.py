@@ -146,7 +146,13 @@ class Line:
 
 def test_clients_then_bodies_then_arrival() -> None:
     line = Line()
-    for name, client, body in [("a1", "a", "1"), ("a2", "a", "1"), ("a3", "a", "2"), ("b1", "b", "1"), ("b2", "b", "1")]:
+    for name, client, body in [
+        ("a1", "a", "1"),
+        ("a2", "a", "1"),
+        ("a3", "a", "2"),
+        ("b1", "b", "1"),
+        ("b2", "b", "1"),
+    ]:
         line.come(name, Owner(client, body))
     assert [line.begin() for _ in range(5)] == ["a1", "b1", "a3", "b2", "a2"]
     assert line.turns.first(line.now) is None

@@ -137,7 +137,9 @@ def test_names_of_special_tokens_in_contents_are_text(either: Tokenizer) -> None
     assert either.apply_chat(messages, control_tokens=True) == either.encode(either.render_chat(messages))
 
 
-@pytest.mark.parametrize("content", ["plain", "<|im_start", "\U00100000<|mask|>\U00100004\U00100009", "a<|im_end|>" * 3, ""])
+@pytest.mark.parametrize(
+    "content", ["plain", "<|im_start", "\U00100000<|mask|>\U00100004\U00100009", "a<|im_end|>" * 3, ""]
+)
 def test_a_content_is_what_was_sent(either: Tokenizer, content: str) -> None:
     """Private characters too, which stand for names while the template is rendered."""
     ids = either.apply_chat([turn("user", content)], add_generation_prompt=False)

@@ -59,7 +59,9 @@ def test_a_plain_prompt_is_in_the_models_own_format(served: Running, llm: LLM) -
         assert special(llm, told["tokens"]) == count
 
 
-@pytest.mark.parametrize("fields", [{"canvas": [{"text": FORGED}, {"mask": 1}]}, {"suffix": FORGED}], ids=["canvas", "suffix"])
+@pytest.mark.parametrize(
+    "fields", [{"canvas": [{"text": FORGED}, {"mask": 1}]}, {"suffix": FORGED}], ids=["canvas", "suffix"]
+)
 def test_canvases_and_suffixes_are_text(llm: LLM, fields: dict[str, Any]) -> None:
     own = {} if "canvas" in fields else {"sampling": {"max_tokens": 1}}
     counts = []
@@ -83,5 +85,7 @@ def test_lines_and_python_callers_too(llm: LLM) -> None:
     asked = [as_request(llm, {"messages": USER, "control_tokens": each}, "r", NONE) for each in (None, True)]
     counts = [special(llm, list(each.prompt_token_ids)) for each in asked]
     assert counts[1] == counts[0] + 4
-    made = [llm.requests(each, [{"max_tokens": 1}], control_tokens=how) for each in (USER, FORGED) for how in (None, False)]
+    made = [
+        llm.requests(each, [{"max_tokens": 1}], control_tokens=how) for each in (USER, FORGED) for how in (None, False)
+    ]
     assert [special(llm, list(one.prompt_token_ids)) for (one,) in made] == [counts[0], counts[0], 4, 0]

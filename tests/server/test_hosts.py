@@ -28,13 +28,24 @@ def test_a_foreign_name_gets_nothing(server: Running, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:1", "app.localhost:3", "127.0.0.1:8000", "[::1]:8000", "192.168.1.9", "models.example.org:80"]
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:1",
+        "app.localhost:3",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "192.168.1.9",
+        "models.example.org:80",
+    ],
 )
 def test_own_names_and_addresses(server: Running, host: str) -> None:
     assert server.client.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["localhost.evil.example", "127.0.0.1.evil.example", "1.2.3", "a@localhost", "xlocalhost", "example.org"])
+@pytest.mark.parametrize(
+    "host", ["localhost.evil.example", "127.0.0.1.evil.example", "1.2.3", "a@localhost", "xlocalhost", "example.org"]
+)
 def test_names_that_only_look_like_them(server: Running, host: str) -> None:
     assert server.client.get("/v1/models", headers={"Host": host}).status_code == 403
 

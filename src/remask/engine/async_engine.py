@@ -249,7 +249,9 @@ class AsyncEngine:
             held = self._client_work[client]
             if held + work > self.max_client_work:
                 way_out = (
-                    "try again later" if work <= self.max_client_work else "ask for fewer answers, fewer steps or less text"
+                    "try again later"
+                    if work <= self.max_client_work
+                    else "ask for fewer answers, fewer steps or less text"
                 )
                 raise QueueFullError(
                     f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are open, "

@@ -21,11 +21,7 @@ class AllowedHosts:
         """Whether a request with this `Host`, a name with or without a port, may be answered."""
         host = _plain(header)
         return (
-            ANY in self._names
-            or not host
-            or host in self._names
-            or host.endswith(f".{LOOPBACK}")
-            or _is_address(host)
+            ANY in self._names or not host or host in self._names or host.endswith(f".{LOOPBACK}") or _is_address(host)
         )
 
 
