@@ -29,8 +29,8 @@ def response_of(
 
     `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. A
     canvas of more than `longest` positions is refused before anything of its length is made. `around` are texts before
-    and behind a hole of `max_tokens`, which the answer does not show, as a suffix; they may name special tokens. Raises `ConfigError` where the parts
-    and the parameters contradict each other or cannot be met.
+    and behind a hole of `max_tokens`, which the answer does not show, as a suffix; they may name special tokens. Raises
+    `ConfigError` where the parts and the parameters contradict each other or cannot be met.
     """
     control = terms.control_tokens is True
     trusted = control or terms.suffix is None
@@ -53,7 +53,10 @@ def response_of(
 
 
 def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_tokens: bool = False) -> Template:
-    """The template of parts; names of special tokens in their texts are text, or with `control_tokens` tokens. Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole."""
+    """The template of parts; names of special tokens in their texts are text, or with `control_tokens` tokens.
+
+    Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole.
+    """
     tokens: list[int] = []
     holes: list[Hole] = []
     for part in parts:

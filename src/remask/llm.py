@@ -363,10 +363,9 @@ class LLM:
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
         log-probability of each token, and of so many of the most probable ones in the same step. `structured_outputs`
-        is the form of all answers, as in `docs/sampling.md`. Names of special tokens become these tokens in prompts that
-        are text, and not in chat messages; `control_tokens` says that they do in both, or in neither. Raises
-        `ConfigError`, before anything runs, where a prompt
-        or a setting cannot be used.
+        is the form of all answers, as in `docs/sampling.md`. Names of special tokens become these tokens in prompts
+        that are text, and not in chat messages; `control_tokens` says that they do in both, or in neither. Raises
+        `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
         """
         requests = self.requests(
             prompts,

@@ -36,5 +36,5 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, control_tokens: bool | N
 
 
 def text_tokens(prompt: str, tokenizer: Tokenizer, control_tokens: bool | None) -> list[int]:
-    """Token ids of a plain prompt. It is in the model's own format, so names in it are tokens unless that is refused."""
+    """Token ids of a plain prompt, in the model's own format: names in it are tokens, unless that is refused."""
     return tokenizer.encode_literally(prompt) if control_tokens is False else tokenizer.encode(prompt)

@@ -1,4 +1,4 @@
-"""What users type is text: names of special tokens become tokens in the model's own format alone, or where asked for."""
+"""What users type is text: names of special tokens become tokens in plain prompts alone, or where that is asked for."""
 
 from collections.abc import Iterator
 from typing import Any

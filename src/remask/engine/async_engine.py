@@ -13,6 +13,7 @@ from remask.core.checks import real, whole
 from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
 from remask.engine.pending import PendingRequest
+from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class AsyncEngine:
     `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
     requests are accepted at a time, and of one client as many as come to `max_client_work` row-layers, by what their
     sampling parameters say (None: half of what the queue holds if each takes as many steps as the longest canvas has
-    positions). A step that takes longer than `step_limit` seconds is counted, and logged with the
+    positions). After `trim_after` seconds without a request, memory that passes have left free is given back to the
+    system. A step that takes longer than `step_limit` seconds is counted, and logged with the
     requests that it is working on.
     """
 
@@ -83,11 +85,12 @@ class AsyncEngine:
         listener: Callable[[Event], None] | None = None,
         step_limit: float = 30.0,
         max_client_work: int | None = None,
+        trim_after: float = 5.0,
     ) -> None:
         whole("max_queue", max_queue, low=0)
         whole("max_client_work", max_client_work, low=1, optional=True)
         real("step_limit", step_limit, low=0.0, above=True)
-        self.engine, self.max_queue, self.step_limit = engine, max_queue, step_limit
+        self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
         longest = engine.max_model_len**2 * engine.model.config.layers
         self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
         self._work: dict[str, tuple[str, int]] = {}  # the client and the row-layers of each open request
@@ -104,6 +107,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._stopped = False
+        self._untrimmed = False  # whether steps have run since memory was given back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="remask-engine", daemon=True)
@@ -254,8 +258,8 @@ class AsyncEngine:
                     else "ask for fewer answers, fewer steps or less text"
                 )
                 raise QueueFullError(
-                    f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are open, "
-                    f"and this one asks for {work}; {way_out}, or raise max_client_work"
+                    f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are "
+                    f"open, and this one asks for {work}; {way_out}, or raise max_client_work"
                 )
         self._client_work += more
         self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
@@ -292,7 +296,9 @@ class AsyncEngine:
         """Run the posted commands, and sleep while there is nothing to do. Returns False once the loop must end."""
         with self._wake:
             while not (self._commands or self.engine.busy or self._stopped):
-                self._wake.wait()
+                if not self._wake.wait(self.trim_after if self._untrimmed else None):
+                    self._untrimmed = False
+                    trim_memory()
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
@@ -303,6 +309,7 @@ class AsyncEngine:
         if self._observer is not None:
             self._observer.before_step()
         self._step_began = time.monotonic()
+        self._untrimmed = True
         try:
             events = self.engine.step()
         # The engine begins again with its queue, or raises what it cannot get over.

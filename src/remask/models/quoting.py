@@ -1,7 +1,7 @@
 """Names of special tokens in texts that are not to become these tokens: users type them, and templates write them.
 
-A quoted text holds one private character in place of each such name. So it goes through a chat template as any text, and
-what the template itself writes is told apart from what users wrote.
+A quoted text holds one private character in place of each such name. So it goes through a chat template as any text,
+and what the template itself writes is told apart from what users wrote.
 """
 
 import re
@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _FIRST = 0x100000
-"""The private characters from here on stand for names, in their order; the one behind them comes before a private
-character that a text has itself."""
+"""The private characters from here on stand for names, in their order.
+
+The one behind them stands before a private character that a text has itself.
+"""
 
 
 class Quoting:

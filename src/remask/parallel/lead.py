@@ -186,17 +186,23 @@ def start(
         loaded = found.load(
             dtype, devices[0], progress=progress, check=check, shard=Shard(0, size), quantization=quantization
         )
-        for worker in workers:
-            state = worker.state(None)
-            if state is None or state.kind != "loaded":
-                raise CheckpointError(_reason(worker, "" if state is None else state.error))
+        _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)
         joined = join_group(join_store(store, size), Shard(0, size), devices[0])
+        _await(workers, "met")
     except BaseException:
         end(workers, threading.Event(), store)
         raise
     return loaded, LeadRanks(joined, workers, devices[0], store)
+
+
+def _await(workers: Sequence[Worker], kind: str) -> None:
+    """Wait until every rank has said that it is so far. Raises `CheckpointError` where one cannot be."""
+    for worker in workers:
+        state = worker.state(None)
+        if state is None or state.kind != kind:
+            raise CheckpointError(_reason(worker, "" if state is None else state.error))
 
 
 def rank_devices(device: torch.device, size: int) -> list[torch.device]:

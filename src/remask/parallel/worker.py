@@ -48,12 +48,12 @@ class State:
     """What a rank says of itself.
 
     Attributes:
-        kind: its weights are loaded; it failed; or it answers where it stands.
+        kind: its weights are loaded; it has met the others; it failed; or it answers where it stands.
         operations: operations with other ranks that it has begun.
         error: why it failed.
     """
 
-    kind: Literal["loaded", "failed", "here"]
+    kind: Literal["loaded", "met", "failed", "here"]
     operations: int = 0
     error: str = ""
 
@@ -95,6 +95,7 @@ def serve(job: Job, rank0: Connection) -> None:
     rank0.send(State("loaded"))
     rank0.recv()  # every rank has loaded its part, so all will come
     ranks = join_group(join_store(job.store, job.shard.size), job.shard, device)
+    rank0.send(State("met"))  # before that it needs the store
     things = Things(Transformer(loaded.config, loaded.weights, ranks=ranks))
     while True:
         content = rank0.recv_bytes()

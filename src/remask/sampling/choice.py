@@ -59,7 +59,7 @@ class Choice:
         first: the first row of each request, int64 [N].
         known: rows that are chosen in any case, bool [R].
         ranked: rows that are ranked where they are noisy, bool [R].
-        least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor below 0 is none.
+        least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of -1 is none.
         place: where the position of each row stands on the board, int64 [R].
         rows: the row of each token that is put, int64 [W].
         targets: where it is put, int64 [W].

@@ -22,7 +22,7 @@ class ServerConfig(ServerLimits):
         priority_keys: keys that let in as `api_keys` do. Where there are any, only their requests may have a negative
             `priority`.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
-        allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any name.
+        allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
             Where there are keys any name is taken, as a page of another site has none.
     """
 

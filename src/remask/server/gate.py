@@ -169,5 +169,5 @@ def _address(scope: Scope) -> str:
     except ValueError:
         return f"address {host}"
     if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False).network_address
+        return f"address {address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)}"
     return f"address {address}"

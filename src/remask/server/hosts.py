@@ -1,5 +1,8 @@
-"""Names under which a server may be called. A page of another site may give its own name this machine's address, and then
-calls as if it were a page of this server (DNS rebinding); only the header `Host` tells."""
+"""Names under which a server may be called.
+
+A page of another site may give its own name this machine's address, and then calls as if it were a page of this server
+(DNS rebinding); only the header `Host` tells.
+"""
 
 import ipaddress
 from collections.abc import Iterable
@@ -11,7 +14,7 @@ LOOPBACK = "localhost"
 class AllowedHosts:
     """The names that a server answers to: those of the loopback, and `names`; with `*` among these all.
 
-    Addresses are no names: no page has one that is not the server's own. Requests without a `Host` come from no browser.
+    Addresses are no names: no page has one that is not the server's own. No browser sends a request without a `Host`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
