@@ -465,7 +465,7 @@ def test_fill_passes_of_both_canvases_are_run_together() -> None:
         passes.append([plan.cost // LAYERS for _, plan in items])
         return whole(items, work)
 
-    engine.runner.run = watched  # type: ignore[method-assign]
+    engine.runner.run = watched  # type: ignore[method-assign,assignment]
     assert run(engine, [item])["r"].finish_reason == "length"
     stored, canvas, anchored = [7, 5], 25, 13 + 3
     cached = [[4, 4], [4, 4]]

@@ -40,7 +40,7 @@ def steps_until(engine: Engine, name: str) -> int:
 
 
 def finish(engine: Engine) -> dict[str, Any]:
-    results = {}
+    results: dict[str, Any] = {}
     while engine.busy:
         results |= {event.id: event.result for event in engine.step() if event.result is not None}
         engine.check_integrity()

@@ -45,6 +45,7 @@ class Scheduler(Generic[T]):
         self._line: deque[T] = deque()
         self._facts: dict[T, tuple[Owner, int]] = {}  # whose an item is, and how many canvases it has
         self._owners: Counter[Owner] = Counter()
+        self._clients: Counter[str] = Counter()
         self._canvases = 0
         self._round = 0  # of those in which not all took part
         self._served: dict[Owner | str, int] = {}  # the last of them in which a body, or a client, did
@@ -60,6 +61,7 @@ class Scheduler(Generic[T]):
         self._line.append(item)
         self._facts[item] = owner, canvases
         self._owners[owner] += 1
+        self._clients[owner.client] += 1
         self._canvases += canvases
 
     def remove(self, item: T) -> None:
@@ -71,8 +73,10 @@ class Scheduler(Generic[T]):
         if not self._owners[owner]:
             del self._owners[owner]
             self._served.pop(owner, None)
-            if all(other.client != owner.client for other in self._owners):
-                self._served.pop(owner.client, None)
+        self._clients[owner.client] -= 1
+        if not self._clients[owner.client]:
+            del self._clients[owner.client]
+            self._served.pop(owner.client, None)
 
     def next(
         self, ready: Callable[[T], bool], cost: Callable[[T, int | None], int], refreshes: Callable[[T], bool]
@@ -103,7 +107,7 @@ class Scheduler(Generic[T]):
         """Those of `line` that are ready and fit, in its order; and whether any that was ready did not."""
         limits, taken, refused = self.limits, list[T](), False
         most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
-        share = limits.share if len(self._owners) > 1 and self._several(ready) else None
+        share = limits.share if len(self._clients) > 1 and self._several(ready) else None
         spent = refreshing = canvases = 0
         by_client: Counter[str] = Counter()
         for item in line:
@@ -133,9 +137,9 @@ class Scheduler(Generic[T]):
 
     def _several(self, ready: Callable[[T], bool]) -> bool:
         """Whether items of more than one client can take part."""
-        if len({owner.client for owner in self._owners}) < 2:
-            return False
-        return len({self._facts[item][0].client for item in self._line if ready(item)}) > 1
+        clients = (self._facts[item][0].client for item in self._line if ready(item))
+        first = next(clients, None)
+        return any(client != first for client in clients)
 
     def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
         """The line, with the first item of each client before the second one of any, and so on; so are its bodies'.

@@ -169,7 +169,7 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
         """
-        told = {"variables": variables, "control_tokens": control_tokens}
+        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
         whole = self.apply_chat(messages, **told) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
@@ -195,7 +195,7 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation and for one that ends at `messages[last]`.
         """
-        told = {"variables": variables, "control_tokens": control_tokens}
+        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
         whole = self.apply_chat(messages, **told) if tokens is None else tokens
         return self._common(whole, messages[: last + 1], **told)
 

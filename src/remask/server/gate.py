@@ -140,8 +140,8 @@ class Gate:
             [bearer and hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
         )
         found = [*leading, *plain]
-        key = f"key {found.index(True)}" if any(found) else None
-        return key, any(leading) or not self._priority_keys
+        name = f"key {found.index(True)}" if any(found) else None
+        return name, any(leading) or not self._priority_keys
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the whole body; None if it is too large."""
