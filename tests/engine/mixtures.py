@@ -18,7 +18,7 @@ from remask.core.rollout import TOP_LOGPROBS
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
 from remask.engine.engine import Engine
-from remask.engine.request import Request
+from remask.engine.request import Owner, Request
 from remask.errors import ConfigError
 from remask.models.families import FAMILIES
 from remask.policies import CachePolicy, parse
@@ -279,6 +279,7 @@ class Drawing:
             cache_salt=rng.choice(["", "", "", "tenant"]),
             priority=rng.choice([0, 0, 0, -1, 1]),
             deadline_s=rng.choice([None, None, None, DEADLINE]),
+            owner=Owner(rng.choice("ab"), rng.choice("xy")),
             drafts=rng.random() < 0.2,
             top_logprobs=rng.choice([None, None, 0, 3, TOP_LOGPROBS]),
             template=template,

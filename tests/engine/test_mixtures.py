@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from remask.core.kinds import KINDS, ModelKind
+from remask.core.remasking import names_on
 from remask.core.request import Result
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, random_policy
+from remask.policies.registry import names_for
+from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
 from tests.engine.support import DEADLINE, let_pass, work_of
 
 COUNT = 25
@@ -150,3 +153,16 @@ def test_mixtures_of_everything(family: str, seed: int) -> None:
     mixture.compare()
     ended = [name for name, result in mixture.results.items() if result.finish_reason in ENDED]
     assert len(ended) > COUNT // 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_policy_and_rule_has_its_turn(kind: ModelKind) -> None:
+    """What is not accepted on one family is on another one of its kind."""
+    families = [name for name in NAMES if model_of(name).config.kind == kind]
+    rng = random.Random(f"turns {kind}")
+    engines = [engine_for(name, page_size=None) for name in families]
+    for policy in names_for(kind):
+        assert any(Drawing(rng, engine).accepted("r", policy, None) for engine in engines), policy
+    for rule in names_on(kind):
+        found = [Drawing(rng, engine).accepted("r", "none", rule) for engine in engines]
+        assert any(asked is not None and asked.params.remasking == rule for asked in found), rule

@@ -26,7 +26,7 @@ def asked(name: str, owner: Owner, **fields: Any) -> Request:
     return replace(request(name, **fields), owner=owner, **terms)
 
 
-def flood(count: int, owner: Owner = HOSTILE, tokens: int = 24) -> list[Request]:
+def flood(count: int, owner: Owner = HOSTILE, tokens: int = 12) -> list[Request]:
     """The choices of one body, each of which takes as many steps as tokens."""
     return [asked(f"{owner.body} {n}", owner, max_tokens=tokens, block_length=1, steps=tokens) for n in range(count)]
 
@@ -51,7 +51,7 @@ def finish(engine: Engine) -> dict[str, Any]:
 def test_one_body_of_many_choices_holds_nobody_else_up(budget: int | None) -> None:
     """All slots are taken and the queue is full when the canary comes, which needs eight steps alone."""
     engine = make_engine(max_num_seqs=4, max_row_layers=budget)
-    many = flood(40)
+    many = flood(12, tokens=24)
     for each in many:
         engine.add(each)
     for _ in range(3):
@@ -60,14 +60,14 @@ def test_one_body_of_many_choices_holds_nobody_else_up(budget: int | None) -> No
     engine.add(canary)
     assert steps_until(engine, "canary") <= (9 if budget is None else 17)
     results = finish(engine)
-    assert len(results) == 40, "nothing of the others is lost"
+    assert len(results) == 12, "nothing of the others is lost"
     assert outcome(results[many[7].id]) == outcome(alone(Work(many[7], many[7].policy)))
 
 
 def test_bodies_of_one_client_take_turns_too() -> None:
     """As where all clients come through one proxy."""
     engine = make_engine(max_num_seqs=4)
-    for each in flood(40):
+    for each in flood(12, tokens=24):
         engine.add(each)
     engine.step()
     engine.add(asked("other body", Owner("hostile", "other")))
