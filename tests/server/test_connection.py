@@ -45,7 +45,12 @@ def connect(running: Running) -> socket.socket:
 def head(body: bytes | int, *headers: str, url: str = COMPLETIONS, version: str = "1.1") -> bytes:
     """A request's line and headers, for a body or for one of so many bytes."""
     length = body if isinstance(body, int) else len(body)
-    lines = [f"POST {url} HTTP/{version}", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines = [
+        f"POST {url} HTTP/{version}",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode()
 
 

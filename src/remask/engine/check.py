@@ -82,8 +82,9 @@ def check_request(
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
         if params.revision_tokens:
             raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
-        tail, idle = request.response.tail, policy.traits.schedule.idle_passes
-        check_replay(request.replay, decoding, stops, shape, idle, tail)
+        tail, schedule = request.response.tail, policy.traits.schedule
+        blockwise = schedule.blockwise
+        check_replay(request.replay, decoding, stops, shape, schedule.idle_passes, tail, blockwise=blockwise)
     skips = policy.traits.schedule.idle_passes == "skipped"
     work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
     limits.check_work(work, params)
