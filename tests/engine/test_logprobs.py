@@ -301,7 +301,7 @@ def test_a_replay_under_a_block_cache_opens_each_block_with_its_first_token() ->
     late = (Transfer(0, (9,), (3,)), Transfer(1, (8,), (4,)))
     early = (Transfer(0, (8,), (4,)), Transfer(1, (9,), (3,)))
     for family, replay, fits in (("dream", late, False), ("dream", early, True), ("llada", late, True)):
-        asked = replace(request(prompt=8, max_tokens=2), replay=replay)
+        asked = replace(request(prompt=8, max_tokens=2, remasking="low_confidence"), replay=replay)
         for policy in (Dense(), BlockDual(), BiCache(BlockDual(), 1)):
             if fits or isinstance(policy, Dense):
                 assert run(make_engine(family), [Work(asked, policy)])["r"].token_ids == (4, 3)
