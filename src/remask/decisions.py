@@ -4,6 +4,7 @@ The labels of a question are put into the answer one after another, and the whol
 tokens that a pass reads. The state and the question are those of a conversation, rendered by the chat template.
 """
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ class _Layout:
 
     @classmethod
     def of(cls, asked: Decisions, state: str, tokenizer: Tokenizer) -> "_Layout":
+        state = tokenizer.quoted(state)
         marks = [f"m{secrets.token_hex(8)}{name}" for name in "qa"]
         system = [{"role": "system", "content": state}] if state else []
         if tokenizer.has_chat_template:
@@ -164,7 +166,7 @@ class _Layout:
         plain = cls([], between, tokenizer, head)
         (whole,) = plain.tokens("question", ["answer"])
         # What follows the state begins with a fixed text, and does not join its last token.
-        shared = tokenizer.encode(head, add_special_tokens=False) if head and between[0] else []
+        shared = tokenizer.encode_quoted(head) if head and between[0] else []
         special = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.special_ids]
         ends = [middle.rindex(text) + len(text) for text in special if text and text in middle]
         for made in (
@@ -185,7 +187,7 @@ class _Layout:
         return [tokens + self._encode(f"{rest}{answer}{last}") for answer in answers]
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode_quoted(text)
 
     def pieces(self, mask_id: int) -> tuple[str, str]:
         """The texts of the mask token and of another special one. Raises `ConfigError` where they have none."""
@@ -290,7 +292,8 @@ class _Builder:
 
     def _varying(self, prompt: str, template: str, labels: Sequence[str], longest: int) -> "_Varying | str":
         """What differs in the answer from label to label; or why it cannot be read in at most `longest` tokens."""
-        layout, masks = self.layout, []
+        layout, masks, named = self.layout, [], labels
+        prompt, template, *labels = (_quoted(text, layout.tokenizer) for text in (prompt, template, *labels))
         if MASK in template:
             # Where masks stand is where another token of one piece changes the text: a prompt may spell a mask too.
             mask, other = layout.pieces(self.mask_id)
@@ -302,7 +305,7 @@ class _Builder:
                 return f"the vocabulary cannot put a mask where {MASK} stands in its template"
             template = template.replace(MASK, mask)
         texts = layout.tokens(prompt, [template.replace(ANSWER, label) for label in labels])
-        return _told_apart(labels, texts, masks, longest)
+        return _told_apart(named, texts, masks, longest)
 
     def _append(self, ask: Ask) -> None:
         self.asks.append(ask)
@@ -311,6 +314,12 @@ class _Builder:
                 f"questions take more than {self._most} canvases, one for each beginning of a label and twice as many "
                 "with calibrate; ask fewer at a time (max_reads)"
             )
+
+
+def _quoted(text: str, tokenizer: Tokenizer) -> str:
+    """`text` without names of special tokens, but with what stands for masks and answers."""
+    parts = re.split(f"({re.escape(MASK)}|{re.escape(ANSWER)})", text)
+    return "".join(part if place % 2 else tokenizer.quoted(part) for place, part in enumerate(parts))
 
 
 @dataclass(frozen=True, slots=True)

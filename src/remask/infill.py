@@ -29,9 +29,11 @@ def response_of(
 
     `prompt` is the prompt's length in tokens, `stop_ids` are the model's end tokens, which are padding in holes. A
     canvas of more than `longest` positions is refused before anything of its length is made. `around` are texts before
-    and behind a hole of `max_tokens`, which the answer does not show, as a suffix. Raises `ConfigError` where the parts
-    and the parameters contradict each other or cannot be met.
+    and behind a hole of `max_tokens`, which the answer does not show, as a suffix; they may name special tokens. Raises
+    `ConfigError` where the parts and the parameters contradict each other or cannot be met.
     """
+    control = terms.control_tokens is True
+    trusted = control or terms.suffix is None
     if terms.suffix is not None:
         around = ("", terms.suffix)
     if terms.canvas is not None:
@@ -39,19 +41,22 @@ def response_of(
             raise ConfigError("max_tokens: the parts of a canvas say how long the response is; leave it out")
         holes = sum(part.mask.max or 0 for part in terms.canvas if isinstance(part.mask, MaskLength))
         _check_length(prompt, holes, longest)
-        template = template_of(terms.canvas, tokenizer)
+        template = template_of(terms.canvas, tokenizer, control_tokens=control)
         length = {"max_tokens": len(template)}
         params = terms.params(own, lambda: resolve({**own, **length}, prompt, template))
     elif around is not None:
-        before, behind = (_encoded(text, tokenizer) for text in around)
+        before, behind = (_encoded(text, tokenizer, trusted) for text in around)
         params, template = _between(terms, own, prompt, before, behind, resolve, longest)
     else:
         return terms.params(own, lambda: resolve(own, prompt, None)), None
     return params, template if params.ignore_eos else replace(template, padding=tuple(stop_ids))
 
 
-def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None) -> Template:
-    """The template of parts. Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole."""
+def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None, *, control_tokens: bool = False) -> Template:
+    """The template of parts; names of special tokens in their texts are text, or with `control_tokens` tokens.
+
+    Raises `ConfigError` on texts where there is no tokenizer, and where no part is a hole.
+    """
     tokens: list[int] = []
     holes: list[Hole] = []
     for part in parts:
@@ -60,7 +65,7 @@ def template_of(parts: Sequence[Part], tokenizer: Tokenizer | None) -> Template:
             tokens += [OPEN] * part.mask.max
             holes.append(Hole(start, len(tokens), part.mask.min))
         else:
-            tokens += part.token_ids or () if part.text is None else _encoded(part.text, tokenizer)
+            tokens += part.token_ids or () if part.text is None else _encoded(part.text, tokenizer, control_tokens)
     if not holes:
         raise ConfigError("canvas has no hole, so there is nothing to generate; give a part with mask")
     return Template(tuple(tokens), tuple(holes))
@@ -97,8 +102,8 @@ def _check_length(given: int, holes: int, longest: int) -> None:
         )
 
 
-def _encoded(text: str, tokenizer: Tokenizer | None) -> list[int]:
+def _encoded(text: str, tokenizer: Tokenizer | None, control_tokens: bool) -> list[int]:
     """Tokens of a text that stands within others, so that the tokenizer puts nothing around it."""
     if tokenizer is None:
         raise ConfigError("canvas: this model folder has no tokenizer, so fixed parts must be token_ids")
-    return tokenizer.encode(text, add_special_tokens=False)
+    return (tokenizer.encode if control_tokens else tokenizer.encode_literally)(text, add_special_tokens=False)

@@ -356,6 +356,7 @@ class LLM:
         trace: bool = False,
         top_logprobs: int | None = None,
         structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
 
@@ -367,8 +368,9 @@ class LLM:
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
         log-probability of each token, and of so many of the most probable ones in the same step. `structured_outputs`
-        is the form of all answers, as in `docs/sampling.md`. Raises `ConfigError`, before anything runs, where a prompt
-        or a setting cannot be used.
+        is the form of all answers, as in `docs/sampling.md`. Names of special tokens become these tokens in prompts
+        that are text, and not in chat messages; `control_tokens` says that they do in both, or in neither. Raises
+        `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
         """
         requests = self.requests(
             prompts,
@@ -376,6 +378,7 @@ class LLM:
             prefix_length=prefix_length,
             segments=segments,
             policy=self._chosen_policy(cache, cache_config),
+            control_tokens=control_tokens,
         )
         return self._answered(requests, trace, top_logprobs, structured_outputs)
 
@@ -391,6 +394,7 @@ class LLM:
         trace: bool = False,
         top_logprobs: int | None = None,
         structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
     ) -> list[Output]:
         """Fill the holes of responses with fixed parts, batched together, in the order of the prompts.
 
@@ -408,9 +412,10 @@ class LLM:
                 raise ConfigError(f"{name}: one for all prompts or one per prompt ({len(items)}), got {len(given)}")
         policy, requests = self._chosen_policy(cache, cache_config), []
         for index, (prompt, parts, own) in enumerate(zip(items, canvases, each, strict=True)):
-            tokens, shared = encode(prompt, self.tokenizer)
+            tokens, shared = encode(prompt, self.tokenizer, control_tokens)
             length = shared if prefix_length is None else prefix_length
-            chosen, template = self.response(Terms(canvas=parts), own or {}, len(tokens))  # type: ignore[arg-type]
+            terms = Terms(canvas=parts, control_tokens=control_tokens)  # type: ignore[arg-type]
+            chosen, template = self.response(terms, own or {}, len(tokens))
             requests.append(Request(str(index), tokens, chosen, length, policy, template=template))
         return self._answered(requests, trace, top_logprobs, structured_outputs)
 
@@ -506,6 +511,7 @@ class LLM:
         prefix_length: int | None = None,
         segments: Segments | Sequence[Segments] | None = None,
         policy: CachePolicy | None = None,
+        control_tokens: bool | None = None,
     ) -> list[Request]:
         """Requests for `run`, as `generate` makes them; their ids are their numbers, from "0"."""
         items = as_prompts(prompts)
@@ -516,7 +522,7 @@ class LLM:
         parts = None if segments is None else _each_parts(segments, len(items))
         requests = []
         for index, (prompt, own) in enumerate(zip(items, each, strict=True)):
-            tokens, shared = encode(prompt, self.tokenizer)
+            tokens, shared = encode(prompt, self.tokenizer, control_tokens)
             if not isinstance(own, SamplingParams):
                 own = self.params(own, prompt_tokens=len(tokens))
             if parts is None:

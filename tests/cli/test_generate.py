@@ -12,6 +12,7 @@ from tests.goldens import model_dir
 
 LLADA = str(model_dir("llada"))
 GOOD = {"id": "good", "prompt_token_ids": [1, 2, 3], "sampling": {"max_tokens": 8}}
+UNNAMED = {name: value for name, value in GOOD.items() if name != "id"}
 
 
 def run(tmp_path: Path, lines: list[Any], *options: str, model: str = LLADA) -> tuple[int, list[dict[str, Any]]]:
@@ -54,6 +55,21 @@ def test_an_answer_has_all_documented_keys(tmp_path: Path) -> None:
     assert answer["usage"]["row_layers"] == answer["usage"]["forwards"] * 9 * 6
     assert set(answer["trace"][0]) == {"step", "positions", "token_ids"}
     assert all(3 <= position < 11 for event in answer["trace"] for position in event["positions"])
+
+
+def test_a_second_line_of_one_id_is_refused_by_its_number(tmp_path: Path) -> None:
+    """Ids may be any JSON; lines without one, and with null, have none."""
+    short = {"prompt_token_ids": [1, 2], "sampling": {"max_tokens": 1}}
+    ids = ["a", {"x": 1, "y": [2]}, 1, None, "1", "a", {"y": [2], "x": 1}, None, "b"]
+    status, answers = run(
+        tmp_path, [{**short, "id": each} for each in ids] + [short, {"id": "bad"}, {**short, "id": "bad"}]
+    )
+    assert status == 1
+    errors = [answer.get("error", "") for answer in answers]
+    assert [bool(error) for error in errors] == [number in (5, 6, 10, 11) for number in range(12)]
+    assert errors[5] == "id 'a' is that of line 1; ids must differ, or be left out"
+    assert "that of line 2" in errors[6]
+    assert "that of line 11" in errors[11]
 
 
 def test_the_trace_is_left_out_unless_asked_for(tmp_path: Path) -> None:
@@ -126,9 +142,9 @@ BAD_LINES: list[tuple[Any, str]] = [
 
 def test_one_bad_line_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each bad line is answered with its error and named on stderr with its number."""
-    lines: list[Any] = [GOOD]
+    lines: list[Any] = [UNNAMED]
     for bad, _ in BAD_LINES:
-        lines += [bad, GOOD]
+        lines += [{**bad, "id": None} if isinstance(bad, dict) else bad, UNNAMED]
     status, answers = run(tmp_path, lines)
     assert status == 1
     assert ["error" in answer for answer in answers] == [False] + [True, False] * len(BAD_LINES), "in order"
@@ -247,9 +263,9 @@ def test_bytes_that_are_no_text_fail_their_own_line(tmp_path: Path) -> None:
 
 
 def test_lines_carry_salt_priority_and_deadline(tmp_path: Path) -> None:
-    shared = {**GOOD, "prefix_length": 2, "cache": "reuse"}
+    shared = {**UNNAMED, "prefix_length": 2, "cache": "reuse"}
     lines = [{**shared, "cache_salt": salt} for salt in ("a", "b", "a")]
-    lines += [{**GOOD, "deadline_s": 1e-9, "priority": 1}, {**GOOD, "deadline_s": None, "priority": -1}]
+    lines += [{**UNNAMED, "deadline_s": 1e-9, "priority": 1}, {**UNNAMED, "deadline_s": None, "priority": -1}]
     status, answers = run(tmp_path, lines)
     assert status == 0
     assert [answer["usage"]["cached_tokens"] for answer in answers] == [0, 0, 2, 0, 0]
@@ -258,7 +274,7 @@ def test_lines_carry_salt_priority_and_deadline(tmp_path: Path) -> None:
 
 
 def test_the_longest_stored_prefix_is_read_where_asked_for(tmp_path: Path) -> None:
-    lines = [{**GOOD, "prompt_token_ids": list(range(n + 1)), "prefix_length": n, "cache": "reuse"} for n in (8, 12)]
+    lines = [{**UNNAMED, "prompt_token_ids": list(range(n + 1)), "prefix_length": n, "cache": "reuse"} for n in (8, 12)]
     asked = ["--prefix-match", "longest", "--max-num-seqs", "1", "--max-refreshes", "1"]
     cached = [
         [answer["usage"]["cached_tokens"] for answer in run(tmp_path, lines, *options)[1]]
@@ -268,7 +284,7 @@ def test_the_longest_stored_prefix_is_read_where_asked_for(tmp_path: Path) -> No
 
 
 def test_answers_of_a_batch_are_those_of_lines_alone(tmp_path: Path) -> None:
-    lines = [{**GOOD, "prompt_token_ids": list(range(n, 2 * n)), "prefix_length": n // 2} for n in (3, 8, 12)]
+    lines = [{**UNNAMED, "prompt_token_ids": list(range(n, 2 * n)), "prefix_length": n // 2} for n in (3, 8, 12)]
     status, together = run(tmp_path, lines, "--batch-invariant")
     assert status == 0
     alone = [run(tmp_path, [line], "--batch-invariant")[1][0]["token_ids"] for line in lines]

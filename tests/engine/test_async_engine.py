@@ -1,18 +1,24 @@
 """The engine on its thread: nobody waits for ever, whatever ends."""
 
 import asyncio
+import ctypes
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remask.core.request import Result
+from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine, Event
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Request
+from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from tests.engine.support import Work, alone, make_engine, request
@@ -330,3 +336,51 @@ def test_an_idle_engine_is_not_overdue() -> None:
         assert engine.overdue is None
 
     drive(act, clock=lambda: now)
+
+
+def test_memory_is_given_back_once_nothing_has_come_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once after each run, and not in steps."""
+    given = [threading.Event(), threading.Event()]
+    trimmed = list[int]()
+
+    def trim() -> None:
+        trimmed.append(1)
+        given[len(trimmed) - 1].set()
+
+    monkeypatch.setattr(async_engine, "trim_memory", trim)
+
+    async def act(outer: AsyncEngine) -> None:
+        for event in given:
+            await ends(outer.submit(checked(outer, request())))
+            assert await asyncio.to_thread(event.wait, 25)
+        await outer.call(lambda engine: engine.busy)
+        assert len(trimmed) == 2, "nothing has run since"
+
+    drive(act, trim_after=0.001)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not Path("/proc/self/statm").exists(), reason="needs Linux: its /proc")
+def test_what_the_c_library_keeps_is_given_back() -> None:
+    """Small pieces come from the heap, which does not shrink while the last of them is in use."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    if not hasattr(libc, "malloc_trim"):
+        assert not trim_memory()
+        return
+    pieces = [libc.malloc(60_000) for _ in range(1000)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 60_000)
+    for piece in pieces[:-1]:
+        libc.free(piece)
+    held = resident()
+    trim_memory()
+    assert held - resident() > 40 << 20
+    libc.free(pieces[-1])

@@ -43,8 +43,10 @@ class Form:
         assert state in self.accepting
 
 
-def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -> tuple[Constraint, Form]:
-    """An automaton of a few states over some of the tokens, with an answer of `LENGTH` tokens."""
+def drawn(
+    rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...], length: int = LENGTH
+) -> tuple[Constraint, Form]:
+    """An automaton of a few states over some of the tokens, with an answer of `length` tokens."""
     allowed = [token for token in range(vocab) if token not in (mask, *padding)]
     while True:
         states = rng.randint(2, 6)
@@ -56,7 +58,7 @@ def drawn(rng: random.Random, vocab: int, mask: int, padding: tuple[int, ...]) -
         accepting = {rng.randrange(states)}
         edges = np.array([(s, t, q) for (s, t), q in table.items()], dtype=np.int64)
         made = automaton_of(edges, 0, np.array(sorted(accepting)), vocab, padding)
-        if made.alive(LENGTH)[made.start]:
+        if made.alive(length)[made.start]:
             return Constraint(made), Form(table, accepting, padding)
 
 

@@ -585,7 +585,7 @@ def test_times_and_traces_are_told() -> None:
         ({"prompt": 8, "prefix": 2.0}, "prefix_length"),
         ({"remasking": "order", "order": [[0, 1, 2, 3, 4, 5, 6, 7]]}, "order: list 0 must hold each canvas position"),
         ({"remasking": "random", "threshold": 0.5}, "threshold compares probabilities"),
-        ({"remasking": "confidence_threshold", "threshold": 0.5, "steps": 3}, "evenly among 3 steps"),
+        ({"remasking": "confidence_threshold", "threshold": 0.5, "steps": 3}, "a block of 8 masks has 3 steps"),
     ],
     ids=repr,
 )

@@ -13,7 +13,7 @@ from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
-from remask.policies import BiCache, CachePolicy, parse
+from remask.policies import BiCache, CachePolicy, Dense, parse
 from remask.policies.dkv import DkvGreedy
 from remask.policies.elastic import ElasticCache
 from tests.engine import kinds
@@ -212,3 +212,19 @@ def test_a_block_causal_model_cannot_look_ahead() -> None:
 def test_policies_count_the_positions_that_are_filled() -> None:
     with pytest.raises(ConfigError, match="window=7 exceeds the response's 6 positions"):
         make_engine().check(replace(asked_with(hole_then(20)), policy=policy_of("elastic-cache", window=7)))
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_every_block_is_begun_before_a_request_is_accepted(family: str) -> None:
+    """Blocks of a canvas hold 4, 3, 2 and 4 masks, and the first one alone suits its steps."""
+    holes = (Hole(0, 4), Hole(5, 10), Hole(12, 18))
+    tokens = [OPEN if any(h.start <= place < h.stop for h in holes) else 3 for place in range(18)]
+    params = SamplingParams(
+        max_tokens=18, block_length=4, steps=17, threshold=0.5, remasking="confidence_threshold", seed=0
+    )
+    asked = Request("r", [1, 2], params, template=Template(tuple(tokens), holes))
+    engine = make_engine(family)
+    with pytest.raises(ConfigError, match="a block of 2 masks has 3 steps: leave steps out"):
+        engine.check(asked)
+    for suits in ({"steps": None}, {"steps": None, "steps_per_block": 1}):
+        assert run(engine, [Work(replace(asked, params=replace(params, **suits)), Dense())])["r"].error is None

@@ -17,6 +17,7 @@ from remask.engine.engine import Engine
 from remask.engine.request import Request
 from remask.engine.rollout import trace_of
 from remask.errors import ConfigError
+from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
 from remask.sampling.logprobs import MIN_LOGPROB, PredictedLogprobs, width
@@ -294,3 +295,17 @@ def test_draws_differ_and_a_trace_has_one_text() -> None:
     assert texts[0] == texts[1]
     others = {ran(replace(asked, params=replace(asked.params, seed=seed))).token_ids for seed in range(8)}
     assert len(others) >= 7
+
+
+def test_a_replay_under_a_block_cache_opens_each_block_with_its_first_token() -> None:
+    """Later passes of the block lack the row that predicts it on Dream."""
+    late = (Transfer(0, (9,), (3,)), Transfer(1, (8,), (4,)))
+    early = (Transfer(0, (8,), (4,)), Transfer(1, (9,), (3,)))
+    for family, replay, fits in (("dream", late, False), ("dream", early, True), ("llada", late, True)):
+        asked = replace(request(prompt=8, max_tokens=2, remasking="low_confidence"), replay=replay)
+        for policy in (Dense(), BlockDual(), BiCache(BlockDual(), 1)):
+            if fits or isinstance(policy, Dense):
+                assert run(make_engine(family), [Work(asked, policy)])["r"].token_ids == (4, 3)
+            else:
+                with pytest.raises(ConfigError, match="step 0 begins a block and leaves its first position open"):
+                    make_engine(family).check(asked.with_policy(policy))

@@ -24,7 +24,8 @@ from remask.models.config import ModelConfig
 from remask.models.presets import preset
 from remask.models.transformer import Transformer
 from remask.policies import ACache, BiCache, CachePolicy, Dense, DllmCache, Reuse
-from remask.policies.block import BlockDual
+from remask.policies.block import BlockDual, BlockPrefix
+from remask.policies.dkv import DkvDecode
 from tests.engine.support import (
     LAYERS,
     SAMPLING,
@@ -433,3 +434,42 @@ def test_a_plan_leaves_out_parts_below_the_boundary_and_puts_them_in_above() -> 
     between = BiCache(depth=1).plan(replace(view, step=1))
     assert all(span.rows.tolist() == others.tolist() for span in between.spans)
     assert Reuse().plan(view).spans[0].rows.tolist() == others.tolist()
+
+
+@FAMILIES
+@pytest.mark.parametrize("inner", [Dense(), BlockPrefix(), BlockDual(), DkvDecode()], ids=str)
+@pytest.mark.parametrize("prefixes", [True, False], ids=["a prefix", "parts"])
+def test_guidance_beside_the_pass_that_tells_the_anchors(family: str, inner: CachePolicy, prefixes: bool) -> None:
+    """Only the canvas that reads parts has anchors, so the other one takes no part in the pass that tells them."""
+    sampling: dict[str, Any] = {"cfg_scale": 1.0, "block_length": 4, "steps": 4}
+    pieces: list[list[int] | int] = [FIRST, 4] if prefixes else [2, FIRST, 1, SECOND, 2]
+    told, known = (asks("r", pieces, ACache(inner, ratio), **sampling) for ratio in (0.2, 1.0))
+    if prefixes:
+        told, known = prefixed(told), prefixed(known)
+    result, whole = alone(told, family), alone(known, family)
+    assert (result.finish_reason, result.error) == ("length", None)
+    assert outcome(run(make_engine(family), [told, Work(request("other"), Dense())])["r"]) == outcome(result)
+    stored = result.usage.prefix_tokens
+    canvas, anchors = len(told.request.prompt_token_ids) + 8, -(-stored // 5)
+    asking, left_out = canvas - stored, stored - anchors
+    assert result.usage.forwards == whole.usage.forwards + 1
+    begun = 2  # blocks, in each of which one pass computes the anchors; the others compute no stored row in either run
+    assert result.usage.row_layers == whole.usage.row_layers + LAYERS * (asking - begun * left_out)
+
+
+def test_fill_passes_of_both_canvases_are_run_together() -> None:
+    """A separate fill pass is run on both; what one of them was asked before it is not counted for the other."""
+    sampling: dict[str, Any] = {"cfg_scale": 1.0, "block_length": 4, "steps": 4}
+    item = asks("r", [2, FIRST, 1, SECOND, 2], ACache(BlockDual("separate"), 0.2), **sampling)
+    engine, passes = make_engine(), list[list[int]]()
+    whole = engine.runner.run
+
+    def watched(items: Any, work: Any) -> Any:
+        passes.append([plan.cost // LAYERS for _, plan in items])
+        return whole(items, work)
+
+    engine.runner.run = watched  # type: ignore[method-assign,assignment]
+    assert run(engine, [item])["r"].finish_reason == "length"
+    stored, canvas, anchored = [7, 5], 25, 13 + 3
+    cached = [[4, 4], [4, 4]]
+    assert passes == [stored, [13, canvas], [anchored], *cached, [anchored, canvas], *cached]

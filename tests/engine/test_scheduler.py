@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.engine.scheduler import Scheduler
+from remask.engine.scheduler import Scheduler, StepLimits
 
 
 def costs(items: dict[str, int], budget: int | None) -> Scheduler[str]:
-    scheduler: Scheduler[str] = Scheduler(budget)
+    scheduler: Scheduler[str] = Scheduler(StepLimits(budget))
     for item in items:
         scheduler.add(item)
     return scheduler
@@ -62,7 +62,7 @@ def test_what_is_not_ready_keeps_its_place_and_costs_nothing() -> None:
 
 @pytest.mark.parametrize("budget", [None, 1])
 def test_nobody_is_nothing(budget: int | None) -> None:
-    scheduler: Scheduler[str] = Scheduler(budget)
+    scheduler: Scheduler[str] = Scheduler(StepLimits(budget))
     assert scheduler.next(lambda _: True, lambda *_: 1, never) == []
     assert len(scheduler) == 0
 
@@ -77,7 +77,7 @@ def test_removed_items_are_gone() -> None:
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 12), st.data())
 def test_nothing_starves_and_the_budget_holds(prices: list[int], budget: int, data: st.DataObject) -> None:
-    scheduler: Scheduler[int] = Scheduler(budget)
+    scheduler: Scheduler[int] = Scheduler(StepLimits(budget))
     for item in range(len(prices)):
         scheduler.add(item)
     waited = [0] * len(prices)
@@ -110,7 +110,7 @@ def test_what_is_left_of_the_budget_is_told() -> None:
 
 
 def refreshing(limit: int | None, budget: int | None = None) -> Scheduler[str]:
-    scheduler: Scheduler[str] = Scheduler(budget, limit)
+    scheduler: Scheduler[str] = Scheduler(StepLimits(budget, limit))
     for item in "abcde":
         scheduler.add(item)
     return scheduler

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLos
 from remask.models.transformer import Transformer
 from remask.observe import observe_passes, replace_attention, run_in_sections
 from remask.parallel import lead
-from remask.parallel.group import GroupRanks
+from remask.parallel.group import GroupRanks, open_store
 from tests import goldens
 from tests.goldens import uniform
 from tests.models import checkpoints
@@ -318,3 +319,21 @@ def test_ranks_end_with_rank_0(how: str) -> None:
         code = rank0.wait(LONGEST_S)
         assert code == (0 if how == "end" else -signal.SIGKILL)
     eventually(lambda: ended(pid))
+
+
+def test_ranks_meet_where_nobody_else_reads(monkeypatch: pytest.MonkeyPatch, lenders: list[Lender]) -> None:
+    """In a folder of this user alone, which is gone with the model; no port is open."""
+    seen: list[Path] = []
+
+    def opened() -> str:
+        seen.append(Path(open_store()))
+        return str(seen[-1])
+
+    monkeypatch.setattr("remask.parallel.lead.open_store", opened)
+    with lent(monkeypatch, lenders):
+        model = LLM(GOLDEN, tensor_parallel=2, **COMMON)
+    (store,) = seen
+    assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
+    assert store.exists()
+    model.close()
+    assert not store.parent.exists()

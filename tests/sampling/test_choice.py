@@ -16,7 +16,7 @@ RULES = st.one_of(
     st.integers(0, 6).map(Ranked),
     st.sampled_from([*LEVELS.tolist(), 0.3]).map(Ranked.above),
     st.tuples(st.sampled_from([*LEVELS.tolist(), 0.3]), st.integers(1, 3)).map(lambda each: Ranked.beyond(*each)),
-    st.sampled_from([0.1, 0.5, 1.0, 2.5]).map(lambda factor: Ranked(1, factor=factor)),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]).map(lambda factor: Ranked(1, factor=factor)),
     st.integers(1, 4).map(lambda count: Ranked(count, changes=True)),
     st.just("known"),
     st.none(),

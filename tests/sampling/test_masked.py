@@ -300,7 +300,7 @@ def test_confidence_threshold_budgets(data: st.DataObject) -> None:
 
 
 def test_confidence_threshold_shares_masks_evenly() -> None:
-    with pytest.raises(ConfigError, match="shares 7 masks evenly among 3 steps"):
+    with pytest.raises(ConfigError, match="a block of 7 masks has 3 steps: leave steps out"):
         Bench("dream", max_tokens=7, steps=3, remasking="confidence_threshold", threshold=0.5)
 
 

@@ -82,7 +82,12 @@ def found_out(running: Running) -> bool:
 def head(body: bytes | int, *headers: str, url: str = COMPLETIONS, version: str = "1.1") -> bytes:
     """A request's line and headers, for a body or for one of so many bytes."""
     length = body if isinstance(body, int) else len(body)
-    lines = [f"POST {url} HTTP/{version}", "Host: test", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines = [
+        f"POST {url} HTTP/{version}",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {length}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode()
 
 
@@ -118,9 +123,9 @@ def test_two_hundred_clients_that_never_end_their_headers_are_closed(hasty: Runn
         slow = [stack.enter_context(connect(hasty)) for _ in range(200)]
         for number, each in enumerate(slow):
             if number % 2:
-                each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n")
+                each.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
         for number, each in enumerate(slow):
-            eventually(partial(has_read, hasty, each, 40 * (number % 2)))
+            eventually(partial(has_read, hasty, each, 48 * (number % 2)))
         leap(hasty, 0.9 * HEADER_TIMEOUT)
         assert hasty.ask().status_code == 200, "others are answered meanwhile"
         assert all(other_end(hasty, each) for each in slow)
@@ -149,7 +154,7 @@ def test_a_connection_that_was_used_is_closed_when_it_idles(hasty: Running, fill
     """Neither nothing at all nor half a head keeps it open."""
     for more in (b"", filler):
         with connect(hasty) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
             leap(hasty, 0.5 * KEEP_ALIVE)
             assert other_end(hasty, connection) is not None
@@ -198,7 +203,7 @@ def test_more_connections_than_allowed_are_a_503() -> None:
         held.pop().close()
         eventually(lambda: len(connections(running)) == 2)
         again = stack.enter_context(connect(running))
-        again.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert everything(again).startswith(b"HTTP/1.1 200 ")
 
 
@@ -233,7 +238,7 @@ def test_common_clients_see_the_413(server: Running) -> None:
 def test_after_a_413_the_connection_takes_further_requests(server: Running) -> None:
     body = b"x" * 5_000_000
     with connect(server) as connection:
-        connection.sendall(head(body) + body + b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        connection.sendall(head(body) + body + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert [status for status, _ in answers(everything(connection))] == [413, 200]
 
 

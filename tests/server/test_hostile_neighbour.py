@@ -136,7 +136,7 @@ def abusive(load: Load, client: httpx.Client, rng: random.Random, kind: int) -> 
             load.statuses[0] += 1
         case 6:
             with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as half:
-                half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
             load.statuses[0] += 1
         case _:
             ordinary(load, client, rng)

@@ -129,6 +129,13 @@ def test_a_chat_is_replayed_with_its_stop(server: Running) -> None:
     assert again.json()["choices"] == whole.json()["choices"]
 
 
+def test_an_answer_without_a_form_ends_in_its_replay_at_its_length(server: Running) -> None:
+    first = complete(server, return_trace=True)
+    body = {"prompt": PROMPT, "replay": first["remask"]["trace"]}
+    assert first["finish_reason"] == "length"
+    assert server.client.post(URL, json=body).json()["choices"][0]["finish_reason"] == "length"
+
+
 def test_choices_really_differ(server: Running) -> None:
     response = server.client.post(URL, json={**DRAWN, "n": 6, "return_trace": True, "seed": 1}).json()
     texts = [choice["text"] for choice in response["choices"]]

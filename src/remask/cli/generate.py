@@ -20,7 +20,7 @@ from remask.cli.options import (
     engine_config,
     open_llm,
 )
-from remask.core.checks import json_list, json_object
+from remask.core.checks import json_list, json_object, shown
 from remask.core.rollout import step_map
 from remask.core.terms import Terms
 from remask.engine.request import Request
@@ -96,7 +96,8 @@ def _answer_one(llm: LLM, request: Request, args: argparse.Namespace) -> int:
 
 def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: Defaults, trace: bool) -> int:
     requests: list[Request] = []
-    names: dict[str, object] = {}  # engine id -> the line's own id, which need not be unique or text
+    names: dict[str, object] = {}  # engine id -> the line's own id, which need not be text
+    lines: dict[str, int] = {}  # the line of each own id, as JSON
     reports: dict[str, Callable[[Output], dict[str, Any]]] = {}  # what a line asks for beside its answer
     answers = _InOrder(target)
     failed = 0
@@ -108,6 +109,10 @@ def _answer_lines(llm: LLM, source: TextIO, target: LineFile | None, defaults: D
         try:
             line = json_object("a line", text)
             name = line.get("id")
+            if name is not None:
+                first = lines.setdefault(json.dumps(name, sort_keys=True), number)
+                if first != number:
+                    raise ConfigError(f"id {shown(name)} is that of line {first}; ids must differ, or be left out")
             request = as_request(llm, line, request_id, defaults)
             llm.engine.check(request)
         # Also what no check foresaw: one line must not lose the answers of the others.

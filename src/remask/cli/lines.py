@@ -56,11 +56,11 @@ def as_request(llm: LLM, line: Mapping[str, Any], request_id: str, defaults: Def
     given = [key for key in PROMPTS if line.get(key) is not None]
     if len(given) != 1:
         raise ConfigError(f"a line needs exactly one of {', '.join(PROMPTS)}; got {', '.join(given) or 'none'}")
-    tokens, shared = _tokens(llm, given[0], line[given[0]])
+    terms = terms_of(line)
+    tokens, shared = _tokens(llm, given[0], line[given[0]], terms.control_tokens)
     own = line.get("sampling")
     if own is not None and not isinstance(own, dict):
         raise ConfigError(f"sampling must be an object of sampling parameters, got {shown(own)}")
-    terms = terms_of(line)
     params, template = llm.response(terms, own or {}, len(tokens), command=defaults.sampling)
     policy = _policy(llm, terms, defaults)
     kind, constraint = llm.loaded.config.kind, llm.constraint(terms.structured_outputs)
@@ -73,7 +73,7 @@ def terms_of(line: Mapping[str, Any]) -> Terms:
     return Terms.from_mapping({name: line[name] for name in declared(Terms) if name in line})
 
 
-def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
+def _tokens(llm: LLM, kind: str, value: Any, control_tokens: bool | None) -> tuple[list[int], int]:
     if kind == "prompt_token_ids":
         if not isinstance(value, list):
             raise ConfigError(f"prompt_token_ids must be a list of token ids, got {shown(value)}")
@@ -83,7 +83,7 @@ def _tokens(llm: LLM, kind: str, value: Any) -> tuple[list[int], int]:
     # `encode` would take a list of numbers, and an empty one, for token ids.
     if kind == "messages" and (not isinstance(value, list) or all(isinstance(item, int) for item in value)):
         raise ConfigError(f"messages must be a list of {{role, content}}, got {shown(value)}")
-    return encode(value, llm.tokenizer)
+    return encode(value, llm.tokenizer, control_tokens)
 
 
 def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:

@@ -77,6 +77,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-num-seqs", type=int, default=_DEFAULTS.max_num_seqs, help="requests run at a time")
     group.add_argument("--max-model-len", type=int, help="longest prompt plus response, in tokens")
     group.add_argument("--max-row-layers", type=int, help="row-layers that one step may compute")
+    group.add_argument(
+        "--max-client-row-layers",
+        type=int,
+        help="row-layers of one step that a client may have beside others (default those of the longest canvas)",
+    )
     group.add_argument("--max-refreshes", type=int, help="requests that may refresh in one step")
     group.add_argument("--max-steps", type=int, help="steps that a request may ask for (default 4 x --max-model-len)")
     group.add_argument(

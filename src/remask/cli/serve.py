@@ -87,6 +87,13 @@ def add_server_options(parser: argparse.ArgumentParser, limits: type[RequestLimi
         help=f"as --api-key; only these keys may have negative priorities; also from {PRIORITY_KEY_VARIABLE}",
     )
     group.add_argument("--allowed-origins", nargs="+", default=[], metavar="ORIGIN", help="web pages that may call")
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="names under which a server without keys may be called, beside localhost, --host and addresses; * is any",
+    )
     for name, limit in declared(limits).items():
         number, metavar = (int, "N") if isinstance(limit.values, Whole) else (float, "S")
         usual = "" if limit.default is None else f" (default {str(limit.default).removesuffix('.0')})"
@@ -144,6 +151,7 @@ def server_settings(args: argparse.Namespace) -> dict[str, Any]:
         "priority_keys": [*(args.priority_key or []), *filter(None, [os.environ.get(PRIORITY_KEY_VARIABLE)])],
         **{name: value for name, value in vars(args).items() if name in declared(ServerLimits)},
         "allowed_origins": args.allowed_origins,
+        "allowed_hosts": [args.host, *args.allowed_hosts],
     }
 
 
@@ -176,6 +184,7 @@ def _announce(args: argparse.Namespace, url: str, llm: LLM, config: Any, traced:
         "api_keys": len(config.api_keys),
         "priority_keys": len(config.priority_keys),
         "allowed_origins": list(config.allowed_origins),
+        "allowed_hosts": list(config.allowed_hosts),
         "chat_template": args.chat_template
         or ("the model's" if llm.tokenizer and llm.tokenizer.has_chat_template else None),
         "profile_dir": args.profile_dir if traced else None,

@@ -200,8 +200,9 @@ class _WithinBudget:
         assert block.knobs.threshold is not None
         if block.masks % block.steps:
             raise ConfigError(
-                f"remasking 'confidence_threshold' shares {block.masks} masks evenly among {block.steps} steps: use a "
-                "number of steps that divides them"
+                f"remasking 'confidence_threshold' shares a block's masks evenly among its steps, and a block of "
+                f"{block.masks} masks has {block.steps} steps: leave steps out, so that each mask has one, or set "
+                "steps_per_block to a number that divides the masks of every block"
             )
         self._threshold = block.knobs.threshold
         self._budget = block.masks // block.steps

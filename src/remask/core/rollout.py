@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import POSITIONS, ListOf, Real, Settings, Text, Whole
+from remask.core.checks import POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
 from remask.core.fields import Nested, check, declare, declared, parse
 from remask.core.request import Transfer
 from remask.core.segments import MAX_SEGMENTS, Segment, as_segments
@@ -79,6 +79,9 @@ class Trace:
     )
     sampling: Mapping[str, Any] | None = declare(
         None, Settings("sampling parameters", 256), "Sampling parameters of the run, its seed included."
+    )
+    formed: bool = declare(
+        False, Flag(), "The answer had a form (`structured_outputs`), so it was whole wherever it ended."
     )
     events: Sequence[TraceEvent] = declare(
         (),

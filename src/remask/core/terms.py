@@ -96,6 +96,13 @@ class Terms:
         "What the response is made of: parts of fixed `text` or `token_ids`, and holes (`mask`), a number of tokens or "
         "an object of `min` and `max`.",
     )
+    control_tokens: bool | None = declare(
+        None,
+        Flag(),
+        "Whether names of special tokens in the texts of a request become these tokens. By default they do in a plain "
+        "`prompt`, which is in the model's own format; in messages, tools, `canvas` and `suffix` they are text as any "
+        "other.",
+    )
     suffix: str | None = declare(
         None, Text(POSITIONS), "What stands behind the response, which fills the `max_tokens` positions before it."
     )

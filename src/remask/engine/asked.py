@@ -61,4 +61,5 @@ def request_of(
         constraint=constraint,
         template=template,
         replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
+        formed=terms.replay is not None and terms.replay.formed,
     )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ from remask.core.checks import real, whole
 from remask.core.request import Result, Usage
 from remask.engine.engine import Engine, Event
 from remask.engine.pending import PendingRequest
+from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,10 @@ class AsyncEngine:
 
     All methods are for the event loop's thread and none of them blocks it. `observer` is called on the engine's thread,
     `listener` in the event loop, with every event of every request. At most `max_num_seqs` + `max_queue`
-    requests are accepted at a time. A step that takes longer than `step_limit` seconds is counted, and logged with the
+    requests are accepted at a time, and of one client as many as come to `max_client_work` row-layers, by what their
+    sampling parameters say (None: half of what the queue holds if each takes as many steps as the longest canvas has
+    positions). After `trim_after` seconds without a request, memory that passes have left free is given back to the
+    system. A step that takes longer than `step_limit` seconds is counted, and logged with the
     requests that it is working on. `clock` tells seconds, on any thread.
     """
 
@@ -80,11 +84,18 @@ class AsyncEngine:
         observer: StepObserver | None = None,
         listener: Callable[[Event], None] | None = None,
         step_limit: float = 30.0,
+        max_client_work: int | None = None,
+        trim_after: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         whole("max_queue", max_queue, low=0)
+        whole("max_client_work", max_client_work, low=1, optional=True)
         real("step_limit", step_limit, low=0.0, above=True)
-        self.engine, self.max_queue, self.step_limit = engine, max_queue, step_limit
+        self.engine, self.max_queue, self.step_limit, self.trim_after = engine, max_queue, step_limit, trim_after
+        longest = engine.max_model_len**2 * engine.model.config.layers
+        self.max_client_work = max_client_work or -(-(engine.config.max_num_seqs + max_queue) // 2) * longest
+        self._work: dict[str, tuple[str, int]] = {}  # the client and the row-layers of each open request
+        self._client_work = Counter[str]()
         self.slow_steps = 0  # steps that took longer than `step_limit`
         self._clock = clock
         self._step_began: float | None = None
@@ -98,6 +109,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._stopped = False
+        self._untrimmed = False  # whether steps have run since memory was given back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="remask-engine", daemon=True)
@@ -147,6 +159,7 @@ class AsyncEngine:
         ids = [each.request.id for each in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
+        self._count_work(pending)
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
@@ -233,6 +246,26 @@ class AsyncEngine:
         if not self._thread.is_alive():
             raise EngineDeadError("the engine has not been started")
 
+    def _count_work(self, pending: Sequence[PendingRequest]) -> None:
+        """Note whose work these requests are. Raises `QueueFullError`, and notes nothing, where that is too much."""
+        more = Counter[str]()
+        for each in pending:
+            more[each.request.owner.client] += each.row_layers
+        for client, work in more.items():
+            held = self._client_work[client]
+            if held + work > self.max_client_work:
+                way_out = (
+                    "try again later"
+                    if work <= self.max_client_work
+                    else "ask for fewer answers, fewer steps or less text"
+                )
+                raise QueueFullError(
+                    f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are "
+                    f"open, and this one asks for {work}; {way_out}, or raise max_client_work"
+                )
+        self._client_work += more
+        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
+
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
             self._commands.append(command)
@@ -265,7 +298,9 @@ class AsyncEngine:
         """Run the posted commands, and sleep while there is nothing to do. Returns False once the loop must end."""
         with self._wake:
             while not (self._commands or self.engine.busy or self._stopped):
-                self._wake.wait()
+                if not self._wake.wait(self.trim_after if self._untrimmed else None):
+                    self._untrimmed = False
+                    trim_memory()
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
@@ -276,6 +311,7 @@ class AsyncEngine:
         if self._observer is not None:
             self._observer.before_step()
         self._step_began = self._clock()
+        self._untrimmed = True
         try:
             events = self.engine.step()
         # The engine begins again with its queue, or raises what it cannot get over.
@@ -316,6 +352,10 @@ class AsyncEngine:
                 self._begun.add(event.id)
             if event.result is not None:
                 del self._tickets[event.id]
+                client, work = self._work.pop(event.id)
+                self._client_work[client] -= work
+                if not self._client_work[client]:
+                    del self._client_work[client]
                 self._begun.discard(event.id)
         for ticket, own in by_ticket.items():
             ticket.deliver(own)
@@ -327,6 +367,8 @@ class AsyncEngine:
         for ticket in dict.fromkeys(self._tickets.values()):
             ticket.deliver(error)
         self._tickets.clear()
+        self._work.clear()
+        self._client_work.clear()
         self._begun.clear()
         for future in tuple(self._calls):
             _fail(future, error)

@@ -82,10 +82,13 @@ def check_request(
             raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
         if params.revision_tokens:
             raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
-        tail, idle = request.response.tail, policy.traits.schedule.idle_passes
-        check_replay(request.replay, decoding, stops, shape, idle, tail)
+        tail, schedule = request.response.tail, policy.traits.schedule
+        blockwise = schedule.blockwise
+        check_replay(request.replay, decoding, stops, shape, schedule.idle_passes, tail, blockwise=blockwise)
     skips = policy.traits.schedule.idle_passes == "skipped"
-    limits.check_work(work_of(decoding, pending.canvases, shape.layers, skips=skips), params)
+    work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
+    limits.check_work(work, params)
+    pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
 
@@ -181,11 +184,6 @@ def _check_reading(request: Request, shape: ModelConfig) -> None:
     if reading is None:
         return
     reading.check_kind(shape.kind, shape.family)
-    if shape.shift and request.policy.traits.schedule.blockwise:
-        raise ConfigError(
-            f"this cache policy's first pass reads one position alone on {shape.family} models, and a reading is one "
-            "pass; use none, or bicache without a block cache"
-        )
     reading.check(shape.vocab, shape.mask_id)
     for name, value in (("replay", request.replay), ("structured_outputs", request.constraint)):
         if value is not None:

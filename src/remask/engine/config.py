@@ -38,6 +38,8 @@ class EngineConfig:
         max_num_seqs: canvases that run at a time; a guided request takes two, and runs alone where that is too many.
         max_model_len: longest canvas (prompt and response) in tokens; None takes the model's, at most 4096.
         max_row_layers: row-layers that one step may compute; None does not limit it. A single request may exceed it.
+        max_client_row_layers: row-layers of one step that the requests of one client may compute where those of others
+            would compute too; None takes those of the longest canvas. One request of each may exceed it.
         max_refreshes: requests whose refreshes one step may compute, so that they do not all fall on one; None does not
             limit it.
         page_size: token slots per page; None takes 16, or the next multiple of a block-causal model's block.
@@ -77,6 +79,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     max_model_len: int | None = None
     max_row_layers: int | None = None
+    max_client_row_layers: int | None = None
     max_refreshes: int | None = None
     page_size: int | None = None
     store_budget_tokens: int | Literal["auto"] = DEFAULT_STORE_TOKENS
@@ -98,7 +101,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "max_row_layers", "max_refreshes", "page_size"):
             whole(name, getattr(self, name), low=1, optional=name != "max_num_seqs")
-        for name in ("max_steps", "max_request_row_layers"):
+        for name in ("max_client_row_layers", "max_steps", "max_request_row_layers"):
             whole(name, getattr(self, name), low=1, optional=True)
         whole("max_stop", self.max_stop, low=0)
         whole("max_stop_chars", self.max_stop_chars, low=1)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -26,11 +26,12 @@ from remask.engine.placement import AuditPlan, Decision, NoRoom, Placement
 from remask.engine.proof import choose
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.report import MemoryReport, report
-from remask.engine.request import Request
+from remask.engine.request import Owner, Request
 from remask.engine.runner import Runner
 from remask.engine.running import RunningRequest, Scores
-from remask.engine.scheduler import Scheduler
+from remask.engine.scheduler import Scheduler, StepLimits
 from remask.engine.stops import Decode
+from remask.engine.turns import Turns
 from remask.errors import ConfigError
 from remask.models.executors import attend, make_graphs
 from remask.models.invariant import batch_invariant
@@ -138,8 +139,12 @@ class Engine:
             None  # an observer may put one here; it is called after every pass, before tokens change
         )
         self._flight: Flight | None = None  # a pass that is queued, and was not read
-        self._waiting: list[PendingRequest] = []  # in the order in which they begin
-        self._running: Scheduler[RunningRequest | SidePass] = self._new_line()
+        self._waiting = Turns()
+        share = config.max_client_row_layers or self.max_model_len * shape.layers
+        limits = StepLimits(
+            config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, self.memory.pass_rows
+        )
+        self._running: Scheduler[RunningRequest | SidePass] = Scheduler(limits)
         self._refreshes = RefreshWatch()
         self._ids: set[str] = set()
         self._ended: list[Event] = []
@@ -258,7 +263,8 @@ class Engine:
         log.error("the engine begins again after an error: %s", error, exc_info=error)
         self.stats.recoveries += 1
         awaiting = self._waiting_of([audit.awaited_by for audit in self.memory.audits])
-        self._running = self._new_line()
+        self._running = Scheduler(self._running.limits)
+        self._waiting.nobody_holds()
         self._refreshes = RefreshWatch()
         self._flight = None
         for running in begun:
@@ -279,9 +285,6 @@ class Engine:
         Called by `step` whenever the engine falls idle.
         """
         self.memory.check(self._running_requests())
-
-    def _new_line(self) -> Scheduler[RunningRequest | SidePass]:
-        return Scheduler(self.config.max_row_layers, self.config.max_refreshes, self.memory.pass_rows)
 
     def _check_id(self, name: str) -> None:
         """Raise `ConfigError` for an id that is in use."""
@@ -306,21 +309,33 @@ class Engine:
                 self._end(running, "timeout")
 
     def _admit(self) -> None:
-        """Begin waiting requests by priority, then in order of arrival, as far as slots and pages go.
+        """Begin waiting requests in the order of their turns, as far as slots and pages go.
 
         A request that awaits a page of a running one lets others pass.
         """
-        for pending in list(self._waiting):
-            canvases = self.running + len(self.memory.audits)
-            if canvases and (canvases + pending.canvases > self.config.max_num_seqs or self._apart(pending)):
+        passed = Counter[Owner]()
+        now = time.perf_counter()
+        while len(self._waiting) and (pending := self._waiting.first(now, passed)) is not None:
+            if not self._has_slot(pending):
                 return
             decision = self._find_place(pending)
             if isinstance(decision, NoRoom):
                 return
-            if isinstance(decision, AuditPlan):
-                self._audit(pending, decision)
-            elif isinstance(decision, Placement):
+            if isinstance(decision, Placement):
                 self._begin(pending, decision)
+            elif decision is not None:
+                passed[pending.request.owner] += 1
+                if isinstance(decision, AuditPlan):
+                    self._audit(pending, decision)
+
+    def _has_slot(self, pending: PendingRequest) -> bool:
+        """Whether a request may begin beside what runs, if there is memory."""
+        canvases, most = self.running + len(self.memory.audits), self.config.max_num_seqs
+        if not canvases:
+            return True
+        if self._apart(pending):
+            return False
+        return canvases + pending.canvases <= most or self._waiting.beyond(pending, canvases, most)
 
     def _begin(self, pending: PendingRequest, placement: Placement) -> None:
         """Give a waiting request its place. It ends with the error where it cannot begin."""
@@ -328,16 +343,18 @@ class Engine:
         if running is None:
             return
         self._waiting.remove(pending)
+        self._waiting.hold(pending)
         pending.starts += 1
-        self._running.add(running)
+        owner = pending.request.owner
+        self._running.add(running, owner, pending.canvases)
         if not pending.begun:
             pending.begun = True
             self._ended.append(Event(pending.request.id, queued_s=pending.elapsed_s))
         for lease in running.leases:
-            self._bring(lease)
+            self._bring(lease, owner)
         audit = placement.audit
         if audit is not None and audit.own is not None:
-            self._running.add(self.memory.place_audit(pending, audit, awaited=False))
+            self._running.add(self.memory.place_audit(pending, audit, awaited=False), owner)
 
     def _audit(self, pending: PendingRequest, plan: AuditPlan) -> None:
         """Begin an audit that a waiting request awaits. The request ends with the error where it cannot begin."""
@@ -347,22 +364,22 @@ class Engine:
 
         audit = self._tried(pending, place, "the audit of its prefix could not begin")
         if audit is not None:
-            self._bring(audit.lease)
-            self._running.add(audit)
+            self._bring(audit.lease, pending.request.owner)
+            self._running.add(audit, pending.request.owner)
 
-    def _bring(self, lease: Lease) -> None:
+    def _bring(self, lease: Lease, owner: Owner) -> None:
         """Queue the pass over the entry that was made for this lease, if one was."""
         if not lease.hit and not lease.entry.ready:
             branch, whole = prefix_canvas(lease.entry, self.model.config.layers)
-            self._running.add(PrefixPass(entry=lease.entry, branch=branch, whole=whole))
+            self._running.add(PrefixPass(entry=lease.entry, branch=branch, whole=whole), owner)
 
     def _apart(self, pending: PendingRequest) -> bool:
         """Whether `pending` may not run beside what runs: one of them was running when the engine failed."""
         return pending.starts > 0 or any(running.pending.starts > 1 for running in self._running_requests())
 
     def _queue(self, pending: PendingRequest) -> None:
-        """Put a request where it belongs: in the order of turns."""
-        insort(self._waiting, pending, key=lambda each: each.turn)
+        """Let a request wait for its turn."""
+        self._waiting.add(pending)
 
     def _find_place(self, pending: PendingRequest) -> Decision | None:
         """Where a request can begin. What nobody reads gives way to it. None where its policy failed and it ended."""
@@ -682,6 +699,7 @@ class Engine:
     def _release(self, running: RunningRequest) -> None:
         self._refreshes.forget(running)
         self._running.remove(running)
+        self._waiting.let_go(running.pending)
         self.runner.forget()  # passes with this request do not come again
         self.memory.free(running)
         running.released = True

@@ -19,6 +19,7 @@ class PendingRequest:
         request: the request as it was given.
         decoding: how it is denoised.
         stops: what ends its response.
+        row_layers: the most that it may compute, see `RequestWork`.
         page_keys: identities of the exact pages that its prompt fills. Empty where no pages are shared.
         arrived: when it was submitted, by `clock`.
         clock: the engine's, in seconds.
@@ -31,6 +32,7 @@ class PendingRequest:
     request: Request
     decoding: Decoding
     stops: StopRule
+    row_layers: int = 0
     page_keys: tuple[int, ...] = ()
     arrived: float = 0.0
     clock: Callable[[], float] = time.perf_counter
@@ -41,7 +43,7 @@ class PendingRequest:
 
     @property
     def turn(self) -> float:
-        """When it is its turn to begin, on the clock of `arrived`. Requests begin in the order of their turns.
+        """When it is its turn to begin, on the clock of `arrived`, among the requests of one body (`engine.turns`).
 
         The turn is fixed and later arrivals have later ones, so every request comes first after a while.
         """

@@ -55,11 +55,14 @@ def check_replay(
     shape: ModelConfig,
     idle: IdlePasses,
     tail: int = 0,
+    *,
+    blockwise: bool = False,
 ) -> None:
     """Raise `ConfigError` on transfers that no run of this request could have made.
 
     Their tokens are written on a canvas step by step, as a run would, without the model. Stops end the response from
-    its place `tail` on.
+    its place `tail` on. `blockwise` is that trait of the cache policy: where a row predicts the next position, only the
+    first step of a block can then predict the first token of it.
     """
     _check_form(transfers, shape)
     replay, canvas, scan = Replay(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
@@ -73,6 +76,12 @@ def check_replay(
             raise ConfigError(
                 f"replay: in step {step} it writes position {foreign[0] - canvas.prompt} of the response, which is not "
                 f"open then; open are noisy ones from {block.start - canvas.prompt} to {block.stop - canvas.prompt - 1}"
+            )
+        opened = decoder.block_step or not canvas.noisy[block.start] or block.start in positions
+        if blockwise and shape.shift and not opened:
+            raise ConfigError(
+                f"replay: step {step} begins a block and leaves its first position open, which later steps under this "
+                "cache policy cannot fill; replay it with a cache policy of the run that made it"
             )
         decoder.edited(positions)
         canvas.write(positions, tokens)

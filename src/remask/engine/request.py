@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from remask.core.canvas import Template
 from remask.core.reading import Reading
@@ -11,6 +12,13 @@ from remask.core.segments import Segment
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
 from remask.sampling.constraint import Constraint
+
+
+class Owner(NamedTuple):
+    """Whose turn a request takes: that of a client, and of one of the bodies that it sent. They are only compared."""
+
+    client: str = ""
+    body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,13 @@ class Request:
             affected.
         deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
             no limit.
+        owner: who takes turns with others, in the queue and in steps.
         drafts: the engine also reports what every pass predicted (`Draft`).
         top_logprobs: transfers carry the log-probability of each token, and of so many of the most probable ones. None
             computes none.
         replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
             whatever the model proposes.
+        formed: the earlier run's answer had a form, so this one is whole wherever it ends. `constraint` says the form.
         constraint: what fills the response's one hole has this form.
         template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
         reading: nothing is generated. One pass reads masks of this answer, whose length `max_tokens` is.
@@ -52,9 +62,11 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    owner: Owner = field(default=Owner(), kw_only=True)
     drafts: bool = False
     top_logprobs: int | None = None
     replay: tuple[Transfer, ...] | None = None
+    formed: bool = field(default=False, kw_only=True)
     constraint: Constraint | None = None
     template: Template | None = None
     reading: Reading | None = None

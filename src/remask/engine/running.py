@@ -148,6 +148,7 @@ class RunningRequest:
     _canvases: tuple[Canvas, ...] | None = None  # of a request as it will be: what its plans see
     _queued: Items | None = None  # of the same: what was planned
     _pass_index: int = 0  # passes since the step began
+    _left_out: int = 0  # of these, fill passes in which the unconditional canvas took no part
     _last_pass: LastPass = field(default_factory=LastPass)
     _extra: NDArray[np.float32] | None = None  # [predicted], read of the pass that ends
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
@@ -167,7 +168,7 @@ class RunningRequest:
         by_host = (asked.constraint, asked.reading, asked.replay)
         self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
         self._template, self._given = asked.response, canvas.settled_lead
-        formed = asked.constraint is not None or asked.reading is not None
+        formed = asked.formed or asked.constraint is not None or asked.reading is not None
         self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=formed)
         if self._template.unpadded.any():
             self._unpadded = np.zeros(len(canvas), dtype=np.bool_)
@@ -203,12 +204,19 @@ class RunningRequest:
         if self.closing:
             return ((first, self._closing_plan(first)),)
         plan = self._plan(first, decoder.step)
+        if self.request.reading is not None and not plan.fills:
+            # What is read is a matter of the request: the first pass of a policy may be made to predict less.
+            plan = replace(plan, predict=self._seen(first).noisy.copy(), commit=None)
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
         other = self._plan(second, self._clock)
-        # Canvases with clocks of their own still predict the same positions.
-        return (first, plan), (second, replace(other, predict=plan.predict))
+        if plan.fills and not other.fills:
+            return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
+        if other.fills and not plan.fills:
+            raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
+        # Canvases with clocks of their own still predict, and commit, the same positions.
+        return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
 
     def _repeated(self) -> Plan | None:
         """The plan of the next pass where the last one said that it would be the same; else None."""
@@ -306,7 +314,7 @@ class RunningRequest:
             return None
         if plan.fills:
             other = self._copied(self.decoder, None)
-            other._pass_index = self._pass_index + 1
+            other._filled(self.items())
             return other
         block = self.decoder.block
         noisy = block.start + self.branches[0].canvas.noisy[block.start : block.stop].nonzero()[0]
@@ -332,7 +340,7 @@ class RunningRequest:
         decoder = self.decoder.ahead(canvases[0].ahead(counted, step))
         seen = tuple(canvas.ahead(settled, step) for canvas in canvases) if len(settled) else None
         other = self._copied(decoder, seen)
-        other._pass_index, other._clock = 0, self._clock + len(self.items()) - 1
+        other._pass_index, other._left_out, other._clock = 0, 0, self._clock + len(self.items()) - 1
         return other
 
     def _copied(self, decoder: Decoder, canvases: tuple[Canvas, ...] | None) -> "RunningRequest":
@@ -465,7 +473,7 @@ class RunningRequest:
         if self.sharing is not None:
             self.sharing.computed(plan, self.sharing.ready())
         if plan.fills:
-            self._pass_index += 1
+            self._filled(items)
             return None
         self._clock += len(items) - 1
         positions = plan.predicted
@@ -485,11 +493,16 @@ class RunningRequest:
         self.end.note(transfer)
         if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
             self._first_settled = self.pending.elapsed_s
-        self._pass_index = 0
+        self._pass_index = self._left_out = 0
         if self._fill_passes:
             self._fill_passes.clear()
         self.decoder.advance()
         return transfer
+
+    def _filled(self, items: Items) -> None:
+        """Count a fill pass of `items`."""
+        self._pass_index += 1
+        self._left_out += len(self.branches) - len(items)
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
@@ -608,7 +621,7 @@ class RunningRequest:
             noisy=canvas.noisy,
             settled=canvas.settled,
             prefix=branch.prefix,
-            pass_index=self._pass_index,
+            pass_index=self._pass_index - (0 if branch is self.branches[0] else self._left_out),
             shift=branch.shift,
             sees=decoder.sees,
             response=canvas.end,

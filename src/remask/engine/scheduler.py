@@ -1,28 +1,56 @@
 """Which running requests take part in the next step."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from remask.engine.request import Owner
 
 T = TypeVar("T")
 
+NOBODY = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What one step may have of all that runs; None does not limit it.
+
+    Attributes:
+        budget: row-layers.
+        max_refreshes: items that refresh.
+        canvases: canvases.
+        share: row-layers of one client's items, where others have something to compute too.
+        rows: rows in any layer, which have room on the device.
+    """
+
+    budget: int | None = None
+    max_refreshes: int | None = None
+    canvases: int | None = None
+    share: int | None = None
+    rows: int | None = None
+
 
 class Scheduler(Generic[T]):
-    """Round-robin over running items under a row-layer budget.
+    """Round-robin over running items, within limits.
 
     An item that does not fit waits. It comes first in the next round, so nothing starves. The first item in line is
     always taken, because an item larger than the budget would never run otherwise.
 
-    Items of a step have at most `max_rows` rows in any layer between them, in the same way: these have room on the
-    device.
-
-    At most `max_refreshes` items of a step refresh. Items that wait run whole steps later, so their later refreshes
-    fall on other steps. Waiting does not change what they compute.
+    Where not all can take part, clients take turns, and within a client its bodies: the first item of each client is
+    asked before the second one of any. An item that waits runs whole steps later, and its later refreshes fall on other
+    steps. Waiting does not change what it computes.
     """
 
-    def __init__(self, budget: int | None, max_refreshes: int | None = None, max_rows: int | None = None) -> None:
-        self.budget, self.max_refreshes, self.max_rows = budget, max_refreshes, max_rows
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits
         self._line: deque[T] = deque()
+        self._facts: dict[T, tuple[Owner, int]] = {}  # whose an item is, and how many canvases it has
+        self._owners: Counter[Owner] = Counter()
+        self._clients: Counter[str] = Counter()
+        self._canvases = 0
+        self._round = 0  # of those in which not all took part
+        self._served: dict[Owner | str, int] = {}  # the last of them in which a body, or a client, did
 
     def __len__(self) -> int:
         return len(self._line)
@@ -30,13 +58,27 @@ class Scheduler(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._line)
 
-    def add(self, item: T) -> None:
-        """Append an item to the line."""
+    def add(self, item: T, owner: Owner = NOBODY, canvases: int = 1) -> None:
+        """Append an item of `owner` to the line."""
         self._line.append(item)
+        self._facts[item] = owner, canvases
+        self._owners[owner] += 1
+        self._clients[owner.client] += 1
+        self._canvases += canvases
 
     def remove(self, item: T) -> None:
         """Remove an item from the line."""
         self._line.remove(item)
+        owner, canvases = self._facts.pop(item)
+        self._canvases -= canvases
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            del self._owners[owner]
+            self._served.pop(owner, None)
+        self._clients[owner.client] -= 1
+        if not self._clients[owner.client]:
+            del self._clients[owner.client]
+            self._served.pop(owner.client, None)
 
     def next(
         self,
@@ -50,26 +92,81 @@ class Scheduler(Generic[T]):
         `cost` gets the row-layers that are left (None: no budget), so that an item may offer a piece that fits. `rows`
         are most of an item in any layer.
         """
-        taken: list[T] = []
-        spent = refreshing = wide = 0
-        for item in self._line:
+        taken, refused = self._within(self._line, ready, cost, refreshes, rows)
+        if refused and len(self._owners) > 1:
+            taken, _ = self._within(self._in_turns(ready), ready, cost, refreshes, rows)
+            self._round += 1
+            for item in taken:
+                owner = self._facts[item][0]
+                self._served[owner] = self._served[owner.client] = self._round
+        if len(taken) < len(self._line):
+            going = {id(item) for item in taken}
+            self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
+        return taken
+
+    def _within(
+        self,
+        line: Iterable[T],
+        ready: Callable[[T], bool],
+        cost: Callable[[T, int | None], int],
+        refreshes: Callable[[T], bool],
+        rows: Callable[[T], int],
+    ) -> tuple[list[T], bool]:
+        """Those of `line` that are ready and fit, in its order; and whether any that was ready did not."""
+        limits, taken, refused = self.limits, list[T](), False
+        most = None if limits.canvases is None or self._canvases <= limits.canvases else limits.canvases
+        share = limits.share if len(self._clients) > 1 and self._several(ready) else None
+        spent = refreshing = canvases = wide = 0
+        by_client: Counter[str] = Counter()
+        for item in line:
             if not ready(item):
                 continue
-            heavy = self.max_refreshes is not None and refreshes(item)
-            if heavy and refreshing == self.max_refreshes:
+            heavy = limits.max_refreshes is not None and refreshes(item)
+            left = None if limits.budget is None else limits.budget - spent
+            width = 0 if limits.rows is None else rows(item)
+            full = most is not None and canvases + self._facts[item][1] > most
+            full = full or (limits.rows is not None and wide + width > limits.rows)
+            if (heavy and refreshing == limits.max_refreshes) or (taken and full):
+                refused = True
                 continue
-            width = 0 if self.max_rows is None else rows(item)
-            if taken and self.max_rows is not None and wide + width > self.max_rows:
-                continue
-            left = None if self.budget is None else self.budget - spent
             price = cost(item, left)
-            if taken and left is not None and price > left:
+            client = "" if share is None else self._facts[item][0].client
+            beyond = left is not None and price > left
+            if (taken and beyond) or (share is not None and by_client[client] and by_client[client] + price > share):
+                refused = True
                 continue
             taken.append(item)
             spent += price
             wide += width
             refreshing += heavy
-        if len(taken) < len(self._line):
-            going = {id(item) for item in taken}
-            self._line = deque([*(item for item in self._line if id(item) not in going), *taken])
-        return taken
+            if most is not None:
+                canvases += self._facts[item][1]
+            if share is not None:
+                by_client[client] += price
+        return taken, refused
+
+    def _several(self, ready: Callable[[T], bool]) -> bool:
+        """Whether items of more than one client can take part."""
+        clients = (self._facts[item][0].client for item in self._line if ready(item))
+        first = next(clients, None)
+        return any(client != first for client in clients)
+
+    def _in_turns(self, ready: Callable[[T], bool]) -> list[T]:
+        """The line, with the first item of each client before the second one of any, and so on; so are its bodies'.
+
+        Of those who are equal in that, the one comes first that took part longest ago.
+        """
+        of_body: Counter[Owner] = Counter()
+        by_client: dict[str, list[tuple[int, int, int, T]]] = {}
+        for place, item in enumerate(self._line):
+            if ready(item):
+                owner = self._facts[item][0]
+                rank = of_body[owner], self._served.get(owner, 0), place, item
+                by_client.setdefault(owner.client, []).append(rank)
+                of_body[owner] += 1
+        ranked = [
+            (turn, self._served.get(client, 0), place, item)
+            for client, items in by_client.items()
+            for turn, (*_, place, item) in enumerate(sorted(items, key=lambda each: each[:3]))
+        ]
+        return [item for *_, item in sorted(ranked, key=lambda each: each[:3])]

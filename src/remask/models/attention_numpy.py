@@ -44,15 +44,19 @@ class NumpyAttention:
         return torch.from_numpy(_merged(outputs, sums, owners, len(queries))).to(q.device, q.dtype).flatten(1)
 
     def _partial(self, q: Doubles, k: Doubles, v: Doubles, reach: NDArray[np.int32]) -> tuple[Doubles, Doubles]:
-        """Attention of rows [n, heads, Dh] to the first `reach` [n] of m slots, and log-sum-exp [n, heads]."""
+        """Attention of rows [n, heads, Dh] to the first `reach` [n] of m slots, and log-sum-exp [n, heads].
+
+        There may be no rows, as where all of a layer are held.
+        """
         n, heads, dim = q.shape
         groups = k.shape[1]
+        each = heads // groups
         # [kv heads, n * query heads of the kv head, Dh]
-        rows = q.reshape(n, groups, -1, dim).transpose(1, 0, 2, 3).reshape(groups, -1, dim)
+        rows = q.reshape(n, groups, each, dim).transpose(1, 0, 2, 3).reshape(groups, n * each, dim)
         scores = rows @ k.transpose(1, 2, 0) / math.sqrt(dim)
         if self.cap is not None:
             scores = self.cap * np.tanh(scores / self.cap)
-        unseen = np.arange(len(k)) >= np.repeat(reach, heads // groups)[:, None]
+        unseen = np.arange(len(k)) >= np.repeat(reach, each)[:, None]
         scores[:, unseen] = -np.inf
         top = scores.max(axis=-1, keepdims=True)
         top[np.isneginf(top)] = 0  # of a row that sees none of these slots
@@ -61,8 +65,10 @@ class NumpyAttention:
         with np.errstate(divide="ignore"):
             sums = top + np.log(total)
         out = weights @ v.transpose(1, 0, 2) / np.where(total == 0, 1, total)
-        split = (groups, n, heads // groups, -1)
-        out, sums = (part.reshape(split).transpose(1, 0, 2, 3).reshape(n, heads, -1) for part in (out, sums))
+        out, sums = (
+            part.reshape(groups, n, each, width).transpose(1, 0, 2, 3).reshape(n, heads, width)
+            for part, width in ((out, v.shape[-1]), (sums, 1))
+        )
         return out, sums[..., 0]
 
 

@@ -1,6 +1,7 @@
 """Text to token ids and back, chat templates, and the prefix that conversations share."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from remask.errors import CheckpointError, ConfigError
 from remask.models.chat_template import ChatTemplate
+from remask.models.quoting import Quoting
 from remask.models.token_bytes import token_bytes
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -39,6 +41,11 @@ class Tokenizer:
         self._template: ChatTemplate | None = None
         added = backend.added_tokens_decoder.items()
         self.special_ids: frozenset[int] = frozenset(backend.all_special_ids) | {i for i, t in added if t.special}
+        names = {*backend.all_special_tokens, *(token.content for _, token in added if token.special)}
+        self._quoting = Quoting(names)
+        # How a text is read is a state of the native tokenizer, so no one of them can serve both readings at a time.
+        self._literal = deepcopy(backend)
+        self._literal.encode("", split_special_tokens=True, verbose=False)
 
     @property
     def has_chat_template(self) -> bool:
@@ -59,12 +66,41 @@ class Tokenizer:
         Raises:
             ConfigError: the text holds lone surrogates, which no tokenizer can read.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
+        _check_unicode(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
+
+    def encode_literally(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, but names of special tokens are text as any other."""
+        _check_unicode(text)
+        ids: list[int] = self._literal.encode(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
+        )
+        return ids
+
+    def quoted(self, value: Any) -> Any:
+        """A text, or all texts of lists and objects, as `encode_quoted` takes them: names in them are no tokens."""
+        return self._quoting.quoted(value)
+
+    def encode_quoted(self, text: str) -> list[int]:
+        """Token ids of a text of which some parts are `quoted`; names outside of these become special tokens.
+
+        The tokenizer adds nothing around it. Raises `ConfigError` as `encode`.
+        """
+        quoting = self._quoting
+        if not quoting.holds_quotes(text):
+            return self.encode(text, add_special_tokens=False)
+        _check_unicode(text)
+        ids: list[int] = []
+        trusted = at = 0  # where a run begins that holds no quotes, and what stands behind the last special token
+        # Between two special tokens a text is read as a whole, whoever wrote its parts.
+        for start, stop in [*(found.span() for found in quoting.pattern.finditer(text)), (len(text), len(text))]:
+            if quoting.holds_quotes(text[at:start]):
+                ids += self.encode(text[trusted:at], add_special_tokens=False)
+                ids += self.encode_literally(quoting.plain(text[at:start]), add_special_tokens=False)
+                trusted = start
+            at = stop
+        return ids + self.encode(text[trusted:], add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Spaces are not cleaned up."""
@@ -74,9 +110,22 @@ class Tokenizer:
         return text
 
     def apply_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, variables: Variables | None = None
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        variables: Variables | None = None,
+        *,
+        control_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does."""
+        """Token ids of `render_chat`'s text. Raises `ConfigError` as `render_chat` does.
+
+        The template's special tokens become tokens, and names of special tokens in messages and variables are text;
+        with `control_tokens` they become tokens too.
+        """
+        if not control_tokens:
+            _check(messages)
+            messages, variables = self.quoted(messages), self.quoted(variables)
+            return self.encode_quoted(self.render_chat(messages, add_generation_prompt, variables))
         # The template writes the special tokens itself.
         return self.encode(self.render_chat(messages, add_generation_prompt, variables), add_special_tokens=False)
 
@@ -103,7 +152,12 @@ class Tokenizer:
         return template.render(messages, add_generation_prompt, variables)
 
     def shared_prefix(
-        self, messages: Messages, tokens: Sequence[int] | None = None, variables: Variables | None = None
+        self,
+        messages: Messages,
+        tokens: Sequence[int] | None = None,
+        variables: Variables | None = None,
+        *,
+        control_tokens: bool = False,
     ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from the messages before the last user turn.
 
@@ -115,12 +169,13 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation.
         """
-        whole = self.apply_chat(messages, variables=variables) if tokens is None else tokens
+        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
+        whole = self.apply_chat(messages, **told) if tokens is None else tokens
         users = [place for place, message in enumerate(messages) if message["role"] == "user"]
         if not users or users[-1] == 0:
             return 0
         try:
-            return self._common(whole, messages[: users[-1]], variables)
+            return self._common(whole, messages[: users[-1]], **told)
         except ConfigError:
             return 0
 
@@ -130,6 +185,8 @@ class Tokenizer:
         last: int,
         tokens: Sequence[int] | None = None,
         variables: Variables | None = None,
+        *,
+        control_tokens: bool = False,
     ) -> int:
         """Number of leading tokens of `apply_chat(messages)` that come from `messages[0]` to `messages[last]`.
 
@@ -138,8 +195,9 @@ class Tokenizer:
         Raises:
             ConfigError: as `apply_chat`, for the whole conversation and for one that ends at `messages[last]`.
         """
-        whole = self.apply_chat(messages, variables=variables) if tokens is None else tokens
-        return self._common(whole, messages[: last + 1], variables)
+        told: dict[str, Any] = {"variables": variables, "control_tokens": control_tokens}
+        whole = self.apply_chat(messages, **told) if tokens is None else tokens
+        return self._common(whole, messages[: last + 1], **told)
 
     def token_bytes(self, vocab: int) -> list[bytes | None]:
         """The bytes of each token id below `vocab`; None for special tokens. Raises `ConfigError` as `token_bytes`."""
@@ -157,9 +215,9 @@ class Tokenizer:
             raise ConfigError(f"The model's tokenizer has several chat templates and no default: {error}") from error
         return ChatTemplate(text, self._backend.special_tokens_map)
 
-    def _common(self, whole: Sequence[int], messages: Messages, variables: Variables | None) -> int:
+    def _common(self, whole: Sequence[int], messages: Messages, **told: Any) -> int:
         """Length of the longest token prefix that `whole` and `messages` have in common."""
-        before = self.apply_chat(messages, add_generation_prompt=False, variables=variables)
+        before = self.apply_chat(messages, add_generation_prompt=False, **told)
         # One comparison in C: a prefix may have thousands of tokens, and most often all are common.
         if list(whole[: len(before)]) == before:
             return len(before)
@@ -198,6 +256,14 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
             f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
             "Download its files again."
         ) from error
+
+
+def _check_unicode(text: str) -> None:
+    """Raise `ConfigError` for a text that no encoding can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"The text is not valid Unicode: {error}. Remove the lone surrogates.") from error
 
 
 def _check(messages: Messages) -> None:

@@ -1,12 +1,14 @@
 """Sums and exchanges between the ranks of one model, by `torch.distributed`."""
 
-import socket
+import shutil
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from remask.models.ranks import Ranks, Shard
 
@@ -59,22 +61,28 @@ class GroupRanks(Ranks):
         self.operations += 1
 
 
-def open_store(size: int) -> TCPStore:
-    """Where the ranks find each other: a free port that only this machine reaches. Rank 0 opens it."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        listener.listen()
-        # PyTorch would listen to every network. It takes the descriptor over.
-        port, fd = listener.getsockname()[1], listener.detach()
-    return TCPStore(HOST, port, size, is_master=True, timeout=WAIT, wait_for_workers=False, master_listen_fd=fd)
+def open_store() -> str:
+    """Where the ranks find each other: a path in a new folder that only this user can read, with a name of its own.
+
+    The path is told through the connections between rank 0 and its children alone. A port would be open to every
+    process of the machine.
+    """
+    return str(Path(tempfile.mkdtemp(prefix="remask-ranks-"), "store"))  # of mode 0700
 
 
-def join_store(port: int, size: int) -> TCPStore:
-    """The store that rank 0 has opened at `port`."""
-    return TCPStore(HOST, port, size, is_master=False, timeout=WAIT)
+def remove_store(path: str) -> None:
+    """Remove a store and its folder, which may be gone. The group may use it as long as it is there."""
+    shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
-def join_group(store: TCPStore, shard: Shard, device: torch.device) -> GroupRanks:
+def join_store(path: str, size: int) -> FileStore:
+    """The store at the path of `open_store`."""
+    store = FileStore(path, size)
+    store.set_timeout(WAIT)
+    return store
+
+
+def join_group(store: FileStore, shard: Shard, device: torch.device) -> GroupRanks:
     """Meet the other ranks, and wait until all have come: NCCL between CUDA devices, gloo between CPUs.
 
     No group of the process as a whole is touched (`torch.distributed.init_process_group`), which may be its user's.

@@ -16,7 +16,7 @@ from remask.errors import CheckpointError, ConfigError, RankLostError
 from remask.models.loaded import FoundModel, LoadedModel
 from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
-from remask.parallel.group import GroupRanks, join_group, open_store
+from remask.parallel.group import GroupRanks, join_group, join_store, open_store, remove_store
 from remask.parallel.message import Names
 from remask.parallel.worker import PATIENCE_S, WHERE, Job, State
 
@@ -67,12 +67,12 @@ class Worker:
 class LeadRanks(GroupRanks):
     """Rank 0 of several, which the engine runs in. One thread at a time calls it."""
 
-    def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device) -> None:
+    def __init__(self, joined: GroupRanks, workers: Sequence[Worker], device: torch.device, store: str) -> None:
         super().__init__(joined.shard, joined.group)
         self._workers, self._device, self._names = workers, device, Names()
         self._acting = False
         self._closed = threading.Event()
-        self._end = weakref.finalize(self, end, workers, self._closed)
+        self._end = weakref.finalize(self, end, workers, self._closed, store)
         watch = threading.Thread(
             target=_watch, args=(workers, self._closed, weakref.ref(self)), name="remask-ranks", daemon=True
         )
@@ -175,28 +175,34 @@ def start(
     """
     Shard(0, size).check(found.config)
     devices = rank_devices(device, size)
-    store = open_store(size)
+    store = open_store()
     workers = [Worker(Shard(rank, size)) for rank in range(1, size)]
     try:
         for worker, place in zip(workers, devices[1:], strict=True):
             dummy = found.folder is None
             worker.connection.send(
-                Job(found.name, dummy, dtype, str(place), worker.shard, threads, store.port, check, quantization)
+                Job(found.name, dummy, dtype, str(place), worker.shard, threads, store, check, quantization)
             )
         loaded = found.load(
             dtype, devices[0], progress=progress, check=check, shard=Shard(0, size), quantization=quantization
         )
-        for worker in workers:
-            state = worker.state(None)
-            if state is None or state.kind != "loaded":
-                raise CheckpointError(_reason(worker, "" if state is None else state.error))
+        _await(workers, "loaded")
         for worker in workers:
             worker.connection.send(None)
-        joined = join_group(store, Shard(0, size), devices[0])
+        joined = join_group(join_store(store, size), Shard(0, size), devices[0])
+        _await(workers, "met")
     except BaseException:
-        end(workers, threading.Event())
+        end(workers, threading.Event(), store)
         raise
-    return loaded, LeadRanks(joined, workers, devices[0])
+    return loaded, LeadRanks(joined, workers, devices[0], store)
+
+
+def _await(workers: Sequence[Worker], kind: str) -> None:
+    """Wait until every rank has said that it is so far. Raises `CheckpointError` where one cannot be."""
+    for worker in workers:
+        state = worker.state(None)
+        if state is None or state.kind != kind:
+            raise CheckpointError(_reason(worker, "" if state is None else state.error))
 
 
 def rank_devices(device: torch.device, size: int) -> list[torch.device]:
@@ -212,8 +218,8 @@ def rank_devices(device: torch.device, size: int) -> list[torch.device]:
     return [torch.device("cuda", first + rank) for rank in range(size)]
 
 
-def end(workers: Sequence[Worker], closed: threading.Event) -> None:
-    """End the processes of other ranks, and wait until they are gone."""
+def end(workers: Sequence[Worker], closed: threading.Event, store: str) -> None:
+    """End the processes of other ranks, wait until they are gone, and remove where they met."""
     closed.set()
     for worker in workers:
         worker.connection.close()  # a rank ends where rank 0 has
@@ -223,6 +229,7 @@ def end(workers: Sequence[Worker], closed: threading.Event) -> None:
         except subprocess.TimeoutExpired:
             worker.process.kill()
             worker.process.wait()
+    remove_store(store)
 
 
 def _watch(workers: Sequence[Worker], closed: threading.Event, lead: "weakref.ref[LeadRanks]") -> None:

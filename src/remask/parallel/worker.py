@@ -1,6 +1,7 @@
 """What a rank other than 0 does: it loads its part of the model, and takes part in rank 0's calls until rank 0 ends."""
 
 import signal
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Literal
@@ -11,7 +12,7 @@ from remask.models.loaded import find_model
 from remask.models.quantised import Quantization
 from remask.models.ranks import Shard
 from remask.models.transformer import Transformer
-from remask.parallel.group import join_group, join_store
+from remask.parallel.group import join_group, join_store, remove_store
 from remask.parallel.message import Things
 
 PATIENCE_S = 10.0
@@ -26,7 +27,7 @@ class Job:
         model, dummy: as `find_model` takes them.
         device: where it computes.
         threads: CPU threads that it computes on.
-        port: where the ranks meet.
+        store: where the ranks meet, see `open_store`.
         check: refuse weights that are not finite.
         quantization: how matrices are kept.
     """
@@ -37,7 +38,7 @@ class Job:
     device: str
     shard: Shard
     threads: int
-    port: int
+    store: str
     check: bool
     quantization: Quantization | None
 
@@ -47,12 +48,12 @@ class State:
     """What a rank says of itself.
 
     Attributes:
-        kind: its weights are loaded; it failed; or it answers where it stands.
+        kind: its weights are loaded; it has met the others; it failed; or it answers where it stands.
         operations: operations with other ranks that it has begun.
         error: why it failed.
     """
 
-    kind: Literal["loaded", "failed", "here"]
+    kind: Literal["loaded", "met", "failed", "here"]
     operations: int = 0
     error: str = ""
 
@@ -67,11 +68,11 @@ def main(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     rank0 = Connection(fd)
-    try:
+    with ExitStack() as last:
+        last.enter_context(suppress(EOFError, BrokenPipeError, ConnectionResetError))  # rank 0 has ended
         job: Job = rank0.recv()
+        last.callback(remove_store, job.store)  # rank 0 may have been killed
         serve(job, rank0)
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # rank 0 has ended
-        return
 
 
 def serve(job: Job, rank0: Connection) -> None:
@@ -93,7 +94,8 @@ def serve(job: Job, rank0: Connection) -> None:
         return
     rank0.send(State("loaded"))
     rank0.recv()  # every rank has loaded its part, so all will come
-    ranks = join_group(join_store(job.port, job.shard.size), job.shard, device)
+    ranks = join_group(join_store(job.store, job.shard.size), job.shard, device)
+    rank0.send(State("met"))  # before that it needs the store
     things = Things(Transformer(loaded.config, loaded.weights, ranks=ranks))
     while True:
         content = rank0.recv_bytes()

@@ -59,7 +59,7 @@ class Choice:
         first: the first row of each request, int64 [N].
         known: rows that are chosen in any case, bool [R].
         ranked: rows that are ranked where they are noisy, bool [R].
-        least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of 0 is none.
+        least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of -1 is none.
         place: where the position of each row stands on the board, int64 [R].
         rows: the row of each token that is put, int64 [W].
         targets: where it is put, int64 [W].
@@ -91,7 +91,7 @@ class Choice:
             np.concatenate([each.ranked for each in requests]),
             [rule.least for rule in rules],
             np.array([rule.threshold for rule in rules]).view(np.int64),
-            np.array([rule.factor or 0.0 for rule in rules]).view(np.int64),
+            np.array([-1.0 if rule.factor is None else rule.factor for rule in rules]).view(np.int64),
             [rule.changes for rule in rules],
             np.concatenate([each.places[0][each.positions] for each in requests]),
             np.concatenate([np.arange(start, start + each.rows) for start, each, _ in targets]),
@@ -118,12 +118,12 @@ class Choice:
         every = torch.arange(len(order), device=order.device)
         rank = torch.empty_like(order).index_copy_(0, order, every - self.first[self.owner[order]])
         factor = self.factor[self.owner]
-        limit = torch.where(factor > 0, 1 - factor / (rank + 2), self.threshold[self.owner])
+        limit = torch.where(factor >= 0, 1 - factor / (rank + 2), self.threshold[self.owner])
         candidates, passed = (
             torch.zeros_like(self.first).index_add_(0, self.owner, rows.long())
             for rows in (candidate, candidate & (confidence.double() >= limit))
         )
         count = torch.maximum(self.least, passed)
-        count = torch.where((self.factor > 0) & (count >= candidates - 1), candidates, count)
+        count = torch.where((self.factor >= 0) & (count >= candidates - 1), candidates, count)
         taken = candidate & (rank < count[self.owner])
         return self.known | (taken & (~self.changes[self.owner] | (new & (confidence > 0))))

@@ -53,7 +53,11 @@ class MaskedDecoding:
         """
         blocks = blocks_for(params, template)
         decoding = cls(prompt, params, resolve(params, defaults, blockwise), blocks, mask_id, seed, template)
-        decoding.decoder(decoding.canvas(), "all")  # checks what depends on the canvas
+        canvas = decoding.canvas()
+        decoding.decoder(canvas, "all")  # checks what depends on the canvas, and begins the first block
+        masks = np.add.reduceat(canvas.noisy, [block.start for block in decoding.block_ranges], dtype=np.int64)
+        for share in sorted(set(zip(masks.tolist(), blocks.steps, strict=True))):
+            decoding.rule.remasking.begin(BlockStart(*share, params))
         return decoding
 
     @property

@@ -54,6 +54,7 @@ def create_app(
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
         priority_keys=config.priority_keys,
+        allowed_hosts=config.allowed_hosts,
         body_timeout=config.body_timeout,
     )
     if config.allowed_origins:

@@ -22,6 +22,8 @@ class ServerConfig(ServerLimits):
         priority_keys: keys that let in as `api_keys` do. Where there are any, only their requests may have a negative
             `priority`.
         allowed_origins: origins whose web pages may call the server from a browser (CORS); none by default.
+        allowed_hosts: names under which the server may be called, beside `localhost` and all addresses; `*` is any.
+            Where there are keys any name is taken, as a page of another site has none.
     """
 
     model_names: Sequence[str]
@@ -30,6 +32,7 @@ class ServerConfig(ServerLimits):
     seed: int | None = None
     priority_keys: Sequence[str] = field(default=(), repr=False)
     allowed_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         names = listed("served_model_name", self.model_names, "names")
@@ -42,6 +45,9 @@ class ServerConfig(ServerLimits):
         whole("seed", self.seed, low=0, optional=True)
         for name, limit in declared(ServerLimits).items():
             limit.check(name, getattr(self, name))
+        for host in listed("allowed_hosts", self.allowed_hosts, "names"):
+            if not isinstance(host, str) or not host or any(mark in host for mark in "/@ ,"):
+                raise ConfigError(f"allowed_hosts takes names such as models.example.org, or '*', got {host!r}")
         for origin in self.allowed_origins:
             if origin == "*" or not origin.startswith(("http://", "https://")):
                 raise ConfigError(f"allowed_origins takes origins such as https://example.org, got {origin!r}")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import Request, Response
@@ -120,7 +120,7 @@ class _Waves:
         for offset, (plan, number) in enumerate(parts):
             name = f"{self.request.state.request_id}-d{first + offset}-{self.service.intake.number()}"
             asked = self.plans[plan].request(number, name, policy=policy, **given)
-            made.append(self.service.llm.engine.check(asked))
+            made.append(self.service.llm.engine.check(replace(asked, owner=self.service.owner(self.request))))
         return made
 
     async def _read(self, pending: Sequence[PendingRequest], later: bool) -> list[Result]:

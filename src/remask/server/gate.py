@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import re
@@ -14,22 +15,24 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remask.server.errors import ApiError, error_response
+from remask.server.hosts import ANY, AllowedHosts
 from remask.server.playground.files import FILES
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset(
-    ["/health", "/ping", *FILES]
-)  # health probes have no key, and the playground's page asks for one
+PROBES = frozenset(["/health", "/ping"])  # which say nothing of use to other sites' pages
+OPEN_PATHS = frozenset([*PROBES, *FILES])  # health probes have no key, and the playground's page asks for one
+MAX_SHOWN = 100  # characters of a foreign name in its error
 MAX_LENGTH_DIGITS = 18  # a Content-Length with more digits is refused unread
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
-    """ASGI middleware. Sets `request_id`, `log_fields` and `leads` in `scope["state"]`.
+    """ASGI middleware. Sets `request_id`, `log_fields`, `leads` and `client` in `scope["state"]`.
 
-    The access log writes `log_fields`. `leads` says whether the request may have a priority before others: it has one
+    The access log writes `log_fields`. `client` tells clients apart, by their keys or else by their addresses. `leads`
+    says whether the request may have a priority before others: it has one
     of the `priority_keys`, or there are none.
     """
 
@@ -40,11 +43,14 @@ class Gate:
         max_body_bytes: int,
         *,
         priority_keys: Sequence[str] = (),
+        allowed_hosts: Sequence[str] = (),
         body_timeout: float,
     ) -> None:
         self.app, self.max_body_bytes, self.body_timeout = app, max_body_bytes, body_timeout
         self._keys = tuple(key.encode() for key in api_keys)
         self._priority_keys = tuple(key.encode() for key in priority_keys)
+        # A page of another site has no key, and browsers add none.
+        self._hosts = AllowedHosts([ANY] if api_keys or priority_keys else allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on, or refuse it."""
@@ -81,8 +87,16 @@ class Gate:
             log.info("%s", json.dumps(line))
 
     async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        known, leads = self._known(headers.get("authorization", ""))
-        scope["state"]["leads"] = leads
+        if not self._hosts.admit(headers.get("host", "")) and scope["path"] not in PROBES:
+            name = headers["host"][:MAX_SHOWN]
+            foreign = ApiError(
+                403, f"this server is not called {name!r}; start it with --allowed-hosts {name}, or with an API key"
+            )
+            await error_response(foreign)(scope, receive, send)
+            return
+        key, leads = self._key(headers.get("authorization", ""))
+        known = key is not None or not (self._keys or self._priority_keys)
+        scope["state"].update(leads=leads, client=_address(scope) if key is None else key)
         if not known and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 401, "an API key is needed, as the header 'Authorization: Bearer KEY'; this one is unknown"
@@ -114,19 +128,20 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _known(self, header: str) -> tuple[bool, bool]:
-        """Whether the header holds a known key, or none is needed; and whether it may lead.
+    def _key(self, header: str) -> tuple[str | None, bool]:
+        """Which known key the header holds, in words that do not tell it, if any; and whether the request may lead.
 
         The time of the comparison does not depend on the key that was sent.
         """
         scheme, _, key = header.partition(" ")
         given = key.strip().encode("latin-1", "replace")
         bearer = scheme.lower() == "bearer"
-        matches = {
-            keys: [hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
-        }
-        plain, leading = (bearer and any(matches[keys]) for keys in (self._keys, self._priority_keys))
-        return plain or leading or not (self._keys or self._priority_keys), leading or not self._priority_keys
+        plain, leading = (
+            [bearer and hmac.compare_digest(given, own) for own in keys] for keys in (self._keys, self._priority_keys)
+        )
+        found = [*leading, *plain]
+        name = f"key {found.index(True)}" if any(found) else None
+        return name, any(leading) or not self._priority_keys
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
         """Read the whole body; None if it is too large."""
@@ -144,3 +159,15 @@ class Gate:
                 return None
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from. Of IPv6 the network of 64 bits, as one client has all addresses of such a network."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return f"address {host}"
+    if isinstance(address, ipaddress.IPv6Address):
+        return f"address {address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False)}"
+    return f"address {address}"

@@ -18,6 +18,7 @@ from remask.errors import ConfigError
 from remask.llm import LLM
 from remask.models.tokenizer import Tokenizer
 from remask.policies import CachePolicy, parse
+from remask.prompts import text_tokens
 from remask.server.config import ServerConfig
 from remask.server.errors import ApiError
 from remask.server.limits import CHARS_A_TOKEN
@@ -136,14 +137,17 @@ class Intake:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        control_tokens: bool | None = None,
     ) -> list[int]:
         """Token ids of a conversation; `variables` are those of the chat template."""
-        return self.tokenizer.apply_chat([m.rendered for m in messages], add_generation_prompt, variables)
+        rendered = [message.rendered for message in messages]
+        control = control_tokens is True
+        return self.tokenizer.apply_chat(rendered, add_generation_prompt, variables, control_tokens=control)
 
     def chat(self, body: ChatBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices."""
         self.check_model(body.model)
-        tokens = self.conversation(body.messages, body.add_generation_prompt, body.variables)
+        tokens = self.conversation(body.messages, body.add_generation_prompt, body.variables, body.terms.control_tokens)
         calls, terms, around = self.calls(body), body.terms, None
         if calls is not None and calls.forced is not None:
             if self.llm.loaded.config.kind == "uniform":
@@ -163,7 +167,10 @@ class Intake:
     def completion(self, body: CompletionBody, request_id: str) -> list[Request]:
         """One request for each of `n` choices of each prompt."""
         self.check_model(body.model)
-        tokens = [self.tokenizer.encode(item) if isinstance(item, str) else item for item in prompts_of(body)]
+        control = body.terms.control_tokens
+        tokens = [
+            text_tokens(item, self.tokenizer, control) if isinstance(item, str) else item for item in prompts_of(body)
+        ]
         return self._requests(body, body.terms, [(each, 0) for each in tokens], request_id)
 
     def _shared(self, body: ChatBody, tokens: Sequence[int]) -> int:
@@ -175,9 +182,10 @@ class Intake:
                 raise ConfigError(f"{named} and cache_control both say what is shared; send one of them")
             return body.terms.shared(0)
         messages, variables = [message.rendered for message in body.messages], body.variables
+        control = body.terms.control_tokens is True
         if marked:
-            return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables)
-        return self.tokenizer.shared_prefix(messages, tokens, variables)
+            return self.tokenizer.prefix_through(messages, marked[-1], tokens, variables, control_tokens=control)
+        return self.tokenizer.shared_prefix(messages, tokens, variables, control_tokens=control)
 
     def _requests(
         self,

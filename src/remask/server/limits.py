@@ -23,6 +23,13 @@ class RequestLimits:
     max_queue: int = declare(
         256, Whole(0), "Most requests that wait for the engine; further ones are refused with 429."
     )
+    max_client_work: int | None = declare(
+        None,
+        Whole(1),
+        "Most row-layers that the requests of one client (its API key, or else its address) may come to at a time, "
+        "waiting or running, by what their sampling parameters say; further ones are refused with 429. By default half "
+        "of what the queue holds, if each request takes as many steps as the longest canvas has positions.",
+    )
     drain_timeout: float = declare(
         30.0, Real(0.0), "Seconds that accepted requests have to finish when the server stops."
     )

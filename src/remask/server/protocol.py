@@ -451,6 +451,7 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", _VARIABLES)] = None
+    control_tokens: bool | None = None
 
 
 class DetokenizeBody(Body):

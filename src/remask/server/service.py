@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -10,6 +11,7 @@ from fastapi import Request, Response
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
 from remask.engine.pending import PendingRequest
+from remask.engine.request import Owner
 from remask.errors import QueueFullError
 from remask.llm import LLM
 from remask.server.answer import Answer
@@ -46,7 +48,13 @@ class Service:
         self.intake = Intake(llm, config)
         self.metrics = Metrics(config.model_names[0])
         self.engine = AsyncEngine(
-            llm.engine, config.max_queue, observer, self.metrics.observe, config.step_limit, clock
+            llm.engine,
+            config.max_queue,
+            observer,
+            self.metrics.observe,
+            config.step_limit,
+            config.max_client_work,
+            clock=clock,
         )
         self.metrics.watch(self.engine)
         self.started = int(time.time())
@@ -73,6 +81,10 @@ class Service:
         finally:
             self._taking -= 1
 
+    def owner(self, request: Request) -> Owner:
+        """Whose turn a body takes: that of its client, and all of its choices together."""
+        return Owner(request.state.client, request.state.request_id)
+
     def note_user(self, request: Request, user: str | None) -> None:
         """Put the user of a body into the access log."""
         if user is not None:
@@ -91,7 +103,7 @@ class Service:
         self.intake.check_priority(body.terms.priority, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
-            pending = await self.off_loop(request, size, self._checked, make, body, name)
+            pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))
         except ClientGoneError:
             return Response(status_code=CLOSED_BY_CLIENT)
         names = Names(
@@ -123,10 +135,10 @@ class Service:
             finish()
 
     def _checked(
-        self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str
+        self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str, owner: Owner
     ) -> list[PendingRequest]:
         """Build the requests of a body and check them. Raises `ConfigError` if the engine cannot run one of them."""
-        return [self.llm.engine.check(request) for request in make(body, name)]
+        return [self.llm.engine.check(replace(request, owner=owner)) for request in make(body, name)]
 
     @property
     def _fingerprint(self) -> str:

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
+from remask.prompts import text_tokens
 from remask.server.errors import ApiError, json_response
 from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from remask.server.routes.common import documented, service_of
@@ -38,10 +39,11 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         raise ConfigError("a body needs either prompt or messages")
     size = service.intake.check_size(body)
     if body.prompt is not None:
-        tokens = await service.off_loop(request, size, service.intake.tokenizer.encode, body.prompt)
+        told = body.prompt, service.intake.tokenizer, body.control_tokens
+        tokens = await service.off_loop(request, size, text_tokens, *told)
     else:
         call = service.intake.conversation
-        how = body.add_generation_prompt, body.chat_template_kwargs
+        how = body.add_generation_prompt, body.chat_template_kwargs, body.control_tokens
         tokens = await service.off_loop(request, size, call, body.messages, *how)
     fields = {"count": len(tokens), "max_model_len": service.llm.engine.max_model_len, "tokens": tokens}
     return json_response(fields)

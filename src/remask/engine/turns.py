@@ -1,0 +1,129 @@
+"""Requests that wait to begin, and whose turn it is: that of whoever holds least, not of whoever asked most."""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from remask.core.terms import PRIORITY_STEP_S
+from remask.engine.pending import PendingRequest
+from remask.engine.request import Owner
+
+K = TypeVar("K")
+Key: TypeAlias = tuple[int, int, float]
+
+NOTHING: Mapping[Owner, int] = MappingProxyType({})
+
+
+class Turns:
+    """The requests that wait, and how many canvases their owners hold.
+
+    The client begins that holds the fewest canvases, and of its bodies the one that holds the fewest; of equal ones
+    the one whose request came first. Requests of one body begin in the order of their turns. `priority` goes before
+    all this: among clients, and among the bodies of one. A client or body that holds nothing gains one number for each
+    `PRIORITY_STEP_S` seconds that it waits, so none waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._bodies: dict[Owner, list[PendingRequest]] = {}  # of each that has some, in the order of their turns
+        self._held: Counter[Owner] = Counter()
+        self._held_by_client: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()  # by client
+        self._count = 0
+        self._first: PendingRequest | None = None  # whose turn it is, until anything changes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return (pending for line in list(self._bodies.values()) for pending in list(line))
+
+    def add(self, pending: PendingRequest) -> None:
+        """Let a request wait."""
+        owner = pending.request.owner
+        insort(self._bodies.setdefault(owner, []), pending, key=lambda each: each.turn)
+        self._waiting[owner.client] += 1
+        self._count += 1
+        self._first = None
+
+    def remove(self, pending: PendingRequest) -> None:
+        """Let a request wait no more. Raises `ValueError` where it did not."""
+        owner = pending.request.owner
+        line = self._bodies.get(owner, [])
+        line.remove(pending)
+        if not line:
+            del self._bodies[owner]
+        _less(self._waiting, owner.client, 1)
+        self._count -= 1
+        self._first = None
+
+    def hold(self, pending: PendingRequest) -> None:
+        """Note that a request has begun."""
+        owner = pending.request.owner
+        self._held[owner] += pending.canvases
+        self._held_by_client[owner.client] += pending.canvases
+        self._first = None
+
+    def let_go(self, pending: PendingRequest) -> None:
+        """Note that a request which had begun holds nothing any more."""
+        owner = pending.request.owner
+        _less(self._held, owner, pending.canvases)
+        _less(self._held_by_client, owner.client, pending.canvases)
+        self._first = None
+
+    def nobody_holds(self) -> None:
+        """Note that nothing runs any more."""
+        self._held.clear()
+        self._held_by_client.clear()
+        self._first = None
+
+    def first(self, now: float, passed: Mapping[Owner, int] = NOTHING) -> PendingRequest | None:
+        """The request whose turn it is at the time `now`, on the clock of `arrived`.
+
+        Of each body it is not one of the first `passed`. Where none is passed it is found once, until a request comes,
+        begins or ends.
+        """
+        if self._first is None or passed:
+            best: dict[str, tuple[Key, PendingRequest]] = {}
+            for owner, line in self._bodies.items():
+                at = passed.get(owner, 0)
+                if at >= len(line):
+                    continue
+                head = line[at]
+                key = _key(head, self._held[owner], now)
+                if owner.client not in best or key < best[owner.client][0]:
+                    best[owner.client] = key, head
+            heads = [(_key(head, self._held_by_client[client], now), head) for client, (_, head) in best.items()]
+            found = min(heads, key=lambda each: each[0])[1] if heads else None
+            if passed:
+                return found
+            self._first = found
+        return self._first
+
+    def beyond(self, pending: PendingRequest, canvases: int, most: int) -> bool:
+        """Whether a request may begin beside `canvases` although these are `most`, or would be more with it.
+
+        It may where it has less than its part, so that it need not wait until others, who have more, end: of `most`
+        canvases all clients that wait or run have equal parts. So there are twice `most` at the most. Where one client
+        is alone its bodies have, up to half as many more than `most`. All take turns in steps then.
+        """
+        owner, more = pending.request.owner, pending.canvases
+        clients = len(self._waiting.keys() | self._held_by_client.keys())
+        if clients > 1:
+            held, parts, limit = self._held_by_client[owner.client], clients, 2 * most
+        else:
+            held, parts = self._held[owner], len(self._bodies.keys() | self._held.keys())
+            limit = most + most // 2
+        return parts > 1 and canvases + more <= limit and (held == 0 or held + more <= most // parts)
+
+
+def _key(head: PendingRequest, held: int, now: float) -> Key:
+    waited = 0 if held else max(0, int((now - head.arrived) / PRIORITY_STEP_S))
+    return head.request.priority - waited, held, head.turn
+
+
+def _less(counter: Counter[K], key: K, count: int) -> None:
+    counter[key] -= count
+    if not counter[key]:
+        del counter[key]

@@ -1,0 +1,168 @@
+"""Random mixtures of everything: what `check` accepts never fails, and an answer in the batch is the answer alone."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from remask.core.kinds import KINDS, ModelKind
+from remask.core.remasking import names_on
+from remask.core.request import Result
+from remask.engine.request import Request
+from remask.errors import ConfigError
+from remask.policies.registry import names_for
+from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
+from tests.engine.support import DEADLINE, let_pass, work_of
+
+COUNT = 25
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 26))]
+ENDED = ("stop", "length")
+
+
+def written(result: Result) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    return [(each.step, each.positions, each.token_ids) for each in result.trace]
+
+
+def numbers(result: Result) -> list[float]:
+    """All log-probabilities, in one order."""
+    tops = [value for each in result.trace for top in each.top_logprobs for _, value in top]
+    return (
+        [value for each in result.trace for value in each.logprobs]
+        + tops
+        + [x for r in result.reads.values() for x in r]
+    )
+
+
+class Mixture:
+    """One engine, and all that was asked of it."""
+
+    def __init__(self, family: str, seed: int) -> None:
+        self.family, self.rng = family, random.Random(f"mixture {family} {seed}")
+        self.limits = engine_limits(self.rng, family)
+        self.engine = engine_for(family, **self.limits)
+        self.asked: dict[str, Request] = {}
+        self.results: dict[str, Result] = {}
+        self.replays: dict[str, str] = {}  # of which request each one is
+
+    def run(self, count: int) -> None:
+        """They join while others run; some are cancelled, or late, and some that have ended are replayed."""
+        rng, engine = self.rng, self.engine
+        joins: dict[int, list[Request]] = {}
+        for asked in Drawing(rng, engine).requests(count):
+            joins.setdefault(rng.randrange(count), []).append(asked)
+        step = 0
+        while engine.busy or joins:
+            for asked in joins.pop(step, []):
+                self.submit(asked)
+            if rng.random() < 0.03:
+                engine.cancel(rng.choice([*self.asked, "nobody"]))
+            open_ = [*engine._waiting, *(running.pending for running in engine._unfinished())]
+            late = [each.request.id for each in open_ if each.request.deadline_s is not None]
+            if late and rng.random() < 0.05:
+                let_pass(engine, rng.choice(late), DEADLINE)
+            for event in engine.step():
+                if event.result is not None:
+                    self.end(event.result)
+            step += 1
+            assert step < 5000, f"stuck with {engine.waiting} waiting and {engine.running} running"
+        engine.check_integrity()
+
+    def submit(self, asked: Request) -> None:
+        self.engine.add(asked)
+        self.asked[asked.id] = asked
+
+    def end(self, result: Result) -> None:
+        asked = self.asked[result.id]
+        assert result.error is None, (self.limits, asked, result.error)
+        self.results[result.id] = result
+        original = asked.replay is None and asked.reading is None and result.finish_reason in ENDED
+        if original and self.rng.random() < 0.25:
+            self.replay(asked, result)
+
+    def replay(self, asked: Request, result: Result) -> None:
+        """Queue the run again, under its own policy or another one."""
+        params, kind = asked.params, self.engine.model.config.kind
+        again = replace(
+            asked,
+            id=f"{asked.id} again",
+            replay=result.trace,
+            formed=asked.constraint is not None,
+            constraint=self.rng.choice([None, asked.constraint]),
+            deadline_s=None,
+        )
+        if self.rng.random() < 0.3:
+            other = again.with_policy(random_policy(self.rng, kind, self.rng.choice(["none", "none", "bicache"])))
+            try:  # which may pass over other steps, and so refuse the trace
+                self.engine.check(other)
+                again = other
+            except ConfigError:
+                pass
+        if params.correction_steps or params.revision_tokens:
+            with pytest.raises(ConfigError, match="replay"):
+                self.engine.check(again)
+            return
+        self.submit(again)
+        self.replays[again.id] = asked.id
+
+    def compare(self) -> None:
+        """Each one that has ended with itself alone."""
+        for name, result in self.results.items():
+            if result.finish_reason not in ENDED:
+                continue
+            asked = self.asked[name]
+            if asked.policy.traits.audits is not None:  # how deep it reads is found by audits of earlier requests
+                continue
+            same(self.alone(asked, result), result, asked)
+        for name, original in self.replays.items():
+            one, other = self.results[original], self.results[name]
+            if other.finish_reason in ENDED:
+                assert (other.token_ids, other.finish_reason) == (one.token_ids, one.finish_reason)
+                assert written(other) == written(one)
+
+    def alone(self, asked: Request, result: Result) -> Result:
+        """The answer of an engine that has nothing else to do."""
+        limits = {**self.limits, "overlap": False, "graphs": False, "max_row_layers": None, "max_refreshes": None}
+        read = result.usage.prefix_tokens
+        if read and not asked.segments and asked.policy.traits.sharing == "prefix":
+            # What was read depends on who came before; how it was read does not.
+            asked = replace(asked, prefix_length=read, find_prefix=False)
+        engine = engine_for(self.family, **limits)
+        engine.add(replace(asked, deadline_s=None))
+        while engine.busy:
+            for event in engine.step():
+                if event.result is not None:
+                    found = event.result
+        return found
+
+
+def same(one: Result, other: Result, asked: Request) -> None:
+    assert (one.token_ids, one.finish_reason, one.error) == (other.token_ids, other.finish_reason, None), asked
+    assert written(one) == written(other), asked
+    assert [each.edits for each in one.trace] == [each.edits for each in other.trace]
+    np.testing.assert_allclose(numbers(one), numbers(other), atol=1e-4)
+    if asked.policy.traits.sharing == "prefix":  # pages that others have computed are read, and not computed
+        assert work_of(one.usage) == work_of(other.usage), asked
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", NAMES)
+def test_mixtures_of_everything(family: str, seed: int) -> None:
+    mixture = Mixture(family, seed)
+    mixture.run(COUNT)
+    mixture.compare()
+    ended = [name for name, result in mixture.results.items() if result.finish_reason in ENDED]
+    assert len(ended) > COUNT // 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_policy_and_rule_has_its_turn(kind: ModelKind) -> None:
+    """What is not accepted on one family is on another one of its kind."""
+    families = [name for name in NAMES if model_of(name).config.kind == kind]
+    rng = random.Random(f"turns {kind}")
+    engines = [engine_for(name, page_size=None) for name in families]
+    for policy in names_for(kind):
+        assert any(Drawing(rng, engine).accepted("r", policy, None) for engine in engines), policy
+    for rule in names_on(kind):
+        found = [Drawing(rng, engine).accepted("r", "none", rule) for engine in engines]
+        assert any(asked is not None and asked.params.remasking == rule for asked in found), rule
