@@ -149,7 +149,7 @@ def test_nothing_starves_for_others_refreshes(limit: int, heavy: list[bool], bud
     budget=st.none() | st.integers(1, 40),
 )
 def test_rows_of_a_step_have_room_and_nothing_starves(rows: list[int], most: int, budget: int | None) -> None:
-    scheduler: Scheduler[int] = Scheduler(budget, max_rows=most)
+    scheduler: Scheduler[int] = Scheduler(StepLimits(budget, rows=most))
     for item in range(len(rows)):
         scheduler.add(item)
     ran = set[int]()
