@@ -47,6 +47,7 @@ def create_app(llm: LLM, config: ServerConfig, observer: StepObserver | None = N
         Gate,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
+        max_body_items=config.max_body_items,
         priority_keys=config.priority_keys,
         body_timeout=config.body_timeout,
     )
