@@ -58,7 +58,7 @@ class Service:
             raise QueueFullError(f"the texts of {most} requests wait to be tokenized; try again later")
         self._taking += 1
         try:
-            return await run_while_connected(request.receive, self.texts.run(size, call, *args))
+            return await run_while_connected(request.receive, self.texts.run(_owner(request), size, call, *args))
         finally:
             self._taking -= 1
 
@@ -124,6 +124,11 @@ class Service:
 
     def _token_text(self, token: int) -> str:
         return self.intake.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _owner(request: Request) -> str:
+    """Who sends a request: the key that it came with, else its address."""
+    return request.headers.get("authorization") or (request.client.host if request.client else "")
 
 
 def _summary(generation: Generation) -> dict[str, Any]:
