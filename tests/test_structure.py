@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -359,10 +360,10 @@ def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.
     structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
 
     def late(*_: Any, **__: Any) -> None:
-        raise structure.subprocess.TimeoutExpired("compile", 40)
+        raise subprocess.TimeoutExpired("compile", 40)
 
     with monkeypatch.context() as patch:
-        patch.setattr(structure.subprocess, "run", late)
+        patch.setattr(subprocess, "run", late)
         with pytest.raises(ConfigError, match="try again later"):
             structures.compiled(form)
     assert structures.compiled(form) is structures.compiled(form)

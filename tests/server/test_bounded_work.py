@@ -53,7 +53,6 @@ def test_each_event_of_a_replay_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(3):
             assert body.terms.replay is not None
     assert calls["__post_init__"] == len(events)
-    assert [event.step for event in body.terms.replay.events] == list(range(50))
 
 
 def test_more_events_than_a_trace_may_hold_are_refused_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +205,12 @@ def test_marks_count_where_texts_cannot_be_seen() -> None:
     assert items_in(text, 3) > 3
 
 
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"1", b'""'])
 def test_a_body_of_too_many_values_is_a_413_before_it_is_parsed(
-    server: Running, monkeypatch: pytest.MonkeyPatch
+    server: Running, monkeypatch: pytest.MonkeyPatch, item: bytes
 ) -> None:
     most = server.service.config.max_body_items
-    body = b'{"prompt": "a", "metadata": [' + b"[]," * most + b"0]}"
+    body = b'{"prompt": "a", "metadata": [' + (item + b",") * most + b"0]}"
     with counted(monkeypatch, json, "loads") as calls:
         response = server.client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
         assert not calls
