@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -332,13 +333,55 @@ def test_what_is_beyond_the_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(structure, "MAX_STATES", 99)
     monkeypatch.setattr(structure, "MAX_CLASS_TRANSITIONS", 3)
     with pytest.raises(ConfigError, match="transitions, and at most 3 are taken"):
-        structures.compiled(StructuredOutputs(regex="aaaaaa"))
+        structures.compiled(StructuredOutputs(regex="aaaaa"))
     monkeypatch.setattr(structure, "MAX_SECONDS", 0.01)
     with pytest.raises(ConfigError, match="it takes more than"):
         structures.compiled(StructuredOutputs(regex="a"))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="need the package outlines-core"):
-        structures.compiled(StructuredOutputs(regex="a"))
+        structures.compiled(StructuredOutputs(regex="aa"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_form_is_compiled_once_for_all_who_ask_for_it(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, runs, release = structure.Structures._run, 0, threading.Event()
+
+    def run(self: structure.Structures, *args: Any) -> dict[str, Any]:
+        nonlocal runs
+        runs += 1
+        assert release.wait(60)
+        if fails:
+            raise ConfigError("it is too slow")
+        return plain(self, *args)
+
+    monkeypatch.setattr(structure.Structures, "_run", run)
+    structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(structures.compiled, form) for _ in range(8)]
+        release.set()
+        errors = [each.exception() for each in asked]
+    if fails:
+        assert {str(error) for error in errors} == {"it is too slow"}
+        with pytest.raises(ConfigError, match="too slow"):
+            structures.compiled(form)
+    else:
+        assert {id(each.result()) for each in asked} == {id(structures.compiled(form))}
+    assert structures.keeps(form)
+    assert runs == 1
+    assert not structures._making
+
+
+def test_what_failed_as_the_machine_was_busy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    structures, form = structure.Structures([b"a", None], [1]), StructuredOutputs(regex="a{3}")
+
+    def late(*_: Any, **__: Any) -> None:
+        raise subprocess.TimeoutExpired("compile", 40)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", late)
+        with pytest.raises(ConfigError, match="try again later"):
+            structures.compiled(form)
+    assert structures.compiled(form) is structures.compiled(form)
 
 
 def test_a_tokenizer_that_joins_words_is_refused() -> None:

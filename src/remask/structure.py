@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,17 @@ MAX_STATES = 2048
 MAX_CLASS_TRANSITIONS = 2**16
 """Transitions by classes of tokens, which every step of a request goes over, for each position of its block."""
 KEPT = 64
-"""Forms that are kept compiled, those used last."""
+"""Forms that are kept compiled, or as the error that they end in, those used last."""
+
+
+class _PassingError(ConfigError):
+    """An error that the same form need not end in another time."""
 
 
 class Structures:
     """Compiles forms for one vocabulary, and keeps them. Safe on any threads.
+
+    A form is compiled once, however many threads ask for it at a time, also where it cannot be compiled.
 
     Args:
         tokens: the bytes of each token id; None where a token is no part of a text.
@@ -40,31 +47,56 @@ class Structures:
     def __init__(self, tokens: Sequence[bytes | None], padding: Sequence[int]) -> None:
         self._tokens = [(token, each) for token, each in enumerate(tokens) if each is not None]
         self._vocab, self._padding = len(tokens), tuple(padding)
-        self._kept: OrderedDict[tuple[str, str], Constraint] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], Constraint | str] = OrderedDict()  # or an error's message
+        self._making: dict[tuple[str, str], Future[Constraint]] = {}
         self._lock = threading.Lock()
 
     def compiled(self, form: StructuredOutputs) -> Constraint:
         """The constraint of a form. Raises `ConfigError` where it cannot be compiled, or not within the limits."""
-        kind, text = key = form.source
+        key = form.source
         with self._lock:
-            if key in self._kept:
+            kept, making = self._kept.get(key), self._making.get(key)
+            if kept is not None:
                 self._kept.move_to_end(key)
-                return self._kept[key]
-        made = Constraint(self._automaton(self._run(kind, text, form.parts)))
-        with self._lock:
-            self._kept[key] = made
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            elif making is None:
+                mine = self._making[key] = Future()
+        if kept is not None:
+            if isinstance(kept, str):
+                raise ConfigError(kept)
+            return kept
+        if making is not None:
+            try:
+                return making.result()
+            except ConfigError as error:
+                raise ConfigError(str(error)) from error
+        try:
+            made = Constraint(self._automaton(self._run(*key, form.parts)))
+        except BaseException as error:
+            failed = isinstance(error, ConfigError) and not isinstance(error, _PassingError)
+            self._done(key, str(error) if failed else None)
+            mine.set_exception(error)
+            raise
+        self._done(key, made)
+        mine.set_result(made)
         return made
 
+    def _done(self, key: tuple[str, str], outcome: Constraint | str | None) -> None:
+        """A form has been compiled. Keep the `outcome`, None for one that need not come again."""
+        with self._lock:
+            del self._making[key]
+            if outcome is not None:
+                self._kept[key] = outcome
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+
     def keeps(self, form: StructuredOutputs) -> bool:
-        """Whether `compiled` returns the constraint of a form at once."""
+        """Whether `compiled` returns the constraint of a form, or raises its error, at once."""
         with self._lock:
             return form.source in self._kept
 
     def _run(self, kind: str, text: str, parts: Mapping[str, str]) -> dict[str, Any]:
         if importlib.util.find_spec("outlines_core") is None:
-            raise ConfigError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
+            raise _PassingError("structured_outputs need the package outlines-core: pip install 'remask[server]'")
         seconds = MAX_SECONDS + self._vocab // 50_000
         job = {"kind": kind, "text": text, "parts": dict(parts), "tokens": self._tokens, "vocab": self._vocab}
         job |= {"seconds": seconds, "bytes": MAX_BYTES, "most": MAX_TRANSITIONS}
@@ -75,7 +107,12 @@ class Structures:
                 program, input=marshal.dumps(job), capture_output=True, check=False, timeout=20 * seconds
             )
             answer = marshal.loads(done.stdout) if done.returncode == 0 else None
-        except (subprocess.TimeoutExpired, ValueError, EOFError):
+        except subprocess.TimeoutExpired as error:
+            raise _PassingError(
+                f"structured_outputs: the {_NAMES[kind]} cannot be compiled: it takes more than {20 * seconds} s on "
+                "this machine, which may be busy; try again later"
+            ) from error
+        except (ValueError, EOFError):
             answer = None
         if answer is None:
             answer = {"error": f"it takes more than {seconds} s of processor time or {MAX_BYTES >> 30} GiB of memory"}

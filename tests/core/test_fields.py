@@ -37,6 +37,8 @@ SETS: list[tuple[Values, list[Any], list[Any]]] = [
     (ListOf(Text(3), "texts", 2, single=True), ["a", [], ["a", "b"]], ["", [""], ["a", 3], 4, ["a"] * 3, ["wxyz"]]),
     (ListOf(ListOf(Whole(0), "places", 2), "lists", 2), [[[1], []]], [[1], [[-1]], {}, [[1, 2, 3]]]),
     (Settings("settings", 1), [{}, {"a": 1}], [[], "a", {1: 2}, {"a": 1, "b": 2}]),
+    (Settings("settings", 1, 5), [{"ab": 1}, {"a": []}, {"a": [1, 2]}], [{"abcde": 1}, {"a": "wxyz"}, {"a": [[1, 2]]}]),
+    (ListOf(ListOf(Whole(0), "places", 9), "lists", 9, together=5), [[[1, 2]], [[], []]], [[[1, 2], [1]], [[1] * 5]]),
     (Nested(Oven, "oven knob"), [Oven(), {}, {"rack": 2, "degrees": None}], [3, {"rack": 9}, {"tray": 1}]),
 ]
 
@@ -111,7 +113,10 @@ def test_parse() -> None:
         (Choice(("a", "b")), {"type": "string", "enum": ["a", "b"]}),
         (ListOf(Flag(), "flags", 3), {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}),
         (Text(5), {"type": "string", "minLength": 1, "maxLength": 5}),
-        (Settings("settings", 2), {"type": "object", "maxProperties": 2}),
+        (
+            Settings("settings", 2, 9),
+            {"type": "object", "maxProperties": 2, "description": "an object of at most 2 settings and 9 characters"},
+        ),
     ],
 )
 def test_schemas(values: Values, schema: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from remask.errors import ConfigError, UnknownNameError
 
 LARGEST = 2**63 - 1
 POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number up to it
+LIST = 2**17  # items of one list of positions or token ids: no model's canvas is longer
+OBJECT = 2**16  # characters of the JSON of a small object, such as settings
 SHOWN = 100  # characters of a refused value in its error
 
 
@@ -38,6 +40,16 @@ class Values(ABC):
         """Raise `ConfigError` where `value` is not in the set; `name` is the field in the error."""
         if not self.fits(value):
             raise ConfigError(f"{name} must be {self.words}, got {shown(value)}")
+
+    @property
+    def makes(self) -> bool:
+        """Whether `made` returns other objects than it is given."""
+        return False
+
+    def made(self, name: str, value: Any) -> Any:
+        """Check `value` and return what a declared class holds of it: itself, or an object that is made of it."""
+        self.check(name, value)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +174,31 @@ class Text(Values):
 class ListOf(Values):
     """Lists and tuples of at most `most` values of one set; `noun` names them.
 
-    With `single`, one of them may stand for its list.
+    With `single`, one of them may stand for its list. With `together`, the items and all that is within them are at
+    most so many values; they are counted before any of them is looked at.
     """
 
     of: Values
     noun: str
     most: int
     single: bool = False
+    together: int | None = None
 
     @property
     def words(self) -> str:
         """Such as "a list of at most 16 token ids"."""
         words = f"a list of at most {self.most} {self.noun}"
+        if self.together is not None:
+            words += f", with at most {self.together} values in it altogether"
         return f"{self.of.words}, or {words}" if self.single else words
 
     def fits(self, value: object) -> bool:
         """Whether `value` is such a list."""
         if self.single and self.of.fits(value):
             return True
-        return isinstance(value, list | tuple) and len(value) <= self.most and all(map(self.of.fits, value))
+        if not isinstance(value, list | tuple) or len(value) > self.most or self._too_much(value):
+            return False
+        return all(map(self.of.fits, value))
 
     def schema(self) -> dict[str, Any]:
         """An array with its bound, or an item."""
@@ -191,11 +209,28 @@ class ListOf(Values):
         """Raise `ConfigError` that gives the length of a list that is too long, or names the first wrong item."""
         if isinstance(value, list | tuple) and len(value) > self.most:
             raise ConfigError(f"{name} holds {len(value)} items; it must be {self.words}")
+        if self._too_much(value):
+            raise ConfigError(f"{name} holds more than {self.together} values altogether; it must be {self.words}")
         if self.fits(value):
             return
         for index, item in enumerate(value if isinstance(value, list | tuple) else ()):
             self.of.check(f"{name}[{index}]", item)
         Values.check(self, name, value)
+
+    def made(self, name: str, value: Any) -> Any:
+        """The list itself, or a tuple of what its items make."""
+        if not self.makes or not isinstance(value, list | tuple) or len(value) > self.most or self._too_much(value):
+            self.check(name, value)
+            return value
+        return tuple(self.of.made(f"{name}[{index}]", item) for index, item in enumerate(value))
+
+    @property
+    def makes(self) -> bool:
+        """Whether its items make objects."""
+        return self.of.makes
+
+    def _too_much(self, value: object) -> bool:
+        return self.together is not None and weight(value, self.together) > self.together
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,23 +262,54 @@ class AnyOf(Values):
 
 @dataclass(frozen=True, slots=True)
 class Settings(Values):
-    """Objects of at most `most` keys, which are checked where they are used; `noun` says what they hold."""
+    """Objects of at most `most` keys, which are checked where they are used; `noun` says what they hold.
+
+    Keys, values and all that is within them have at most `chars` characters as JSON, about; they are counted before
+    anything else is done with them.
+    """
 
     noun: str
     most: int
+    chars: int = OBJECT
 
     @property
     def words(self) -> str:
         """Such as "an object of at most 8 settings"."""
-        return f"an object of at most {self.most} {self.noun}"
+        return f"an object of at most {self.most} {self.noun} and {self.chars} characters"
 
     def fits(self, value: object) -> bool:
         """Whether `value` is a mapping with texts as keys."""
-        return isinstance(value, Mapping) and len(value) <= self.most and all(isinstance(key, str) for key in value)
+        if (
+            not isinstance(value, Mapping)
+            or len(value) > self.most
+            or weight(value, self.chars, texts=True) > self.chars
+        ):
+            return False
+        return all(isinstance(key, str) for key in value)
 
     def schema(self) -> dict[str, Any]:
         """An object of any keys."""
-        return {"type": "object", "maxProperties": self.most}
+        return {"type": "object", "maxProperties": self.most, "description": self.words}
+
+
+def weight(value: object, most: int, *, texts: bool = False) -> int:
+    """How many values a JSON-like value is, itself and all within it; with `texts` each character of a text counts.
+
+    The counting ends beyond `most`, so it takes no more than `most` steps however much there is.
+    """
+    found, held = 0, [value]
+    while held and found <= most:
+        each = held.pop()
+        found += 1 + (len(each) if texts and isinstance(each, str) else 0)
+        if isinstance(each, Mapping | list | tuple):
+            if found + len(held) + len(each) > most:
+                return most + 1
+            if isinstance(each, Mapping):
+                found += sum(len(key) for key in each if isinstance(key, str)) if texts else 0
+                held.extend(each.values())
+            else:
+                held.extend(each)
+    return found
 
 
 def is_whole(value: object, low: int, high: int = LARGEST) -> TypeGuard[int]:

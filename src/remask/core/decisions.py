@@ -250,7 +250,7 @@ class Decisions:
     state: Any = declare("", JsonState(), "What the questions are about; an object or a list is read as its JSON text.")
     questions: Any = declare(
         None,
-        Settings("questions by their ids", MAX_QUESTIONS),
+        Settings("questions by their ids", MAX_QUESTIONS, 2**24),
         "The questions by their ids, each an object of the fields below.",
     )
     together: bool = declare(

@@ -64,13 +64,18 @@ def declared(cls: type[Any]) -> dict[str, Declared]:
 
 
 def check(values: Any, prefix: str = "") -> None:
-    """Raise `ConfigError` for the first field of a declared class whose value is not allowed.
+    """Check the fields of a declared class, and put objects of other declared classes in place of JSON-like ones.
 
-    The error names the field, with `prefix` before its name.
+    Raises `ConfigError` for the first field whose value is not allowed, which it names with `prefix` before its name.
     """
     for item in fields(values):
         declaration: Declared = item.metadata[_KEY]
-        declaration.check(prefix + item.name, getattr(values, item.name))
+        value = getattr(values, item.name)
+        if value is None and declaration.default is None:
+            continue
+        made = declaration.values.made(prefix + item.name, value)
+        if made is not value:
+            object.__setattr__(values, item.name, made)
 
 
 def parse(cls: type[T], values: object, name: str, item: str) -> T:
@@ -117,7 +122,21 @@ class Nested(Values):
         if isinstance(value, str) and self.presets:
             one_of(name, value, self.presets)
         elif not isinstance(value, self.cls):
-            parse(self.cls, value, name, self.item)
+            self.made(name, value)
+
+    @property
+    def makes(self) -> bool:
+        """It makes objects of the class."""
+        return True
+
+    def made(self, name: str, value: Any) -> Any:
+        """The object that `parse` makes, or the name of a preset. Each is made once, which checks it."""
+        if isinstance(value, self.cls):
+            return value
+        if isinstance(value, str) and self.presets:
+            self.check(name, value)
+            return value
+        return parse(self.cls, value, name, self.item)
 
     def schema(self) -> dict[str, Any]:
         """An object of the declared fields, each of which may be null or left out, or a preset's name."""

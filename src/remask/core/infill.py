@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.core.checks import POSITIONS, AnyOf, ListOf, Text, Whole
+from remask.core.checks import LIST, POSITIONS, AnyOf, ListOf, Text, Whole
 from remask.core.fields import Nested, check, declare
 from remask.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Part:
 
     text: str | None = declare(None, Text(POSITIONS, empty=True), "A text that stands there as it is.")
     token_ids: Sequence[int] | None = declare(
-        None, ListOf(Whole(0, POSITIONS), "token ids", POSITIONS), "Tokens that stand there as they are."
+        None, ListOf(Whole(0, POSITIONS), "token ids", LIST), "Tokens that stand there as they are."
     )
     mask: MaskLength | int | None = declare(
         None,

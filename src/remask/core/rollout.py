@@ -4,17 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
+from remask.core.checks import LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
 from remask.core.fields import Nested, check, declare, declared, parse
 from remask.core.request import Transfer
-from remask.core.segments import MAX_SEGMENTS, Segment, as_segments
+from remask.core.segments import MAX_SEGMENTS, Segment
 from remask.errors import ConfigError
 
 TOP_LOGPROBS = 20
 """Most tokens beside the chosen one whose log-probabilities a request may ask for."""
 
-_PLACES = ListOf(Whole(0, POSITIONS), "positions of the response", POSITIONS)
-_TOKENS = ListOf(Whole(0, POSITIONS), "token ids", POSITIONS)
+MAX_EVENTS = 2**14
+"""Most steps of a trace that wrote something."""
+
+_PLACES = ListOf(Whole(0, POSITIONS), "positions of the response", LIST)
+_TOKENS = ListOf(Whole(0, POSITIONS), "token ids", LIST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class TraceEvent:
     )
     token_ids: Sequence[int] = declare((), _TOKENS, "The token that each of them got.")
     logprobs: Sequence[float] = declare(
-        (), ListOf(Real(-1e4, 1), "log-probabilities", POSITIONS), "The log-probability of each token in that step."
+        (), ListOf(Real(-1e4, 1), "log-probabilities", LIST), "The log-probability of each token in that step."
     )
     edits: Sequence[int] = declare(
         (), _PLACES, "Those of the positions whose token took the place of one that an earlier step wrote."
@@ -78,25 +81,19 @@ class Trace:
         "Parts of the prompt that could be shared wherever they stand.",
     )
     sampling: Mapping[str, Any] | None = declare(
-        None, Settings("sampling parameters", 256), "Sampling parameters of the run, its seed included."
+        None, Settings("sampling parameters", 256, 2**20), "Sampling parameters of the run, its seed included."
     )
     formed: bool = declare(
         False, Flag(), "The answer had a form (`structured_outputs`), so it was whole wherever it ended."
     )
     events: Sequence[TraceEvent] = declare(
         (),
-        ListOf(Nested(TraceEvent, "event field"), "events", POSITIONS),
+        ListOf(Nested(TraceEvent, "event field"), "events", MAX_EVENTS, together=4 * LIST),
         "What each step wrote that wrote something, in their order.",
     )
 
     def __post_init__(self) -> None:
         check(self, "replay.")
-        made = [
-            each if isinstance(each, TraceEvent) else parse(TraceEvent, each, "replay.events", "event field")
-            for each in self.events
-        ]
-        object.__setattr__(self, "events", tuple(made))
-        object.__setattr__(self, "segments", as_segments(self.segments))
 
     @classmethod
     def from_mapping(cls, values: object) -> "Trace":

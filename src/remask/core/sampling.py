@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.core.checks import LARGEST, POSITIONS, Choice, Flag, ListOf, Real, Text, Whole
+from remask.core.checks import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Text, Whole
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
 from remask.core.remasking import REMASKING
@@ -101,9 +101,10 @@ class SamplingParams:
     order: Sequence[Sequence[int]] | None = declare(
         None,
         ListOf(
-            ListOf(Whole(0, POSITIONS), "canvas positions", POSITIONS),
+            ListOf(Whole(0, POSITIONS), "canvas positions", LIST),
             "lists of canvas positions, one per block",
-            POSITIONS,
+            LIST,
+            together=LIST,
         ),
         "For remasking `order`: per block, its positions on the canvas in decoding order.",
         kinds=_MASKED,
@@ -192,7 +193,7 @@ class SamplingParams:
     )
     initial_canvas: Sequence[int] | None = declare(
         None,
-        ListOf(_TOKEN, "token ids", POSITIONS),
+        ListOf(_TOKEN, "token ids", LIST),
         "Token ids of the canvas after the prompt; null draws them.",
         kinds=_UNIFORM,
     )

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -12,7 +13,9 @@ from remask.core.schema_parts import BOUNDS, STRINGS, part
 from remask.errors import ConfigError
 
 MAX_PATTERN = 2**14
-"""Characters of a regular expression, a schema, or all choices together."""
+"""Characters of a regular expression, a schema as it is sent, or all choices together."""
+MAX_WRITTEN = 2**18
+"""Characters of all expressions that the patterns, formats and bounds of a schema come to."""
 
 # What is understood of a schema, and what says nothing of the form. Another keyword would be overlooked.
 _UNDERSTOOD = frozenset(
@@ -64,7 +67,7 @@ _SCALAR = rf"({_STRING}|{_NUMBER}|true|false|null)"
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StructuredOutputs:
     """The form of an answer; one of the fields is set. Raises `ConfigError` when made, naming the field."""
 
@@ -73,7 +76,7 @@ class StructuredOutputs:
         None, ListOf(Text(MAX_PATTERN), "texts", 1024), "The answer is one of these texts."
     )
     json: Mapping[str, Any] | None = declare(
-        None, Settings("keywords of JSON Schema", 64), "The answer is JSON that this schema allows."
+        None, Settings("keywords of JSON Schema", 64, MAX_PATTERN), "The answer is JSON that this schema allows."
     )
     json_object: bool = declare(
         False, Flag(), "The answer is a JSON object. Its values are scalars, or lists and objects of scalars."
@@ -92,6 +95,11 @@ class StructuredOutputs:
             raise ConfigError("structured_outputs.choice holds no text; give one at least")
         if self.json is not None:
             _check_schema(self.json)
+        if sum(map(len, self.parts.values())) > MAX_WRITTEN:
+            raise ConfigError(
+                "structured_outputs.json is too long: the expressions of its patterns, formats and bounds have more "
+                f"than {MAX_WRITTEN} characters; ask for fewer or shorter ones"
+            )
         if len(self.source[1]) > MAX_PATTERN:
             raise ConfigError(f"structured_outputs.{given[0]} is too long; at most {MAX_PATTERN} characters are taken")
 
@@ -105,7 +113,7 @@ class StructuredOutputs:
             )
         return parse(cls, values, "structured_outputs", "structured_outputs field")
 
-    @property
+    @cached_property
     def source(self) -> tuple[str, str]:
         """What is compiled: "regex" and an expression, or "json" and the text of a schema."""
         if self.regex is not None:
@@ -121,7 +129,7 @@ class StructuredOutputs:
         """Names that stand in the text of a schema for values of these regular expressions."""
         return {} if self.json is None else self._parted[1]
 
-    @property
+    @cached_property
     def _parted(self) -> tuple[Any, dict[str, str]]:
         """The schema with names in place of what `schema_parts` makes expressions of, and these."""
         # No value of the schema holds its own hash, so a name stands for nothing else.

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask.core.checks import LARGEST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
+from remask.core.checks import LARGEST, LIST, POSITIONS, Flag, ListOf, Real, Settings, Text, Whole
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.infill import MAX_PARTS, Part
 from remask.core.rollout import TOP_LOGPROBS, Trace
 from remask.core.sampling import SamplingParams
-from remask.core.segments import MAX_SEGMENTS, Segment, as_segments
+from remask.core.segments import MAX_SEGMENTS, Segment
 from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
 
@@ -92,7 +92,7 @@ class Terms:
     )
     canvas: Sequence[Part] | None = declare(
         None,
-        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS),
+        ListOf(Nested(Part, "part field"), "parts", MAX_PARTS, together=2 * LIST),
         "What the response is made of: parts of fixed `text` or `token_ids`, and holes (`mask`), a number of tokens or "
         "an object of `min` and `max`.",
     )
@@ -109,23 +109,12 @@ class Terms:
 
     def __post_init__(self) -> None:
         check(self)
-        form = self.structured_outputs
-        if form is not None and not isinstance(form, StructuredOutputs):
-            object.__setattr__(self, "structured_outputs", StructuredOutputs.from_mapping(form))
-        if self.segments is not None:
-            if self.prefix_length is not None:
-                raise ConfigError(
-                    "segments and prefix_length both say what is shared; send one of them (a prefix is the part at "
-                    "start 0)"
-                )
-            object.__setattr__(self, "segments", as_segments(self.segments))
-        if self.replay is not None and not isinstance(self.replay, Trace):
-            object.__setattr__(self, "replay", Trace.from_mapping(self.replay))
-        if self.canvas is not None:
-            if self.suffix is not None:
-                raise ConfigError("canvas and suffix both say what stands around the response; send one of them")
-            parts = [each if isinstance(each, Part) else _part(each) for each in self.canvas]
-            object.__setattr__(self, "canvas", tuple(parts))
+        if self.segments is not None and self.prefix_length is not None:
+            raise ConfigError(
+                "segments and prefix_length both say what is shared; send one of them (a prefix is the part at start 0)"
+            )
+        if self.canvas is not None and self.suffix is not None:
+            raise ConfigError("canvas and suffix both say what stands around the response; send one of them")
 
     @property
     def policy(self) -> tuple[str | None, Mapping[str, Any] | None]:
@@ -166,7 +155,3 @@ class Terms:
     def from_mapping(cls, values: object) -> "Terms":
         """Terms from JSON-like values. Raises `ConfigError` on unknown names and on values of the wrong kind."""
         return parse(cls, values, "a request", "term")
-
-
-def _part(values: object) -> Part:
-    return parse(Part, values, "canvas", "part field")

@@ -29,8 +29,8 @@ class Checked:
 
     def _checked(self, value: object) -> object:
         if value is not None:
-            self.declaration.values.check(self.name, value)
-        return value
+            return self.declaration.values.made(self.name, value)
+        return None
 
 
 def with_declared(*classes: type[Any]) -> Callable[[type[B]], type[B]]:

@@ -109,7 +109,7 @@ class Intake:
         calls = self.calls(body)
         if calls is not None and calls.forced is not None:
             return self.llm.compiles(calls.constraint())
-        return self.llm.compiles(body.terms.structured_outputs)
+        return self.llm.compiles(body.own_terms.structured_outputs) if body.asks_form else False
 
     def check_decisions(self, asked: Sequence[Decisions]) -> int:
         """Return about how many characters are to be tokenized for decisions.

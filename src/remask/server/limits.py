@@ -34,6 +34,11 @@ class RequestLimits:
         30.0, Real(0.0), "Seconds that accepted requests have to finish when the server stops."
     )
     max_body_bytes: int = declare(4 << 20, Whole(1), "Largest request body; a larger one is refused with 413.")
+    max_body_items: int = declare(
+        1 << 19,
+        Whole(1, 2**26),
+        "Most values and names in a request's JSON, counted before it is parsed; with more it is refused with 413.",
+    )
     max_messages: int = declare(1024, Whole(1, MAX_ITEMS), "Most messages in a conversation.")
     max_choices: int = declare(128, Whole(1, MAX_ITEMS), "Most answers to one request: n times its prompts.")
     max_reads: int = declare(

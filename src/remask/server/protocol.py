@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -22,8 +23,11 @@ _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TERMS = declared(Terms)
 _TOP_LOGPROBS = _TERMS["top_logprobs"]
 _VARIABLES = Declared(
-    Settings("variables of the chat template", 64), None, "Variables that the chat template reads beside the messages."
+    Settings("variables of the chat template", 64, 2**20),
+    None,
+    "Variables that the chat template reads beside the messages.",
 )
+_PARAMETERS = Declared(Settings("keywords of JSON Schema", 64), None, "A JSON schema of the arguments.")
 
 MAX_TOKEN_IDS = 1 << 20
 RELEVANCE = "Does the document answer the query?"
@@ -151,7 +155,7 @@ class Function(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", _PARAMETERS)] = None
     strict: bool | None = None
 
 
@@ -230,7 +234,7 @@ class GenerationBody(Body):
     def fixed_chars(self) -> int:
         """Characters of the texts that the response is to hold."""
         terms: Any = given(self, Terms)
-        parts = [each["text"] for each in terms.get("canvas") or () if each.get("text") is not None]
+        parts = [each.text for each in terms.get("canvas") or () if each.text is not None]
         return sum(map(len, [*parts, terms.get("suffix") or ""]))
 
     @property
@@ -239,8 +243,16 @@ class GenerationBody(Body):
         return given(self, SamplingParams)
 
     @property
-    def terms(self) -> Terms:
-        """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
+    def asks_form(self) -> bool:
+        """Whether it asks for the form of its answer, in either way."""
+        return self.response_format is not None or self.structured_outputs is not None  # type: ignore[attr-defined]
+
+    @cached_property
+    def own_terms(self) -> Terms:
+        """The declared terms, with the form that is asked for in either way.
+
+        Raises `ConfigError` where two of its fields contradict each other.
+        """
         terms = Terms(**given(self, Terms))
         form = None if self.response_format is None else self.response_format.form
         if form is None:
@@ -248,6 +260,11 @@ class GenerationBody(Body):
         if terms.structured_outputs is not None:
             raise ConfigError("response_format and structured_outputs both say the answer's form; send one of them")
         return replace(terms, structured_outputs=form)
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the request. Raises `ConfigError` where two of its fields contradict each other."""
+        return self.own_terms
 
 
 class ChatBody(GenerationBody):
@@ -302,7 +319,7 @@ class ChatBody(GenerationBody):
             )
         forced: Any = "named" if isinstance(choice, ChosenTool) else "required" if choice == "required" else None
         if forced is not None:
-            self._check_free(super().terms)
+            self._check_free(self.own_terms)
         return ToolCalls(tools, forced, self.parallel_tool_calls is False, format_of(template))
 
     def _check_free(self, terms: Terms) -> None:
@@ -320,10 +337,10 @@ class ChatBody(GenerationBody):
             raise ConfigError("max_tokens and max_completion_tokens are two names of one thing; send one of them")
         return own
 
-    @property
+    @cached_property
     def terms(self) -> Terms:
         """The same, in which `logprobs` says whether there are any."""
-        terms = super().terms
+        terms = self.own_terms
         if not self.logprobs and terms.top_logprobs:
             raise ConfigError(f"top_logprobs={terms.top_logprobs} needs logprobs=true; send both, or neither")
         return replace(terms, top_logprobs=(terms.top_logprobs or 0) if self.logprobs else None)
@@ -335,10 +352,10 @@ class CompletionBody(GenerationBody):
     prompt: str | Texts | TokenIds | TokenLists
     logprobs: Annotated[int | None, Checked("logprobs", _TOP_LOGPROBS)] = None
 
-    @property
+    @cached_property
     def terms(self) -> Terms:
         """The same, in which `logprobs` is another name of `top_logprobs`."""
-        terms, count = super().terms, self.logprobs
+        terms, count = self.own_terms, self.logprobs
         if count is None:
             return terms
         if terms.top_logprobs not in (None, count):

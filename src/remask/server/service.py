@@ -77,7 +77,7 @@ class Service:
             raise QueueFullError(f"the texts of {most} requests wait to be tokenized; try again later")
         self._taking += 1
         try:
-            return await run_while_connected(request.receive, self.texts.run(size, call, *args))
+            return await run_while_connected(request.receive, self.texts.run(request.state.client, size, call, *args))
         finally:
             self._taking -= 1
 
@@ -100,7 +100,8 @@ class Service:
         """Run the requests that `make` builds from the body. Returns the answer in the format `shape`."""
         name, log_fields = request.state.request_id, request.state.log_fields
         self.note_user(request, body.user)
-        self.intake.check_priority(body.terms.priority, leads=request.state.leads)
+        priority: int | None = body.priority  # type: ignore[attr-defined]
+        self.intake.check_priority(priority or 0, leads=request.state.leads)
         size = self.intake.check_size(body)
         try:
             pending = await self.off_loop(request, size, self._checked, make, body, name, self.owner(request))

@@ -1,0 +1,219 @@
+"""How much is done for a body before it is answered or refused: counted, never timed."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from remask.core import schema_parts, structure
+from remask.core.checks import LIST, ListOf, Values, Whole, weight
+from remask.core.fields import Nested, declared
+from remask.core.rollout import MAX_EVENTS, TraceEvent
+from remask.core.sampling import SamplingParams
+from remask.core.structure import MAX_PATTERN, StructuredOutputs
+from remask.core.terms import Terms
+from remask.errors import ConfigError
+from remask.server.gate import items_in
+from remask.server.protocol import ChatBody, CompletionBody
+from tests.server.serving import Running
+
+COMPLETIONS = "/v1/completions"
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str) -> Iterator[Counter[str]]:
+    """Count the calls of a function of a module or class."""
+    calls: Counter[str] = Counter()
+    plain = getattr(holder, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return plain(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, name, call)
+        yield calls
+
+
+def refused(body: type[BaseModel], fields: dict[str, Any]) -> str:
+    """What a body is refused with."""
+    with pytest.raises((ConfigError, ValidationError)) as error:
+        body.model_validate(fields)
+    return str(error.value)
+
+
+def test_each_event_of_a_replay_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [{"step": step, "positions": [step], "token_ids": [5]} for step in range(50)]
+    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
+        body = CompletionBody.model_validate({"prompt": "a", "replay": {"cache": "none", "events": events}})
+        for _ in range(3):
+            assert body.terms.replay is not None
+    assert calls["__post_init__"] == len(events)
+
+
+def test_more_events_than_a_trace_may_hold_are_refused_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
+        message = refused(CompletionBody, {"prompt": "a", "replay": {"events": [{}] * (MAX_EVENTS + 1)}})
+    assert str(MAX_EVENTS) in message
+    assert not calls
+
+
+def test_positions_of_all_events_are_counted_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    event = {"positions": list(range(1000)), "token_ids": [1] * 1000}
+    with counted(monkeypatch, TraceEvent, "__post_init__") as calls:
+        message = refused(CompletionBody, {"prompt": "a", "replay": {"events": [event] * 1000}})
+    assert "altogether" in message
+    assert not calls
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_the_terms_of_a_body_are_made_once(body: Any) -> None:
+    own = {"messages": [{"role": "user", "content": "a"}]} if body is ChatBody else {"prompt": "a"}
+    made = body.model_validate(own | {"cache": "none", "priority": 3})
+    assert made.terms is made.terms
+    assert made.terms.priority == 3
+
+
+def test_terms_that_contradict_each_other_are_refused_at_every_access() -> None:
+    body = CompletionBody.model_validate({"prompt": "a", "logprobs": 2, "top_logprobs": 3})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="two names of one thing"):
+            _ = body.terms
+
+
+LONG_SCHEMAS: dict[str, dict[str, Any]] = {
+    "a pattern": {"type": "string", "pattern": "(a|b)" * 200_000},
+    "a class": {"type": "string", "pattern": "[" + "a-b" * 10_000 + "]"},
+    "patterns": {"anyOf": [{"type": "string", "pattern": "a"}] * 60_000},
+    "properties": {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(120_000)}},
+    "prefix items": {"type": "array", "prefixItems": [{"type": "null"}] * 200_000},
+    "an enum": {"enum": list(range(100_000))},
+    "a note": {"type": "null", "description": "x" * 2_000_000},
+}
+
+
+@pytest.mark.parametrize("name", LONG_SCHEMAS)
+def test_a_schema_that_is_too_long_is_refused_before_it_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        counted(monkeypatch, schema_parts, "string_pattern") as patterns,
+        counted(monkeypatch, structure, "_check_schema") as schemas,
+        pytest.raises(ConfigError, match=str(MAX_PATTERN)),
+    ):
+        StructuredOutputs(json=LONG_SCHEMAS[name])
+    assert not patterns
+    assert not schemas
+
+
+def test_a_schema_is_translated_a_fixed_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": "a+"} for i in range(20)}}
+    with counted(monkeypatch, schema_parts, "string_pattern") as calls:
+        form = StructuredOutputs(json=schema)
+        made = calls["string_pattern"]
+        for _ in range(5):
+            assert len(form.parts) == 20
+            assert "part19x" in form.source[1]
+    assert calls["string_pattern"] == made <= 2 * 20
+
+
+def test_expressions_that_a_short_pattern_comes_to_are_bounded() -> None:
+    with pytest.raises(ConfigError, match="expressions of its patterns"):
+        StructuredOutputs(json={"type": "string", "pattern": r"\s" * 5000})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("initial_canvas", [1] * (LIST + 1)),
+        ("order", [[1]] * LIST),
+        ("order", [[1] * 1000] * 1000),
+        ("canvas", [{"token_ids": [1] * 1000}] * 1000),
+        ("canvas", [{"token_ids": [1] * (LIST + 1)}]),
+        ("cache_config", {"a": [0] * 100_000}),
+        ("cache_config", {"a": "x" * 100_000}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_long_lists_are_refused_before_an_item_is_looked_at(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with counted(monkeypatch, Whole, "fits") as calls:
+        assert name in refused(CompletionBody, {"prompt": "a", name: value})
+    assert not calls
+
+
+def lists_within(values: Values, most: int | None = None) -> Iterator[tuple[ListOf, int]]:
+    """The lists of a declaration, nested ones included, each with the most values that the outer ones leave it."""
+    if isinstance(values, ListOf):
+        bounds = [bound for bound in (values.together, most) if bound is not None]
+        within = min(bounds, default=None) if bounds else None
+        yield values, values.most if within is None else min(values.most, within)
+        yield from lists_within(values.of, within)
+    elif isinstance(values, Nested):
+        for each in declared(values.cls).values():
+            yield from lists_within(each.values, most)
+
+
+@pytest.mark.parametrize("cls", [SamplingParams, Terms])
+def test_every_declared_list_and_all_within_it_are_bounded(cls: type[Any]) -> None:
+    """Also lists of lists: without a bound of all values together they could hold the product of two bounds."""
+    for name, declaration in declared(cls).items():
+        for values, most in lists_within(declaration.values):
+            assert most <= 4 * LIST, name
+            inner = [each for each, _ in lists_within(values.of)]
+            assert not inner or values.together is not None, name
+
+
+def test_counting_ends_beyond_its_bound() -> None:
+    visited = 0
+
+    class Counting(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal visited
+            for item in list.__iter__(self):
+                visited += 1
+                yield item
+
+    assert weight(Counting([Counting([1] * 10)] * 1000), 100) == 101
+    assert visited <= 100
+    assert weight({"ab": ["cd", 1, None]}, 100) == 5
+    assert weight({"ab": ["cd", 1, None]}, 100, texts=True) == 9
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, "a,b[{", 1, [1, 2, [3, "x"]], {"a": [True, None], "b": {"c": '\\" , [ { \n'}}, [[[]]], [-1.5e3, ""]],
+    ids=json.dumps,
+)
+def test_values_of_a_text_are_counted_without_parsing_it(value: Any) -> None:
+    def held(node: Any) -> int:
+        if isinstance(node, dict):
+            return 1 + len(node) + sum(map(held, node.values()))
+        return 1 + (sum(map(held, node)) if isinstance(node, list) else 0)
+
+    for text in (json.dumps(value), json.dumps(value, indent=2)):
+        assert items_in(text.encode(), 0) == 1
+        padded = text.encode() + b" " * 1000  # no text is shorter than the bound
+        assert items_in(padded, 100) == held(value)
+
+
+def test_marks_count_where_texts_cannot_be_seen() -> None:
+    text = '["\\"", 1, [], "a"]'.encode("utf-16")
+    assert items_in(text, 3) > 3
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b"1", b'""'])
+def test_a_body_of_too_many_values_is_a_413_before_it_is_parsed(
+    server: Running, monkeypatch: pytest.MonkeyPatch, item: bytes
+) -> None:
+    most = server.service.config.max_body_items
+    body = b'{"prompt": "a", "metadata": [' + (item + b",") * most + b"0]}"
+    with counted(monkeypatch, json, "loads") as calls:
+        response = server.client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+        assert not calls
+    assert response.status_code == 413
+    assert "max_body_items" in response.json()["error"]["message"]
+    assert server.client.get("/ping").status_code == 200
