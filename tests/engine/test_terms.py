@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from remask.core.rollout import MAX_EVENTS
+from remask.core.sampling import SamplingParams
+from remask.core.terms import Terms
+from remask.engine.asked import request_of
 from remask.engine.engine import Engine
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
@@ -187,3 +191,18 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
                     engine.add(again)
     assert ended == 2
     assert not engine._refreshes._least
+
+
+@pytest.mark.parametrize(
+    ("sampling", "most"),
+    [
+        ({"max_tokens": 2 * MAX_EVENTS}, 2 * MAX_EVENTS),
+        ({"max_tokens": 8, "steps": MAX_EVENTS + 8}, MAX_EVENTS + 8),
+        ({"max_tokens": 8, "block_length": 4, "steps_per_block": MAX_EVENTS}, 2 * MAX_EVENTS),
+    ],
+)
+def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(sampling: dict[str, Any], most: int) -> None:
+    params, terms = SamplingParams(**sampling), Terms(return_trace=True)
+    with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
+        request_of("r", [1], params, Dense(), terms, "masked", 0)
+    request_of("r", [1], params, Dense(), Terms(), "masked", 0)

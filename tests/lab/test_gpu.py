@@ -285,11 +285,6 @@ def test_kernels_are_compiled_by_their_script(status: int, tmp_path: Path, monke
     result = Result.read(tmp_path, "compile")
     assert result is not None
     assert (result.found, result.done) == ({"status": status, "last": "40 kernels"}, status == 0)
-    monkeypatch.setattr(parts, "COMPILER", tmp_path / "none")
-    command.run_part("compile", setting(tmp_path))
-    result = Result.read(tmp_path, "compile")
-    assert result is not None
-    assert "no scripts/none" in result.found["last"]
 
 
 def test_a_fault_of_the_proof_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ class Running:
         """A connection on which a request has been sent whose answer nobody reads yet."""
         content = json.dumps(body).encode()
         connection = socket.create_connection((self.client.base_url.host, self.client.base_url.port or 80), LONGEST_S)
-        head = f"POST {url} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        head = f"POST {url} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         return connection
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from remask.core.canvas import Template
 from remask.core.kinds import ModelKind
+from remask.core.rollout import MAX_EVENTS
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 from remask.engine.request import Request
@@ -41,6 +42,11 @@ def request_of(
             "return_step_maps: the tokens of a uniform model may change in every step of their block, so the first "
             "step that wrote one says nothing of the last; send return_trace, which tells all of them"
         )
+    if terms.return_trace and _most_steps(params) > MAX_EVENTS:
+        raise ConfigError(
+            f"return_trace: a trace holds at most {MAX_EVENTS} steps, and max_tokens={params.max_tokens} with these "
+            f"steps may take {_most_steps(params)}; ask for fewer, or leave return_trace out"
+        )
     if terms.return_trace and params.seed is None:
         params = replace(params, seed=secrets.randbits(62))
     # The trace of a uniform model holds no log-probabilities: `check_request` says why.
@@ -63,3 +69,10 @@ def request_of(
         replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
         formed=terms.replay is not None and terms.replay.formed,
     )
+
+
+def _most_steps(params: SamplingParams) -> int:
+    """Steps that may write something, at most: each writes a token, or is one of those that were asked for."""
+    blocks = -(-params.max_tokens // (params.block_length or params.max_tokens))
+    asked = max(params.steps or 0, (params.steps_per_block or 0) * blocks)
+    return max(params.max_tokens, asked) + (params.correction_steps or 0)
