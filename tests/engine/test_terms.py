@@ -204,5 +204,5 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
 def test_a_trace_that_could_not_be_replayed_is_refused_before_the_run(sampling: dict[str, Any], most: int) -> None:
     params, terms = SamplingParams(**sampling), Terms(return_trace=True)
     with pytest.raises(ConfigError, match=rf"return_trace: a trace holds at most {MAX_EVENTS} steps.* may take {most}"):
-        request_of("r", [1], params, Dense(), terms, "masked", 0)
-    request_of("r", [1], params, Dense(), Terms(), "masked", 0)
+        request_of("r", [1], params, Dense(), terms, "masked", shared=0)
+    request_of("r", [1], params, Dense(), Terms(), "masked", shared=0)
