@@ -1,6 +1,7 @@
 """`LLM.infill`, templates of parts, and their texts."""
 
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,13 @@ ANSWER: list[dict[str, Any]] = [
 @cache
 def bundled() -> LLM:
     return LLM("bundled", cache="bicache", dtype="float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closed() -> Iterator[None]:
+    """The model goes with the tests that share it: it has processes that render its chat template."""
+    yield
+    bundled.cache_clear()
 
 
 @pytest.mark.parametrize("policy", [None, "none", "block-dual", "dkv-decode"])

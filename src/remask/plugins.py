@@ -98,8 +98,7 @@ class Registry(Generic[T]):
             return self.built_in[name]
         loaded = _load(claims[0], self.check)
         if isinstance(loaded, PluginError):
-            # A new error each time, as an error collects the tracebacks of all its raises.
-            raise PluginError(str(loaded)) from loaded.__cause__
+            raise _without_frames(loaded)
         return cast(T, loaded)
 
     def usable(self) -> dict[str, T]:
@@ -139,13 +138,18 @@ def _load(plugin: Plugin, check: Callable[[Plugin, object], object]) -> object:
     try:
         value = plugin.entry.load()
     except Exception as error:  # whatever another package's modules raise when they are imported
+        log.debug("remask: %s could not be imported", plugin, exc_info=True)
         failed = plugin.error(f"loading it raised {type(error).__name__}: {error}", "an object that can be imported")
-        failed.__cause__ = error
-        return failed
+        return _without_frames(failed)
     try:
         return check(plugin, value)
     except PluginError as error:
-        return error
+        return _without_frames(error)
+
+
+def _without_frames(error: PluginError) -> PluginError:
+    """A new error of the same text: one that is kept would keep the frames of its traceback, so the caller's model."""
+    return PluginError(str(error))
 
 
 @cache
