@@ -33,7 +33,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` also notes its caller for devices that are not there
     np.random.seed(0)
 
 

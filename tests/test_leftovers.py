@@ -80,6 +80,7 @@ def test_whatever_is_left_fails_the_session_and_is_named_with_its_test(inner: py
     assert len(killed) == 2
 
 
+@pytest.mark.thorough
 def test_each_thing_alone_fails_the_session(inner: pytest.Pytester) -> None:
     """A folder, by a worker and without; the controller tells what its workers found, and what none of them did."""
     inner.makepyfile(test_left=f"{HEAD}\n    def test_one():\n        tempfile.mkdtemp(prefix='mine')\n")

@@ -77,6 +77,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(
     assert generate(folder, "--skip-weight-check") == 0
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("template", "reason"),
     [

@@ -128,6 +128,7 @@ NONSENSE: list[Planner] = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("planner", NONSENSE, ids=lambda planner: str(planner.__name__))
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_nonsense_ends_its_own_request_only(planner: Planner, family: str) -> None:

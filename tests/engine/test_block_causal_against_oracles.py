@@ -193,6 +193,7 @@ def test_mixed_batches(model: str, seed: int) -> None:
         compare(model, line, expected, results[name])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", kinds.BLOCK_CAUSAL)
 def test_company_changes_nothing(model: str) -> None:
     """Drawn tokens have no oracle: a request alone is the measure."""

@@ -105,6 +105,7 @@ def test_gidd(name: str, dtype: torch.dtype) -> None:
     assert compared == 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("make", EXECUTORS)
 def test_every_executor_on_a_clean_prompt_and_noise(make: Make) -> None:
     """Scores are capped, every row sees the sink, and clean rows do not see noise."""

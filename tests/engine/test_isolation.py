@@ -177,7 +177,7 @@ BREAKS = [
 ]
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(23)
 @pytest.mark.parametrize("breaks", BREAKS, ids=lambda breaks: str(breaks.__name__))
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 90}], ids=["whole", "budget"])
 @pytest.mark.parametrize("prefix", [0, 6])
@@ -223,7 +223,7 @@ def test_a_prefix_pass_that_fails_ends_those_that_wait_for_it(broken: str, monke
     assert run(engine, bad)["bad 0"].finish_reason == "length", "the prefix is computed anew"
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(23)
 @pytest.mark.parametrize("joins", [0, 1, 4])
 @pytest.mark.parametrize(
     ("operation", "layer"),

@@ -153,6 +153,7 @@ def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) 
         assert support.outcome(replayed) == support.outcome(told), (item.policy, asked.params)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*kinds.BLOCK_CAUSAL[:2], "llada2", *kinds.UNIFORM[:2]])
 def test_replays_on_other_kinds_of_models(name: str) -> None:
     checkpoint, rng = kinds.checkpoint(name), random.Random(name)

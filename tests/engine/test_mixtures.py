@@ -145,6 +145,7 @@ def same(one: Result, other: Result, asked: Request) -> None:
         assert work_of(one.usage) == work_of(other.usage), asked
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("family", NAMES)
 def test_mixtures_of_everything(family: str, seed: int) -> None:

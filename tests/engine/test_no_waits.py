@@ -171,7 +171,7 @@ def test_a_pass_reads_once(family: str, policy: CachePolicy, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("no_data")
-@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("family", ["llada", pytest.param("dream", marks=pytest.mark.thorough)])
 def test_a_pass_of_all_policies_and_samplers_reads_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, requests = random.Random(family), list[Request]()
     for number, policy in enumerate(policy for name, policy in PAIRS if name == family):

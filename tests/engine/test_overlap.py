@@ -70,6 +70,7 @@ def limits(rng: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_requests_of_all_kinds_get_the_same_answers(family: str, seed: int) -> None:

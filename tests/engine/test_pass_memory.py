@@ -114,6 +114,7 @@ PASSES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
 @pytest.mark.parametrize(("family", "cache"), PASSES)
 def test_the_estimate_holds_the_passes_of_every_policy(
@@ -157,6 +158,7 @@ READINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("most", [8, 96], ids="rows={}".format)
 @pytest.mark.parametrize("kind", READINGS)
 def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:

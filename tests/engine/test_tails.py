@@ -38,6 +38,7 @@ def works(min_confidence: float) -> list[Work]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("family", "least"), [("llada", 0.17), ("dream", 0.13)])
 def test_every_policy_leaves_out_the_tail(family: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that it would compute there, predictions and what is watched; a batch of many equals many of one."""

@@ -148,6 +148,7 @@ def test_dense_passes_over_canvases_of_any_length(family: str) -> None:
         assert torch.allclose(bench.model.head(out), expected @ bench.weights.head.T, atol=1e-3)
 
 
+@pytest.mark.few(3)
 @FAMILIES
 @pytest.mark.parametrize("state", ["stored", "recomputed"])
 def test_bicache_over_several_steps(family: str, state: str) -> None:

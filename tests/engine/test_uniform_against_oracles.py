@@ -157,7 +157,7 @@ def free_line(rng: random.Random, model: str) -> Line:
     return line
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("model", kinds.UNIFORM)
 def test_company_changes_nothing(model: str) -> None:
     """Drawn tokens have no oracle: a request alone is the measure, and another seed gives something else."""

@@ -22,6 +22,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.thorough
 @NEEDS_TRITON
 def test_kernels_serve() -> None:
     """Fewer K/V heads than heads; a sink; float32, which has no matrix units."""

@@ -38,7 +38,7 @@ def _no_process_stays() -> Iterator[None]:
     assert children() <= before
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
     "text",
     [
@@ -62,7 +62,7 @@ def test_a_template_gives_what_transformers_gives(text: str) -> None:
         assert ChatTemplate(text, TOKENS).render(chat, prompt) == rendered[0][0]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(23)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

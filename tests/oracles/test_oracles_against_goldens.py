@@ -96,7 +96,7 @@ def _of(run: goldens.Run, prompt: str) -> bool:
     return bool(run["prompt_id"] == prompt)
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(31)
 @pytest.mark.parametrize("run", spread(), ids=goldens.run_id)
 def test_decoder(run: goldens.Run) -> None:
     model = golden_model(run["model"])

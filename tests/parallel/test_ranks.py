@@ -247,6 +247,7 @@ def begins_and_raises(model: Transformer) -> None:
     raise ValueError("on purpose")
 
 
+@pytest.mark.thorough
 def test_ranks_that_fail_at_different_operations_are_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 0 sends next would be taken for something else."""
     lender = Lender()

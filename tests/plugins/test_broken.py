@@ -212,6 +212,7 @@ BAD_FAMILIES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BAD_FAMILIES)
 def test_a_family_that_is_none(name: str, install: Install) -> None:
     text, found = BAD_FAMILIES[name]

@@ -134,6 +134,7 @@ UNIFORM: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(2)
 @SIZES
 @pytest.mark.parametrize("seed", range(1))
 def test_the_rows_of_every_kind_of_request_at_once(size: int, seed: int) -> None:
@@ -179,6 +180,7 @@ def test_each_rank_keeps_its_part_of_the_guidance(size: int) -> None:
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @SIZES
 def test_no_logits_are_gathered(size: int) -> None:
     """What is exchanged has a few numbers a row, whatever the vocabulary."""

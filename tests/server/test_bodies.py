@@ -191,6 +191,7 @@ def test_neutral_values_of_unsupported_fields_are_let_through(server: Running) -
     assert server.ask(**neutral).status_code == 200
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 15, 16, 33, 128])
 def test_a_client_that_sends_only_a_length_is_answered(server: Running, length: int) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
@@ -273,7 +274,7 @@ def test_a_stream_that_fails_before_it_begins_has_a_status(server: Running) -> N
 def test_a_deadline_that_passes_is_a_504(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.service.llm.engine, "clock", Clock(tick=1.0))
     steps = server.service.llm.engine.stats.steps
-    response = server.ask(deadline_s=40, max_tokens=512, block_length=1, steps=512, ignore_eos=True)
+    response = server.ask(deadline_s=40, max_tokens=128, block_length=1, steps=128, ignore_eos=True)
     assert server.service.llm.engine.stats.steps > steps, "it had begun"
     assert response.status_code == 504
     assert response.json()["error"]["code"] == "deadline_exceeded"

@@ -207,6 +207,7 @@ def test_more_connections_than_allowed_are_a_503() -> None:
         assert everything(again).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("url", [COMPLETIONS, URL, f"{SESSION}/x/caching"])
 @pytest.mark.parametrize("more", [(), ("Connection: close",)])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
@@ -283,6 +284,7 @@ def test_a_half_closed_client_gets_its_stream_and_all_it_has_asked_for(server: R
         assert len(counts) == 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelined: bool) -> None:

@@ -118,6 +118,7 @@ EVERYDAY: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fields", EVERYDAY, ids=lambda fields: ",".join(fields)[:50])
 def test_what_everyday_clients_send_changes_nothing(server: Running, fields: dict[str, Any]) -> None:
     plain = server.ask().json()["choices"][0]["message"]

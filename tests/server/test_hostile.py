@@ -65,6 +65,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "fields", "param"), HOSTILE, ids=[f"{k} {json.dumps(f)[:60]}" for k, f, _ in HOSTILE])
 def test_numbers_and_lists_out_of_range_are_a_400_at_once(
     hosts: dict[str, Running], kind: str, fields: dict[str, Any], param: str

@@ -145,6 +145,7 @@ def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Text
     assert len(texts.begun) == 2, "the one that a thread had begun, and the last"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("url", "body", "param", "text"),
     [

@@ -67,6 +67,7 @@ def test_an_answer_under_load_is_the_answer_alone(server: Running) -> None:
         assert list(pool.map(ask, bodies)) == alone
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("stream", "chunks"), [(True, 1), (True, 6), (False, 0)])
 def test_clients_that_go_away_free_everything(server: Running, stream: bool, chunks: int) -> None:
     before = server.service.llm.engine.stats.steps

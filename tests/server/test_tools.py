@@ -279,6 +279,7 @@ LLAMA_TEXTS = [
 CASES = [(HERMES, *case) for case in HERMES_TEXTS] + [(LLAMA, *case) for case in LLAMA_TEXTS]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("form", "said", "text", "made"), CASES)
 @given(data=st.data())
 def test_calls_are_read_however_their_text_arrives(form: Any, said: str, text: str, made: list[Any], data: Any) -> None:

@@ -10,6 +10,7 @@ from remask.server.trace import WARM_UP, StepTrace
 from tests.engine.support import make_engine, request
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("asked", "recorded"), [(2, 2), (100, 8 - WARM_UP)])
 def test_steps_are_recorded_after_the_first_few(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int, recorded: int

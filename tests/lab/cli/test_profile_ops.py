@@ -23,7 +23,7 @@ def profile_ops(*options: str) -> int:
     return main(["--quiet", "profile-ops", "--load-format", "dummy", *SHAPE, *options])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("model", "cache", "settings"),
     [

@@ -280,6 +280,7 @@ def alive():
 """
 
 
+@pytest.mark.few(2)
 def test_a_process_in_a_session_of_its_own_ends_too(confined: Confinement) -> None:
     for wait, seconds in (("pass", LONGEST_S), ("while True: pass", 2)):
         mark = marker()

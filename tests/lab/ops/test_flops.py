@@ -71,7 +71,7 @@ def measured(engine: Engine, work: Sequence[Work]) -> Executed:
     return executed
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(41)
 @pytest.mark.parametrize("sampling", [{"block_length": 4}, {"cfg_scale": 1.5}], ids=["blocks", "guided"])
 @pytest.mark.parametrize(("family", "name", "settings"), ACCEPTED, ids=str)
 def test_masked_models(family: str, sampling: dict[str, Any], name: str, settings: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def test_block_causal_models(model: str, name: str, settings: dict[str, Any]) ->
     assert cost.repeated == 0, "the opening pass of a prompt whose pages are all stored projects no K and V there"
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(23)
 @pytest.mark.parametrize("family", ["llada", "dream", "llada-moe"])
 @pytest.mark.parametrize("limits", [{}, {"max_row_layers": 60}], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("seed", range(3))
