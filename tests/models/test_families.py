@@ -91,6 +91,7 @@ def test_every_key_of_a_small_configuration_arrives() -> None:
     assert LLADA_FAMILY.config(LLADA | {"weight_tying": True}) == ModelConfig(
         family="llada", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,
         rope_theta=500000.0, norm_eps=1e-5, mask_id=39, stop_ids=(38,), qkv_bias=False, tied=True, shift=0,
+        rope_float32=True,
     )  # fmt: skip
     assert DREAM_FAMILY.config(DREAM) == ModelConfig(
         family="dream", layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocab=40, max_length=64,

@@ -90,10 +90,12 @@ def layer_bytes(part: ModelConfig, rows: int, longest: int, item: int, attention
     """
     hidden, queries, keys = part.hidden, part.heads * part.head_dim, part.kv_heads * part.head_dim
     # What stays: the stage before's hidden states and these, cos and sin, and indices.
-    stays = item * (2 * hidden + (part.rotary_dim or part.head_dim)) + INDICES * 8
+    angle = max(item, 4) if part.rope_float32 else item
+    stays = item * 2 * hidden + angle * (part.rotary_dim or part.head_dim) + INDICES * 8
     single = 4 * max(1, item // 4)  # bytes of a number of float32, or wider where the model is
     normed = 3 * single * max(hidden, queries)
-    projected = item * (hidden + 2 * queries + 3 * keys) + normed
+    turned = 2 * angle * (queries + keys) if angle > item else 0
+    projected = item * (hidden + 2 * queries + 3 * keys) + max(normed, turned)
     compared = item * (2 * hidden + 2 * keys) + 5 * single * keys
     wide = (3 if part.mlp == "swiglu" else 1) * part.intermediate
     mixture = part.mixture

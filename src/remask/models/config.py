@@ -69,6 +69,8 @@ class ModelConfig:
         kind: how the model is denoised, and what a row attends to.
         qk_norm: RMS norm of queries and keys before RoPE: of each head ("head"), or of all heads together ("whole").
         rotary_dim: leading channels of each head that RoPE turns; None: all.
+        rope_float32: RoPE is computed in float32 whatever the model's dtype, and rounded once. Else its cosines and
+            sines are rounded to that dtype first.
         sink: every layer has a learned key and value that all rows attend to, without RoPE.
         score_cap: attention scores s become cap * tanh(s / cap).
         mlp: "swiglu", or "relu2" for a squared ReLU without a gate.
@@ -100,6 +102,7 @@ class ModelConfig:
     kind: ModelKind = "masked"
     qk_norm: Literal["head", "whole"] | None = None
     rotary_dim: int | None = None
+    rope_float32: bool = False
     sink: bool = False
     score_cap: float | None = None
     mlp: Literal["swiglu", "relu2"] = "swiglu"

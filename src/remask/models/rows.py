@@ -10,7 +10,7 @@ class Rows:
     """N rows of a stage that a layer computes.
 
     Attributes:
-        cos: for RoPE, [N, 1, R / 2].
+        cos: for RoPE, [N, 1, R / 2], of the model's dtype or wider (`ModelConfig.rope_float32`).
         sin: as `cos`.
         slots: int64 [W], where the K/V of the rows that are written go. For kernels [N], and -1 for none.
         written: int64 [W], those rows; None: all.

@@ -165,7 +165,7 @@ class Transformer:
         """
         wide = torch.promote_types(keys.dtype, torch.float32)
         cos, sin = _angles(self.config, torch.full((1,), by, device=keys.device))
-        return _rotate(keys.to(wide), cos.to(wide), sin.to(wide)).to(keys.dtype)
+        return _rotate(keys, cos.to(wide), sin.to(wide))
 
     def route(self, x: Tensor, w: MixtureWeights) -> Routes:
         """The experts that compute the normed rows `x` [N, D] of a layer with the mixture `w`, and their weights."""
@@ -359,8 +359,11 @@ def _outputs(kept: Tensor, new: Tensor, rows: Tensor, slots: Tensor, written: Te
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE of `x` [N, heads, Dh] with `cos`, `sin` [N, 1, R / 2]; channel j < R / 2 is paired with channel j + R / 2.
 
-    Channels from R on stay as they are.
+    Channels from R on stay as they are. Where `cos` and `sin` are of a wider dtype, it is computed in that one and
+    rounded once.
     """
+    if cos.dtype != x.dtype:
+        return _rotate(x.to(cos.dtype), cos, sin).to(x.dtype)
     out = torch.empty_like(x)
     turned = 2 * cos.shape[-1]
     out[..., turned:] = x[..., turned:]
@@ -376,7 +379,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _rope(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of all positions, [max_length, 1, R / 2] with R turned channels, computed in float32."""
     cos, sin = _angles(config, torch.arange(config.max_length, device=device))
-    return cos.to(dtype), sin.to(dtype)
+    kept = torch.promote_types(dtype, torch.float32) if config.rope_float32 else dtype
+    return cos.to(kept), sin.to(kept)
 
 
 def _angles(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -159,6 +159,8 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         yield Variant(f"{layer}:_sum_and_norm", dtype, pointers, options | plain)
     pointers = dict.fromkeys(("qkv", "q_norm", "k_norm", "cos", "sin", "q", "k", "v"), own)
     pointers |= {"slots": "*i64", "eps": "fp32"}
+    if shape.rope_float32:
+        pointers |= dict.fromkeys(("cos", "sin"), "*fp32")
     yield Variant(f"{layer}:_heads", dtype, pointers, layer_triton.heads_options(shape) | plain)
     pointers = {"x": own, "out": own, "total": "i32", "SIZE": "i32"}
     yield Variant(

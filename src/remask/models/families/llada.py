@@ -67,6 +67,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         mask_id=mask,
         stop_ids=tuple(dict.fromkeys(stops)),
         tied=fields.flag("weight_tying"),
+        rope_float32=fields.flag("rope_full_precision", True),
     )
 
 
@@ -84,6 +85,7 @@ _LLADA_8B = ModelConfig(
     norm_eps=1e-5,
     mask_id=MASK,
     stop_ids=(126081, END_OF_TURN),
+    rope_float32=True,
 )
 
 # Tied, so that of its 138 million parameters all but 25 are in the layers.

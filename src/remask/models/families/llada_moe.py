@@ -55,6 +55,7 @@ def _config(raw: Mapping[str, Any]) -> ModelConfig:
         tied=fields.flag("tie_word_embeddings", False),
         qk_norm="head" if fields.flag("qk_layernorm", False) else None,
         rotary_dim=fields.rotary_dim("partial_rotary_factor", head_dim),
+        rope_float32=fields.flag("rope_full_precision", False),
         mixture=Mixture(
             experts=experts,
             active=fields.integer("num_experts_per_tok", most=experts),
