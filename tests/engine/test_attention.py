@@ -17,7 +17,7 @@ from remask.models import attention_torch
 from remask.models.attention import Sink
 from remask.models.attention_torch import TorchAttention
 from remask.models.work_list import WorkList, WorkListBuilder
-from tests.engine.executors import EXECUTORS, QUICK, Make
+from tests.engine.executors import EXECUTORS, NEEDS_TRITON, QUICK, Make
 
 pytestmark = pytest.mark.usefixtures("on_device")
 SLOTS = 96
@@ -145,10 +145,30 @@ def test_the_widest_heads_and_pieces_of_a_long_canvas(make: Make, monkeypatch: p
     case.check(make, (1, 1), 256)
     from remask.models import attention_triton
 
-    monkeypatch.setattr(attention_triton, "SPLIT", 16)
+    monkeypatch.setattr(attention_triton, "PIECE", 16)
     monkeypatch.setattr(attention_triton, "TILE", 4)
     case.add(1, 2, range(60, 90), [3, 30])
     case.check(make, (2, 1), 8)
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize(("heads", "groups"), [(32, 32), (28, 4)])
+@pytest.mark.parametrize(
+    ("canvases", "rows", "whole"), [(1, 1280, True), (32, 1280, True), (32, 32, True), (1, 32, False), (2, 8, False)]
+)
+def test_k_and_v_are_cut_where_programs_are_few(canvases: int, rows: int, whole: bool, heads: int, groups: int) -> None:
+    """Rows that keep a device busy leave no partial results; else there are as many programs as it takes, or nearly."""
+    from remask.models.attention_triton import PROGRAMS, TritonAttention
+
+    builder, length = WorkListBuilder(), 1280
+    for number in range(canvases):
+        own = builder.slots(np.arange(length) + length * number)
+        builder.add(number * rows, rows, own, length, None)
+    size = TritonAttention(None).size(builder.list(), heads, groups)
+    if groups == heads:
+        assert size.merged is not whole
+    assert size.merged or size.outputs == canvases * rows
+    assert size.units * groups >= 0.6 * min(PROGRAMS, len(range(0, canvases * rows, 64)) * groups * length // 64)
 
 
 @settings(max_examples=30)

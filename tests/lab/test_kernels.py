@@ -28,7 +28,7 @@ def test_kernels_serve() -> None:
     """Fewer K/V heads than heads; a sink; float32, which has no matrix units."""
     chosen = (
         "_heads bf16 HEADS=28 GROUPS=4",
-        "_merge bf16 SINK=1 HEADS=24",
+        "_merge bf16 SINK=1 TALL=8 HEADS=24",
         "_attend fp32 ROWS=16 KEYS=16 MERGED=1 num_warps=4 HEADS=4",
     )
     done = run("--targets", "90", *(word for each in chosen for word in ("--match", each)))

@@ -520,10 +520,27 @@ def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
     assert figures["ms_per_step"] > 0
 
 
+@NEEDS_TRITON
+def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+    whole = host_decode.cut
+    monkeypatch.setattr(host_decode, "cut", lambda work: (cut.append(len(work.owners)), whole(work)))
+    host_decode.decode(host_decode.make_model(), "block-dual", 320, 2, lists=True)
+    assert len(cut) == host_decode.STEPS
+    assert set(cut) == {2 * host_decode.BLOCK, 2 * 320}
+
+
+def test_the_host_says_what_lists_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["host"])
+    with pytest.raises(ConfigError, match="needs triton: .* or --no-lists"):
+        host.main()
+
+
 @pytest.mark.thorough
 def test_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "host.json"
-    sizes = ["--rounds", "1", "--policies", "none", "--canvases", "320", "--requests", "1", "2"]
+    sizes = ["--rounds", "1", "--no-lists", "--policies", "none", "--canvases", "320", "--requests", "1", "2"]
     monkeypatch.setattr(sys, "argv", ["host", *sizes, "--json", str(target)])
     host.main()
     rows = json.loads(target.read_text(encoding="utf-8"))["rows"]

@@ -19,6 +19,7 @@ MAX_LOGITS = 1 << 26  # that exist at a time, of whole rows: 0.25 GiB in float32
 DRAWN = 4  # what a row weighs that is not read greedily, as draws, filters and forms make more of its logits
 LOGIT_COPIES = 4  # of these: the logits, and what is made of them
 INDICES = 32  # numbers that a pass sends for each of its rows: tokens, positions, slots, in each of its stages
+FEW_ROWS = 64  # of a unit of attention
 MOST_LISTS = 8  # work lists of the last two passes that are on the device at a time
 
 
@@ -115,8 +116,7 @@ def attention_bytes(
     With `filled` lists are filled up to a few sizes, as in graphs.
     """
     if isinstance(attention, SizedAttention):
-        share = part.heads // part.kv_heads
-        sizes = [attention.size(work, share) for work in _largest_lists(rows, longest)]
+        sizes = [attention.size(work, part.heads, part.kv_heads) for work in _largest_lists(rows, longest)]
         if filled:
             sizes = [size.rounded_up(size.rows) for size in sizes]
         lists = max(sum(size.lengths) for size in sizes) * 4
@@ -132,7 +132,7 @@ def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
     """Work lists of passes over `rows` rows that leave the most partial results: all canvases read one leading slot.
 
     So each row stands in two units, of which the second has nearly all slots. The passes are full ones of 1, 2, 4, ...
-    canvases, as a list may be cut finer where it is short.
+    canvases, as a list may be cut finer where it is short, and one in which a few rows alone see more than two slots.
     """
     most = max(1, rows // longest)
     for canvases in sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)}):
@@ -143,6 +143,14 @@ def _largest_lists(rows: int, longest: int) -> Iterator[WorkList]:
         for number in range(canvases):
             builder.add(number * longest, longest, own, max(1, longest - 1), None)
         yield builder.list()
+    few = min(rows, FEW_ROWS)
+    builder = WorkListBuilder()
+    own = builder.slots(np.arange(longest))
+    builder.add(0, rows, own, 1, None)
+    builder.add(0, few, own, longest, None)
+    if rows > few:
+        builder.add(few, rows - few, own, 1, None)
+    yield builder.list()
 
 
 def workspace_bytes(

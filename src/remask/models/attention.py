@@ -49,7 +49,7 @@ class ListSize:
         """Of the arrays of integers that describe a list of this size.
 
         They are units [5 units], slots [slots], reach [outputs], the numbers of partial results in the order of their
-        rows [outputs], and where each row's begin there [rows + 1].
+        rows [outputs], and where each row's begin there [rows + 1]; these two are 0 unless `merged`.
         """
         return [5 * self.units, self.slots, self.outputs, self.outputs, self.rows + 1]
 
@@ -58,14 +58,14 @@ class ListSize:
 class SizedAttention(Attention, Protocol):
     """Attention that launches the same for all lists of one size, so that a device graph can hold it.
 
-    `share` is how many query heads share a head of K and V.
+    `heads` are those of queries, and `groups` those of K and V.
     """
 
-    def size(self, work: WorkList, share: int) -> ListSize:
+    def size(self, work: WorkList, heads: int, groups: int) -> ListSize:
         """The size of `work`."""
         ...
 
-    def numbers(self, work: WorkList, share: int, size: ListSize) -> Ints:
+    def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """`work` as it is read on the device, int32: arrays of `size.lengths`, one after the other."""
         ...
 

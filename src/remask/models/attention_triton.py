@@ -16,12 +16,14 @@ from torch import Tensor
 
 from remask.models.attention import ListSize, Sink
 from remask.models.triton_support import launch, rounded
-from remask.models.work_list import ROWS, SLOTS, Ints, WorkList
+from remask.models.work_list import FIRST_ROW, ROWS, SLOTS, Ints, WorkList
 from remask.sending import send
 
-# A unit has at most so many rows of query heads, and so many slots: cut further, the K/V of few rows would keep few
-# programs busy, and uncut those of a long canvas.
-TILE, SPLIT = 64, 512
+TILE = 64  # rows of query heads that a unit has, at most
+# Partial results cost memory traffic, so K and V are cut only where a stage would have fewer programs than these, which
+# are two for each multiprocessor of an H100. Pieces have a multiple of `PIECE` slots.
+PROGRAMS, PIECE = 264, 64
+MERGED_HEADS = 8  # query heads of a row that a program merges
 
 
 class TritonAttention:
@@ -41,17 +43,17 @@ class TritonAttention:
         """See `Attention`."""
         if not len(q):
             return q.flatten(1)
-        share = q.shape[1] // k.shape[1]
-        numbers = work.once(_sent, _tall(share), q.device)
-        return self.run(q, k, v, numbers, self.size(work, share), sink)
+        heads, groups = q.shape[1], k.shape[1]
+        numbers = work.once(_sent, heads, groups, q.device)
+        return self.run(q, k, v, numbers, self.size(work, heads, groups), sink)
 
-    def size(self, work: WorkList, share: int) -> ListSize:
+    def size(self, work: WorkList, heads: int, groups: int) -> ListSize:
         """See `SizedAttention`."""
-        return work.once(_size, _tall(share))
+        return work.once(_size, heads, groups)
 
-    def numbers(self, work: WorkList, share: int, size: ListSize) -> Ints:
+    def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """See `SizedAttention`."""
-        return _numbers(work, _tall(share), size)
+        return _numbers(work, heads, groups, size)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
         """See `SizedAttention`."""
@@ -73,10 +75,10 @@ class TritonAttention:
         )  # fmt: skip
         if merged:
             keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
+            tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
-                _merge, (rows, heads),
-                q, part, sums, parts, first, keys, values, out, scale, cap, q.stride(0), q.stride(1),
-                **merge_options(heads, groups, dim, capped=capped, sink=sink is not None),
+                _merge, (rows, tiles),
+                q, part, sums, parts, first, keys, values, out, scale, cap, q.stride(0), q.stride(1), **options,
             )  # fmt: skip
         return out.flatten(1)
 
@@ -86,20 +88,22 @@ def attend_options(
 ) -> tuple[int, dict[str, Any]]:
     """Programs of a unit and a K/V head, and the constants and options of `_attend` for `heads` of `dim` channels.
 
-    Float32 has no matrix units at full precision, and products keep their operands in registers: a program computes few
-    rows against few slots at a time, so that none is spilled.
+    The more slots a program reads at a time, the fewer instructions stand between products, and the more registers are
+    taken: none is spilled. Float32 has no matrix units at full precision, and its products keep their operands in
+    registers, so a program computes few rows too.
     """
     share = heads // groups
     rows = max(16, triton.next_power_of_2(_tall(share) * share))
     full = dtype == torch.float32
-    tile = 16 if full else rows
-    options = {"ROWS": tile, "KEYS": 16 if full else 32, "MERGED": merged, "num_warps": 4}
+    tile, keys = (16, 16) if full else (rows, 64 if dim <= 128 else 32)
+    options = {"ROWS": tile, "KEYS": keys, "MERGED": merged, "num_warps": 4}
     return rows // tile, options | _shape(heads, groups, dim, capped)
 
 
-def merge_options(heads: int, groups: int, dim: int, *, capped: bool, sink: bool) -> dict[str, Any]:
-    """The constants of `_merge`."""
-    return {"SINK": sink} | _shape(heads, groups, dim, capped)
+def merge_options(heads: int, groups: int, dim: int, *, capped: bool, sink: bool) -> tuple[int, dict[str, Any]]:
+    """Programs of a row, and the constants of `_merge`."""
+    tall = min(MERGED_HEADS, triton.next_power_of_2(heads))
+    return triton.cdiv(heads, tall), {"SINK": sink, "TALL": tall} | _shape(heads, groups, dim, capped)
 
 
 def _shape(heads: int, groups: int, dim: int, capped: bool) -> dict[str, Any]:
@@ -112,34 +116,37 @@ def _tall(share: int) -> int:
     return max(1, TILE // share)
 
 
-def _cut(work: WorkList, tall: int) -> WorkList:
-    """Units of which a program computes one each."""
-    return work.cut(tall, SPLIT)
+def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
+    """Units of which a program computes one each, for each of the `groups` of K and V."""
+    tall = _tall(heads // groups)
+    tiles = -(-work.units[:, ROWS].astype(np.int64) // tall)
+    each = int((tiles * work.units[:, SLOTS]).sum()) * groups // PROGRAMS  # slots, if all programs had as many
+    return work.cut(tall, (each // PIECE + 1) * PIECE)
 
 
-def _size(work: WorkList, tall: int) -> ListSize:
-    cut = work.once(_cut, tall)
-    rows = int(cut.owners.max()) + 1
+def _size(work: WorkList, heads: int, groups: int) -> ListSize:
+    cut = work.once(_cut, heads, groups)
+    rows = int((cut.units[:, FIRST_ROW] + cut.units[:, ROWS]).max())
     return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, cut.outputs > rows)
 
 
-def _numbers(work: WorkList, tall: int, size: ListSize) -> Ints:
+def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
     """The arrays of `ListSize.lengths`. Beyond `work` they are 0, and units of 0 rows compute nothing."""
-    cut = work.once(_cut, tall)
-    owners = cut.owners
-    order = np.argsort(owners, kind="stable")
-    first = np.searchsorted(owners[order], np.arange(size.rows + 1))
+    cut = work.once(_cut, heads, groups)
     reach = np.repeat(cut.units[:, SLOTS], cut.units[:, ROWS]) if cut.reach is None else cut.reach
+    parts: list[NDArray[Any]] = [cut.units.ravel(), cut.slots, reach]
+    if size.merged:  # else nobody asks which partial results are whose
+        owners = cut.owners
+        order = np.argsort(owners, kind="stable")
+        parts += [order, np.searchsorted(owners[order], np.arange(size.rows + 1))]
     numbers = np.zeros(sum(size.lengths), dtype=np.int32)
-    rooms = np.split(numbers, np.cumsum(size.lengths)[:-1])
-    parts: tuple[NDArray[Any], ...] = (cut.units.ravel(), cut.slots, reach, order, first)
-    for room, part in zip(rooms, parts, strict=True):
+    for room, part in zip(np.split(numbers, np.cumsum(size.lengths)[:-1]), parts, strict=False):
         room[: len(part)] = part
     return numbers
 
 
-def _sent(work: WorkList, tall: int, device: torch.device) -> Tensor:
-    return send(_numbers(work, tall, work.once(_size, tall)), device)
+def _sent(work: WorkList, heads: int, groups: int, device: torch.device) -> Tensor:
+    return send(_numbers(work, heads, groups, work.once(_size, heads, groups)), device)
 
 
 @triton.jit
@@ -215,30 +222,34 @@ def _attend(
 def _merge(
     q, partial, sums, parts, first, sink_k, sink_v, out, scale, cap, q_row, q_head,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CAPPED: tl.constexpr, EMULATED: tl.constexpr,
-    SHARE: tl.constexpr, SINK: tl.constexpr,
+    SHARE: tl.constexpr, SINK: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
-    """One row and one query head: its partial results by their log-sum-exps, and the sink's, which is always there."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    channel = tl.arange(0, WIDTH)
-    wide = channel < DIM
-    top = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    acc = tl.zeros((WIDTH,), tl.float32)
+    """`TALL` query heads of one row: their partial results, and the sink's that is always there, by log-sum-exps."""
+    row = tl.program_id(0)
+    head, channel = tl.program_id(1) * TALL + tl.arange(0, TALL), tl.arange(0, WIDTH)
+    there = head < HEADS
+    live = there[:, None] & (channel < DIM)[None, :]
+    top = tl.full((TALL,), float("-inf"), tl.float32)
+    total = tl.zeros((TALL,), tl.float32)
+    acc = tl.zeros((TALL, WIDTH), tl.float32)
     if SINK:
-        at_sink = head // SHARE * DIM + channel
-        query = tl.load(q + row.to(tl.int64) * q_row + head * q_head + channel, mask=wide, other=0.0).to(tl.float32)
-        key = tl.load(sink_k + at_sink, mask=wide, other=0.0).to(tl.float32)
-        top = _capped(tl.sum(query * key, 0) * scale, cap, CAPPED)
-        acc = tl.load(sink_v + at_sink, mask=wide, other=0.0).to(tl.float32)
+        at_sink = (head // SHARE)[:, None] * DIM + channel[None, :]
+        at_q = row.to(tl.int64) * q_row + head * q_head
+        query = tl.load(q + at_q[:, None] + channel[None, :], mask=live, other=0.0).to(tl.float32)
+        key = tl.load(sink_k + at_sink, mask=live, other=0.0).to(tl.float32)
+        top = _capped(tl.sum(query * key, 1) * scale, cap, CAPPED)
+        acc = tl.load(sink_v + at_sink, mask=live, other=0.0).to(tl.float32)
         total += 1.0
     for number in range(tl.load(first + row), tl.load(first + row + 1)):
         at = tl.load(parts + number).to(tl.int64) * HEADS + head
-        own = tl.load(sums + at)
+        own = tl.load(sums + at, mask=there, other=0.0)
         higher = tl.maximum(top, own)
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         fade, weight = tl.exp(top - shift), tl.exp(own - shift)
-        acc = acc * fade + weight * tl.load(partial + at * DIM + channel, mask=wide, other=0.0)
+        part = tl.load(partial + at[:, None] * DIM + channel[None, :], mask=live, other=0.0)
+        acc = acc * fade[:, None] + weight[:, None] * part
         total = total * fade + weight
         top = higher
-    at = (row.to(tl.int64) * HEADS + head) * DIM + channel
-    tl.store(out + at, rounded(acc / total, out.dtype.element_ty, EMULATED), mask=wide)
+    at = (row.to(tl.int64) * HEADS + head)[:, None] * DIM + channel[None, :]
+    acc = acc / tl.where(there, total, 1.0)[:, None]
+    tl.store(out + at, rounded(acc, out.dtype.element_ty, EMULATED), mask=live)

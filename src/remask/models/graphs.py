@@ -100,13 +100,13 @@ class Graphs:
 
     def _run_whole(self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Rows) -> None:
         """With attention in the graphs."""
-        share = model.part.heads // model.part.kv_heads
-        size = attention.size(stage.work, share).rounded_up(len(h))
+        heads, groups = model.part.heads, model.part.kv_heads
+        size = attention.size(stage.work, heads, groups).rounded_up(len(h))
         kept = self._of((len(h), stage.outputs, size))
         if kept.numbers is None:
             kept.numbers = torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device)
         if kept.work is not stage.work:
-            kept.numbers.copy_(send(attention.numbers(stage.work, share, size), h.device))
+            kept.numbers.copy_(send(attention.numbers(stage.work, heads, groups, size), h.device))
             kept.work = stage.work
         every = len(stage.layers) == len(self._pool.k)
         for layers in [stage.layers] if every else [range(layer, layer + 1) for layer in stage.layers]:

@@ -67,12 +67,16 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compiled kernel takes: bytes of shared memory a block; registers and bytes of local memory a thread."""
+    """What a compiled kernel takes: bytes of shared memory a block; registers and bytes of local memory a thread.
+
+    `loop` counts the instructions of its longest loop, 0 without one; `matrix` tells those of the matrix units.
+    """
 
     shared: int
     registers: int
     local: int
     matrix: str
+    loop: int = 0
 
     def problem(self, target: int) -> str | None:
         """Why it cannot serve on devices of compute capability `target`."""
@@ -109,6 +113,7 @@ def main() -> None:
             line = f"sm_{target} {variant.label}"
             if not isinstance(found, str):
                 line += f": {found.registers} registers, {found.shared} B shared, {found.local} B local, {found.matrix}"
+                line += f", loop of {found.loop} instructions" if found.loop else ""
             print(line if problem is None else f"FAILED {line}: {problem}", flush=True)
     print(f"{len(work)} kernels compiled by {_version()}, {failed} failed")
     sys.exit(1 if failed or not work else 0)
@@ -148,7 +153,7 @@ def _of(shape: ModelConfig, dtype: torch.dtype) -> Iterator[Variant]:
         pointers |= {"outputs": "*fp32" if merged else own, **numbers, **dict.fromkeys(strides, "i32")}
         yield Variant("remask.models.attention_triton:_attend", dtype, pointers, options | plain, frozenset(strides))
     for sink in {False, shape.sink}:
-        options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
+        _, options = attention_triton.merge_options(heads, groups, dim, capped=capped, sink=sink)
         pointers = {"q": own, "partial": "*fp32", "sums": "*fp32", "parts": "*i32", "first": "*i32", "sink_k": own}
         pointers |= {"sink_v": own, "out": own, **numbers, **dict.fromkeys(strides[:2], "i32")}
         yield Variant("remask.models.attention_triton:_merge", dtype, pointers, options | plain, frozenset(strides[:2]))
@@ -197,7 +202,7 @@ def compiled(variant: Variant, target: int) -> Compiled:
     registers, local = _usage(binary.asm["cubin"])
     found = re.findall(r"wgmma\.mma_async|tcgen05\.mma|mma\.sync", binary.asm["ptx"])
     matrix = f"{len(found)} {found[0]}" if found else "no matrix units"
-    return Compiled(binary.metadata.shared, registers, local, matrix)
+    return Compiled(binary.metadata.shared, registers, local, matrix, _longest_loop(binary.asm["cubin"]))
 
 
 def _compiled(work: tuple[Variant, int]) -> Compiled | str:
@@ -209,19 +214,38 @@ def _compiled(work: tuple[Variant, int]) -> Compiled | str:
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes of local memory a thread, as the tool that comes with Triton tells them."""
+    """Registers, and bytes of local memory a thread."""
+    told = _told("cuobjdump", "--dump-resource-usage", cubin)
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
+    if found is None:
+        raise ValueError(f"cuobjdump told nothing of registers: {told[:200]}")
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def _longest_loop(cubin: bytes) -> int:
+    """Instructions from a label to the jump back to it, in the longest such stretch."""
+    labels: dict[str, int] = {}
+    count = longest = 0
+    for line in _told("nvdisasm", "--print-code", cubin).splitlines():
+        label, jump = re.match(r"\s*(\.L_\w+):", line), re.search(r"BRA.*`\((\.L_\w+)\)", line)
+        if label is not None:
+            labels[label[1]] = count
+        if re.search(r"/\*[0-9a-f]{4,}\*/", line):
+            count += 1
+            if jump is not None and jump[1] in labels and labels[jump[1]] < count - 1:  # the last jump is to itself
+                longest = max(longest, count - labels[jump[1]])
+    return longest
+
+
+def _told(tool: str, option: str, cubin: bytes) -> str:
+    """What a tool that comes with Triton prints of a compiled kernel."""
     import triton
 
-    tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    path = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        words = [str(tool), "--dump-resource-usage", file.name]
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
-    if found is None:
-        raise ValueError(f"{tool.name} told nothing of registers: {told[:200]}")
-    return int(found[1]), int(found[2]) + int(found[3])
+        return subprocess.run([str(path), option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _interpreted() -> bool:
@@ -237,4 +261,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    sys.exit(run_command(main))

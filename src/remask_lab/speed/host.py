@@ -1,6 +1,6 @@
 """The CPU time that the host takes for a step, beside the model: planning, packing, reading, choosing, bookkeeping.
 
-    scripts/host [--json FILE] [--against COMMIT] [--overlap]
+    scripts/host [--json FILE] [--against COMMIT] [--overlap] [--no-lists]
 
 A real engine decodes under `none`, `block-dual` and `bicache+block-dual`. Its model has 32 layers and answers at
 once; what that takes is left out. A canvas of 1,024 or 4,096 positions is a prompt and a response of 256, which is
@@ -8,6 +8,9 @@ denoised in blocks of 32 and 128 steps. 0.9 of the prompt is a prefix that all r
 of a canvas of 1,024 the response leaves less than that to share. A figure is CPU time of the engine's thread, the mean
 over all steps of a decode, refreshes included. It begins when the requests have been placed and their prefix has been
 computed. Of `--rounds` decodes the least is taken, as other work on the machine only adds to it.
+
+Cutting the lists of attention as its Triton kernels need them is the host's work too, and is counted. It needs Triton;
+`--no-lists` leaves it out.
 
 With `--overlap` passes are queued before those before them are read; what the device would do is counted too.
 `--against` measures another commit in turns with this one, out of a worktree in a temporary folder.
@@ -20,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -108,6 +112,7 @@ def main() -> None:
     parser.add_argument("--against", metavar="COMMIT", help="measure this commit in turns with this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     parser.add_argument("--overlap", action="store_true", help="queue a pass before the one before it is read")
+    parser.add_argument("--no-lists", action="store_true", help="leave out the lists of Triton's attention")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--canvases", nargs="+", type=int, default=CANVASES, help="positions, 512 or more")
     parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, help="requests at a time")
@@ -118,6 +123,10 @@ def main() -> None:
     ]
     if args.overlap:
         cases = [{**case, "overlap": True} for case in cases]
+    if not args.no_lists:
+        if find_spec("triton") is None:
+            raise ConfigError("cutting the lists of attention needs triton: pip install 'remask[gpu]', or --no-lists")
+        cases = [{**case, "lists": True} for case in cases]
     rows = measure(args.rounds, args.against, cases)
     report = {"machine": host(), "commit": commit(), "against": args.against, "rounds": args.rounds, "rows": rows}
     if args.json is not None:

@@ -1,7 +1,7 @@
 """The host's part of a decode: a real engine whose model answers at once. `host` starts this file under any commit.
 
-Reads one JSON object a line with `policy`, `canvas`, `requests` and maybe `overlap`, and answers each with a line that
-adds what it took. It imports nothing of `remask_lab`, so that the engine of another commit can run under it.
+Reads one JSON object a line with `policy`, `canvas`, `requests` and maybe `overlap` and `lists`, and answers each with
+a line that adds what it took. It imports nothing of `remask_lab`, so that the engine of another commit can run under it.
 """
 
 import gc
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -25,12 +26,13 @@ from remask.models.pool import Pool
 from remask.models.presets import preset
 from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
+from remask.models.work_list import WorkList
 from remask.policies.base import CachePolicy
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
 
-LAYERS, DEPTH, INTERVAL = 32, 18, 16
+LAYERS, HEADS, DEPTH, INTERVAL = 32, 32, 18, 16
 RESPONSE, BLOCK, STEPS = 256, 32, 128
 PREFIX = 0.9  # of the prompt
 VOCAB = 8
@@ -42,7 +44,12 @@ POLICIES: Mapping[str, CachePolicy] = {
 
 
 class StubTransformer(Transformer):
-    """Answers any pass with hidden states and logits that were drawn beforehand, and keeps the time that this takes."""
+    """Answers any pass with hidden states and logits that were drawn beforehand, and keeps the time that this takes.
+
+    With `lists` it first cuts the work lists of a pass as Triton's attention does, which is the host's work on CUDA.
+    """
+
+    lists = False
 
     seconds = 0.0  # CPU time of the calling thread
     hidden = torch.zeros(1 << 17, 1)
@@ -50,6 +57,9 @@ class StubTransformer(Transformer):
 
     def forward(self, batch: StepBatch, pool: Pool) -> Tensor:  # noqa: ARG002
         """Hidden states of the predicted rows."""
+        if self.lists:
+            for stage in batch.stages:
+                cut(stage.work)
         start = time.thread_time()
         out = self.hidden[: len(batch.predict)]
         self.seconds += time.thread_time() - start
@@ -61,6 +71,17 @@ class StubTransformer(Transformer):
         out = self.logits[: len(hidden)].clone()
         self.seconds += time.thread_time() - start
         return out
+
+
+def cut(work: WorkList) -> None:
+    """Make of a list what Triton's attention sends to a device, for a model of `HEADS` heads."""
+    from remask.models.attention_triton import TritonAttention
+
+    attention: Any = TritonAttention()
+    # Older engines ask how many heads of queries share one of K and V.
+    heads = (HEADS, HEADS) if "groups" in signature(attention.size).parameters else (1,)
+    size = attention.size(work, *heads)
+    attention.numbers(work, *heads, size)
 
 
 def make_model() -> StubTransformer:
@@ -82,7 +103,7 @@ def make_model() -> StubTransformer:
 
 
 def decode(
-    model: StubTransformer, policy: str, canvas: int, requests: int, overlap: bool = False
+    model: StubTransformer, policy: str, canvas: int, requests: int, overlap: bool = False, lists: bool = False
 ) -> dict[str, float | int]:
     """CPU time of the host in a whole decode of so many requests, without their start: admission, the prefix' own pass.
 
@@ -92,6 +113,7 @@ def decode(
     config = EngineConfig(max_num_seqs=requests, max_model_len=canvas, store_budget_tokens=canvas)
     if overlap:  # which older engines do not know
         config = replace(config, overlap=True)
+    model.lists = lists
     engine = Engine(model, config, "stub")
     draw = random.Random(0)
     shared = [draw.randrange(1, VOCAB - 1) for _ in range(round(PREFIX * prompt))]
