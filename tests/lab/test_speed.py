@@ -12,6 +12,7 @@ import torch
 
 from remask.errors import ConfigError, IntegrityError
 from remask.models.config import Mixture
+from remask.models.work_list import WorkList
 from remask_lab.papers import uniform_shapes
 from remask_lab.papers.definition import load_table
 from remask_lab.records.record import read_record
@@ -43,6 +44,7 @@ from remask_lab.speed import (
     uniform,
 )
 from remask_lab.speed.command import run_command
+from tests.engine.executors import NEEDS_TRITON
 
 
 def test_startup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -522,9 +524,13 @@ def test_a_decode_of_the_host_takes_every_step(policy: str) -> None:
 
 @NEEDS_TRITON
 def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[int] = []
-    whole = host_decode.cut
-    monkeypatch.setattr(host_decode, "cut", lambda work: (cut.append(len(work.owners)), whole(work)))
+    cut, whole = list[int](), host_decode.cut
+
+    def noted(work: WorkList) -> None:
+        cut.append(len(work.owners))
+        whole(work)
+
+    monkeypatch.setattr(host_decode, "cut", noted)
     host_decode.decode(host_decode.make_model(), "block-dual", 320, 2, lists=True)
     assert len(cut) == host_decode.STEPS
     assert set(cut) == {2 * host_decode.BLOCK, 2 * 320}
@@ -533,7 +539,7 @@ def test_the_host_cuts_the_lists_of_every_pass(monkeypatch: pytest.MonkeyPatch) 
 def test_the_host_says_what_lists_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "find_spec", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["host"])
-    with pytest.raises(ConfigError, match="needs triton: .* or --no-lists"):
+    with pytest.raises(ConfigError, match=r"needs triton: .* or --no-lists"):
         host.main()
 
 
