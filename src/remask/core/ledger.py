@@ -86,7 +86,10 @@ class Ledger:
         self._record(_Entered(plan.spans, plan.sees), plan.may_change)
 
     def roll_back(self) -> None:
-        """Forget the last step, which repeated the plan before. What it wrote must be written again before it is read."""
+        """Forget the last step, whose plan repeated the one before.
+
+        What it wrote must be written again before it is read.
+        """
         self.step -= 1
 
     def revise(self, plan: Plan) -> None:

@@ -90,7 +90,7 @@ class EngineStats:
     recoveries: int = 0  # times that the engine began again with empty memory
     queued_passes: int = 0  # passes that were queued before the one before them was read
     waited_passes: int = 0  # with `overlap`, passes that were read before the next one could be planned
-    discarded_passes: int = 0  # of requests, in queued passes: not what came next, so nothing of them was used
+    discarded_passes: int = 0  # speculative steps of requests that were not committed
 
 
 class Engine:
@@ -223,7 +223,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one denoising step of all requests that fit in it, and admit those that can begin.
 
-        With `overlap` the next one is queued too, before the tokens of this one are known, if it follows from clocks.
+        With `overlap` the next one is queued too, before the tokens of this one are known, if all plans repeat.
         Requests past their deadlines end first. What fails on account of one request ends that request with its error.
         Raises what no request is to blame for; `recover` may help.
         """
