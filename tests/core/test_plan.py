@@ -219,15 +219,3 @@ def test_what_cannot_be_watched_is_refused() -> None:
 def test_tokens_are_the_state_that_enters_the_first_layer() -> None:
     with pytest.raises(PlanError, match="tokens enter the first layer"):
         Plan((Span(range(2), mask(4), save=mask(4)),), predict=mask(4)).check(LENGTH)
-
-
-def test_a_pass_that_sees_or_commits_something_else_computes_something_else() -> None:
-    rows, other = np.ones(LENGTH, dtype=np.bool_), np.arange(LENGTH) < 2
-    spans = Spans([Span(range(4), rows)])
-    sees = [np.full(LENGTH, LENGTH), np.full(LENGTH, LENGTH - 1)]
-    plan = Plan(spans, rows, sees=sees[0], commit=other)
-    assert plan.computes(Plan(spans, other, sees=sees[0].copy(), commit=other.copy())), "whatever is predicted"
-    assert not plan.computes(Plan(spans, rows, sees=sees[1], commit=other))
-    assert not plan.computes(Plan(spans, rows, commit=other))
-    assert not plan.computes(Plan(spans, rows, sees=sees[0], commit=rows))
-    assert not plan.computes(Plan(spans, rows, sees=sees[0]))

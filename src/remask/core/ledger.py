@@ -71,11 +71,11 @@ class Ledger:
         plan.check(self._written.shape[1])
         self.enter(plan)
 
-    def enter(self, plan: Plan, *, revocable: bool = False) -> None:
-        """As `apply`, of a plan that fits the canvas. A `revocable` one can be taken back, until another is entered."""
+    def enter(self, plan: Plan) -> None:
+        """As `apply`, of a plan that fits the canvas."""
         last = self._last
         if last is not None and last.spans is plan.spans and last.sees is plan.sees and plan.watch is None:
-            self._replaced = _Replaced((), (), (), self._lead) if plan.may_change or revocable else None
+            self._replaced = _Replaced((), (), (), self._lead) if plan.may_change else None
             self.step += 1
             return
         layers = len(self._written)
@@ -83,13 +83,14 @@ class Ledger:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         self._check(plan)
         self._put_down()
-        self._record(_Entered(plan.spans, plan.sees), plan.may_change or revocable)
+        self._record(_Entered(plan.spans, plan.sees), plan.may_change)
 
-    def take_back(self) -> None:
-        """Forget the last plan, which was entered `revocable`: what it wrote is not read before it is written again."""
-        if self._replaced is None:
-            raise PlanError("the last plan was not entered to be taken back")
-        self._take_back(self._replaced)
+    def roll_back(self) -> None:
+        """Forget the last step, whose plan repeated the one before.
+
+        What it wrote must be written again before it is read.
+        """
+        self.step -= 1
 
     def revise(self, plan: Plan) -> None:
         """Record `plan` in place of the last plan, which watched attention, picked rows or compared drift.

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, equal, rows_of
+from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, rows_of
 from remask.errors import PlanError
 
 Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
@@ -195,17 +195,6 @@ class Plan:
         plan = object.__new__(Plan)
         vars(plan).update(vars(self), predict=predict, predicted=predict.nonzero()[0])
         return plan
-
-    def computes(self, other: "Plan") -> bool:
-        """Whether a pass of `other` computes the same, whatever the two predict."""
-        return (
-            self.watch is None is other.watch
-            and self.weigh is None is other.weigh
-            and self.refreshes == other.refreshes
-            and equal(self.sees, other.sees)
-            and equal(self.commit, other.commit)
-            and self.spans.equals(other.spans)
-        )
 
     def over(self, spans: Iterable[Span], *, refreshes: bool = False) -> "Plan":
         """The same plan over other spans, which may refresh more. Raises `PlanError` as the constructor does."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,26 +169,11 @@ class Span:
         drift = None if self.drift is None else replace(self.drift, among=self.drift.among & lead)
         return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held), drift)
 
-    def equals(self, other: "Span") -> bool:
-        """Whether `other` computes and keeps the same rows in the same layers."""
-        if self is other:
-            return True
-        picks = [None if span.pick is None else (span.pick.count, span.pick.by) for span in (self, other)]
-        drifts = [None if span.drift is None else (span.drift.threshold, span.drift.compared) for span in (self, other)]
-        return (self.layers, picks[0], drifts[0]) == (other.layers, picks[1], drifts[1]) and all(
-            equal(mine, its) for mine, its in zip(self.masks, other.masks, strict=True)
-        )
-
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
         among = [each.among for each in (self.pick, self.drift) if each is not None]
         return self.rows, self.frozen, self.save, self.held, *among
-
-
-def equal(mine: NDArray[Any] | None, its: NDArray[Any] | None) -> bool:
-    """Whether both are missing, or have the same shape and the same numbers."""
-    return mine is its or (mine is not None and its is not None and np.array_equal(mine, its))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +271,6 @@ class Spans(tuple[Span, ...]):
     def adds_outputs(self) -> bool:
         """Whether rows may add cached outputs."""
         return any(each is not None for span in self for each in (span.pick, span.held, span.drift))
-
-    def equals(self, other: "Spans") -> bool:
-        """Whether `other` computes and keeps the same rows in the same layers."""
-        return self is other or (len(self) == len(other) and all(a.equals(b) for a, b in zip(self, other, strict=True)))
 
     def rewrites(self, other: "Spans") -> bool:
         """Whether a pass over these spans, before it reads anything, writes all that one over `other` leaves behind."""

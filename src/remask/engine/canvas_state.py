@@ -137,13 +137,10 @@ class CanvasState:
         prefix = None if apart else self.prefix
         return ExecutedPlan(plan, prefix, self.sharing, self.outputs)
 
-    def admit(self, plan: Plan, *, revocable: bool = False) -> None:
-        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan.
-
-        With `revocable` it can be taken back until another plan is entered.
-        """
+    def admit(self, plan: Plan) -> None:
+        """Enter `plan` into the ledger as the next pass. Raises `PlanError`, and enters nothing, on a bad plan."""
         if plan.again:  # it predicts some of what the plan before did, and nothing has become noisy since
-            self.ledger.enter(plan, revocable=revocable)
+            self.ledger.enter(plan)
             return
         plan.check(len(self.canvas))
         predicted = plan.predicted
@@ -159,7 +156,7 @@ class CanvasState:
         if not plan.spans[-1].live(rows):
             dead = rows[~plan.spans[-1].rows[rows]]
             raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
-        self.ledger.enter(plan, revocable=revocable)
+        self.ledger.enter(plan)
 
 
 def predicting_rows(predicted: Positions, shift: int) -> Positions:

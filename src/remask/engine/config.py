@@ -66,7 +66,7 @@ class EngineConfig:
             needs `prefix_match="exact"` and no `prefix_sharing="auto"`.
         attention: what computes attention: "torch", "triton" (needs a CUDA device), "numpy" (in float64, slow, to
             compare with), or "auto", which is "triton" on CUDA devices where it is installed, and else "torch".
-        overlap: queue a pass before the one before it is read, where it follows from clocks. Answers are the same.
+        overlap: queue a pass before the one before it is read, where its plans repeat. Answers are the same.
             It gains where a device runs beside the host. None: where it was proven on the
             device. Refused beside `batch_invariant`: what is queued reads rows that have become final meanwhile, so the
             shapes of products depend on company.

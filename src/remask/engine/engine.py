@@ -17,10 +17,10 @@ from remask.engine.canvas_state import prefix_canvas
 from remask.engine.check import check_request
 from remask.engine.chunks import AuditPass, PrefixPass, SidePass
 from remask.engine.config import DeviceDefaults, EngineConfig
-from remask.engine.flight import Flight
 from remask.engine.isolation import Batch, Fail, Member, Ran, exhausts, poisons, run_isolated, score_isolated
 from remask.engine.limits import RequestLimits
 from remask.engine.memory import Memory
+from remask.engine.overlap import InFlight, next_steps
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Decision, NoRoom, Placement
 from remask.engine.proof import choose
@@ -90,7 +90,7 @@ class EngineStats:
     recoveries: int = 0  # times that the engine began again with empty memory
     queued_passes: int = 0  # passes that were queued before the one before them was read
     waited_passes: int = 0  # with `overlap`, passes that were read before the next one could be planned
-    discarded_passes: int = 0  # of requests, in queued passes: not what came next, so nothing of them was used
+    discarded_passes: int = 0  # speculative steps of requests that were not committed
 
 
 class Engine:
@@ -138,7 +138,7 @@ class Engine:
         self.probe: Probe | None = (
             None  # an observer may put one here; it is called after every pass, before tokens change
         )
-        self._flight: Flight | None = None  # a pass that is queued, and was not read
+        self._flight: InFlight | None = None  # a pass that is queued, and was not read
         self._waiting = Turns()
         share = config.max_client_row_layers or self.max_model_len * shape.layers
         limits = StepLimits(
@@ -223,20 +223,20 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one denoising step of all requests that fit in it, and admit those that can begin.
 
-        With `overlap` the next one is queued too, before the tokens of this one are known, if it follows from clocks.
+        With `overlap` the next one is queued too, before the tokens of this one are known, if all plans repeat.
         Requests past their deadlines end first. What fails on account of one request ends that request with its error.
         Raises what no request is to blame for; `recover` may help.
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._expire()
         self._admit()
-        flight = self._flight or self._launch(self._next({}), self._fail)
+        flight = self._flight or self._launch(InFlight(), self._next({}), self._fail)
         self._flight = None
-        ahead = self._launch_ahead(flight)
-        self._land(flight)
-        if ahead is not None:
-            self._flight = self._confirmed(ahead)
-        for each in (flight, ahead):
+        queued = self._launch_next(flight)
+        self._read(flight)
+        if queued is not None:
+            self._flight = self._committed(queued)
+        for each in (flight, queued):
             if each is not None and each.trouble is not None:
                 raise each.trouble
         if not (self._waiting or len(self._running)):
@@ -406,9 +406,8 @@ class Engine:
             self._end_waiting(pending, "error", _failure(pending.request, error, what))
             return None
 
-    def _launch(self, batch: Batch, fail: Fail) -> Flight:
-        """Run a pass over `batch`, and let what it predicts come to the host."""
-        flight = Flight()
+    def _launch(self, flight: InFlight, batch: Batch, fail: Fail) -> InFlight:
+        """Run a pass over `batch`, and let what it predicts come to the host, as `flight`."""
         try:
             for ran in run_isolated(self.runner, batch, fail):
                 if self.costs is not None:
@@ -419,104 +418,73 @@ class Engine:
             flight.trouble = error
         return flight
 
-    def _launch_ahead(self, flight: Flight) -> Flight | None:
-        """Queue the pass after `flight`, which was not read. None where it does not follow from clocks, or is none."""
+    def _launch_next(self, flight: InFlight) -> InFlight | None:
+        """Queue the pass after `flight`, which is still to be read. None where that is read first, or none follows."""
         if not self.config.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
             return None
-        foreseen = self._foreseen(flight)
-        if foreseen is None:
+        steps = next_steps(flight) if self.probe is None and self.meter is None else None
+        if steps is None:
             self.stats.waited_passes += 1
             return None
-        batch = self._next(foreseen)
+        batch = self._next(steps)
         if not batch.members:
             return None
-        failed = dict[RunningRequest, Exception]()
+        running = {step: running for running, step in steps.items() if step is not None}
+        queued = InFlight({step: running[step] for step in batch.requests if step in running})
 
         def fail(member: Member, error: Exception) -> None:
-            if isinstance(member, RunningRequest) and member.origin is not None:
-                failed[member] = error
+            if isinstance(member, RunningRequest) and member in queued.steps:
+                queued.failed[member] = error
             else:
                 self._fail(member, error)
 
-        ahead = self._launch(batch, fail)
-        ahead.failed = failed
-        if ahead.trouble is not None:
-            for running in batch.requests:
-                running.revoke()
-            return Flight(trouble=ahead.trouble)
+        self._launch(queued, batch, fail)
+        if queued.trouble is not None:
+            for step in queued.steps:
+                queued.roll_back(step)
+            return InFlight(trouble=queued.trouble)
         self.stats.queued_passes += 1
-        return ahead
+        return queued
 
-    def _foreseen(self, flight: Flight) -> dict[RunningRequest, RunningRequest | None] | None:
-        """The requests of `flight` as they will be when it is read, by what they are now.
-
-        None for those that take no part in the next pass: this one ends them, or it must be read to say what is wrong.
-        None in place of all where the next plan of any, or of a pass beside them, does not follow from clocks.
-        """
-        if flight.passes or self.probe is not None or self.meter is not None:
-            return None
-        foreseen: dict[RunningRequest, RunningRequest | None] = {}
-        for running in flight.taking_part():
-            try:
-                ahead = running.ahead()
-                if ahead is None:
-                    return None
-                if ahead.decoder.finished:
-                    foreseen[running] = None
-                else:
-                    ahead.items()
-                    foreseen[running] = ahead
-            # A policy may fail on what never comes to be. If it does come to be, the policy is asked again.
-            except Exception as error:
-                if poisons(error):
-                    raise
-                foreseen[running] = None
-        return foreseen
-
-    def _land(self, flight: Flight) -> None:
+    def _read(self, flight: InFlight) -> None:
         """Read a pass, and enter what it computed."""
-        if self.probe is not None and not flight.queued:
+        if self.probe is not None and not flight.steps:
             for ran, _ in flight.parts:
                 self.probe(ran.batch.requests, ran.hidden)
         for ran, scores in flight.read():
             self._settle(ran, scores)
 
-    def _confirmed(self, ahead: Flight) -> Flight | None:
-        """What was queued, now that the pass before it was read. What did not come to be is left out."""
-        for queued in ahead.queued:
-            running = queued.origin
-            assert running is not None
-            adopted = False
+    def _committed(self, queued: InFlight) -> InFlight | None:
+        """What was queued, after the pass before it was read, without the steps that are rolled back."""
+        for step, running in queued.steps.items():
+            committed = False
 
-            def adopt(running: RunningRequest = running, queued: RunningRequest = queued) -> None:
-                nonlocal adopted
-                adopted = running.adopt(queued)
+            def commit(step: RunningRequest = step) -> None:
+                nonlocal committed
+                committed = queued.commit(step)
 
-            if not running.released:
-                self._guarded(running, POLICY, adopt)
-            if not adopted:
+            self._guarded(running, POLICY, commit)
+            if not committed:
                 self.stats.discarded_passes += 1
-            elif queued in ahead.failed:
-                self._fail(running, ahead.failed[queued])
-            else:
-                ahead.keep(queued)
-        return ahead if ahead.passes or ahead.taking_part() else None
+            elif step in queued.failed:
+                self._fail(running, queued.failed[step])
+        return queued if queued.passes or queued.requests() else None
 
-    def _next(self, foreseen: Mapping[RunningRequest, RunningRequest | None]) -> Batch:
+    def _next(self, steps: Mapping[RunningRequest, RunningRequest | None]) -> Batch:
         """The work of the next pass, side by side where it reads the same leased prefix.
 
-        Requests that are `foreseen` take part as they will be, or not at all.
+        Requests that have speculative `steps` take part with these; those with None take no part.
         """
         batch = Batch()
-        planned: dict[Member, Member] = {}  # what can run, and of requests that are foreseen, as what
+        planned: dict[Member, Member] = {}  # what can run, or its speculative step
         for item in list(self._running):
             if not item.ready:
                 continue
             if not isinstance(item, RunningRequest):
                 planned[item] = item
-            elif item in foreseen:
-                if (ahead := foreseen[item]) is not None:
-                    planned[item] = ahead
+            elif item in steps:
+                if (step := steps[item]) is not None:
+                    planned[item] = step
             elif self._guarded(item, POLICY, item.items):
                 planned[item] = item
 
@@ -541,8 +509,8 @@ class Engine:
             if not isinstance(member, RunningRequest):
                 batch.passes.append(member)
             elif member is not item:
-                if _admitted(member):
-                    batch.requests.append(member)
+                member.admit()
+                batch.requests.append(member)
             elif self._guarded(member, POLICY, member.admit) and (
                 not member.moves or self._guarded(member, MOVING, self._move, member)
             ):
@@ -713,15 +681,3 @@ def _late(pending: PendingRequest, now: float) -> bool:
 def _failure(request: Request, error: Exception, what: str) -> str:
     log.error("request %s: %s: %s", request.id, what, error, exc_info=error)
     return f"{what}: {error}"
-
-
-def _admitted(ahead: RunningRequest) -> bool:
-    """Whether the plans of a request as it is to be were entered. If not, it is read first what is wrong with them."""
-    try:
-        ahead.admit()
-    except Exception as error:
-        if poisons(error):
-            raise
-        ahead.revoke()
-        return False
-    return True

@@ -48,7 +48,7 @@ def read_rows(
 
 def _update(group: RowGroup, running: RunningRequest, board: Board, mask_id: int) -> None:
     """Put the tokens that stand on the board into `group`, where the host does not know them yet."""
-    if group.noisy is not None and running.origin is not None:
+    if group.noisy is not None:
         places = running.branches[0].places[running.plan.predicted]
         group.noisy = group.noisy.on(board.tokens(send(places, board.values.device)), mask_id)
 

@@ -13,9 +13,9 @@ class RefreshWatch:
     def __init__(self) -> None:
         self._least: dict[RunningRequest, int] = {}  # row-layers of the cheapest pass
 
-    def heavy(self, running: RunningRequest, ahead: RunningRequest | None = None) -> bool:
-        """Whether the next pass of `running` is a heavy refresh; with `ahead` the one after it."""
-        following = ahead or running
+    def heavy(self, running: RunningRequest, step: RunningRequest | None = None) -> bool:
+        """Whether the next pass of `running`, or that of its speculative `step`, is a heavy refresh."""
+        following = step or running
         return following.refreshes and following.cost > self._least.get(running, 0)
 
     def ran(self, running: RunningRequest) -> None:

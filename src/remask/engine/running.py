@@ -8,11 +8,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.canvas import Canvas, Template
+from remask.core.canvas import Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
 from remask.core.reading import Reading
 from remask.core.request import Draft, FinishReason, Result, Transfer, Usage
-from remask.core.select import Ranked
 from remask.core.spans import Mask, rows_of
 from remask.core.work import LayerWork, layer_work
 from remask.engine.canvas_state import CanvasState, Move
@@ -60,6 +59,11 @@ class Scores(NamedTuple):
     confidence: NDArray[np.float32]
     more: NDArray[np.float32]
     chosen: NDArray[np.bool_] | None = None
+
+    def of(self, some: NDArray[np.bool_]) -> "Scores":
+        """Those of `some` of the positions."""
+        chosen = None if self.chosen is None else self.chosen[some]
+        return Scores(self.tokens[some], self.confidence[some], self.more[:, some], chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,6 @@ class RunningRequest:
         trace: tokens that it has transferred.
         end: what is known of the end of its response.
         released: it has ended, and owns nothing any more.
-        origin: of a request as it will be (`ahead`), the request as it is.
     """
 
     pending: PendingRequest
@@ -132,7 +135,6 @@ class RunningRequest:
     end: ResponseEnd = field(init=False)
     reported: bool = False
     released: bool = False
-    origin: "RunningRequest | None" = None
     _template: Template = field(init=False)  # of the response
     _unpadded: Mask | None = None  # [T], the positions that must not hold padding, where there are any
     _given: int = field(init=False)  # leading response tokens that were final from the start
@@ -145,8 +147,6 @@ class RunningRequest:
     _residual: _Residual | None = None
     _clock: int = 0  # steps in which the unconditional canvas took part
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
-    _canvases: tuple[Canvas, ...] | None = None  # of a request as it will be: what its plans see
-    _queued: Items | None = None  # of the same: what was planned
     _pass_index: int = 0  # passes since the step began
     _left_out: int = 0  # of these, fill passes in which the unconditional canvas took no part
     _last_pass: LastPass = field(default_factory=LastPass)
@@ -191,7 +191,7 @@ class RunningRequest:
         Each pass is planned once, however long it waits for its turn.
         """
         if self._items is None:
-            again = self._repeated()
+            again = self.repeated(self.decoder, self.branches[0].canvas.noisy)
             if again is not None:
                 self._items = ((self.branches[0], again),)
             else:
@@ -206,7 +206,7 @@ class RunningRequest:
         plan = self._plan(first, decoder.step)
         if self.request.reading is not None and not plan.fills:
             # What is read is a matter of the request: the first pass of a policy may be made to predict less.
-            plan = replace(plan, predict=self._seen(first).noisy.copy(), commit=None)
+            plan = replace(plan, predict=first.canvas.noisy.copy(), commit=None)
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
@@ -218,15 +218,15 @@ class RunningRequest:
         # Canvases with clocks of their own still predict, and commit, the same positions.
         return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
 
-    def _repeated(self) -> Plan | None:
-        """The plan of the next pass where the last one said that it would be the same; else None."""
-        last, decoder = self._standing, self.decoder
+    def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
+        """The plan of the step of `decoder` where the last plan repeats in it; else None. Positions may be `noisy`."""
+        last = self._standing
         if last is None or self.closing or decoder.cut is not None:
             return None
         since = decoder.step - last.step
         if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
             return None
-        return last.plan.repeated(last.block, self._seen(self.branches[0]).noisy)
+        return last.plan.repeated(last.block, noisy)
 
     def _counted(self, items: Items) -> Tally:
         cost = sum(plan.cost for _, plan in items)
@@ -275,15 +275,8 @@ class RunningRequest:
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         if len(items) < len(self.branches) and self.predicted and self._residual is None:
             raise PlanError("the unconditional canvas is left out before any step has run it, so there is no guidance")
-        if self.origin is None:
-            for branch, plan in items:
-                branch.admit(plan)
-            return
-        self._queued = ()
-        for item in items:
-            branch, plan = item
-            branch.admit(plan, revocable=True)
-            self._queued += (item,)
+        for branch, plan in items:
+            branch.admit(plan)
 
     @property
     def transfers(self) -> Transfers | None:
@@ -302,92 +295,22 @@ class RunningRequest:
         places = [branch.places for branch in self.branches]
         return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
 
-    def ahead(self) -> "RunningRequest | None":
-        """The request as it will be once the pass that runs has been read; None where that does not follow from clocks.
-
-        Where it is only known how many positions are transferred, its plans predict those too that the pass predicts. A
-        block that a threshold may end is taken to go on, unless what is then queued in vain could be read later. Raises
-        what a policy raises.
-        """
-        known, plan, step = self.transfers, self.plan, self.decoder.step
-        if known is None:
-            return None
-        if plan.fills:
-            other = self._copied(self.decoder, None)
-            other._filled(self.items())
-            return other
-        block = self.decoder.block
-        noisy = block.start + self.branches[0].canvas.noisy[block.start : block.stop].nonzero()[0]
-        if not isinstance(known, Ranked):
-            return self._after(known, known, step)
-        if np.count_nonzero(plan.predict[noisy]) < len(noisy):
-            return None
-        if known.changes:  # what is final follows from clocks, and how the next step is read from tokens
-            final = self.decoder.final(noisy[:0])
-            other = self._after(final, final, step)
-            return other if other.decoder.finished or other.decoder.transfers is not None else None
-        sure = noisy[: known.sure(len(noisy))]  # not these, but as many
-        other = self._after(sure, sure if len(sure) == len(noisy) else noisy[:0], step)
-        if not known.counted(len(noisy)):
-            done = self._after(noisy, noisy, step)
-            if not done.decoder.finished and not _rewrites(done.items(), other.items()):
-                return None
-        return other
-
-    def _after(self, counted: NDArray[np.int64], settled: NDArray[np.int64], step: int) -> "RunningRequest":
-        """The request after `step`, to its decoder with the positions `counted` final, to its policy with `settled`."""
-        canvases = [branch.canvas for branch in self.branches]
-        decoder = self.decoder.ahead(canvases[0].ahead(counted, step))
-        seen = tuple(canvas.ahead(settled, step) for canvas in canvases) if len(settled) else None
-        other = self._copied(decoder, seen)
-        other._pass_index, other._left_out, other._clock = 0, 0, self._clock + len(self.items()) - 1
-        return other
-
-    def _copied(self, decoder: Decoder, canvases: tuple[Canvas, ...] | None) -> "RunningRequest":
+    def at(self, decoder: Decoder, plan: Plan | None = None) -> "RunningRequest":
+        """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
         other = copy(self)
-        other.origin, other.decoder, other._canvases, other._items = self, decoder, canvases, None
+        other.decoder, other._pass_index = decoder, 0
+        other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
-    def adopt(self, ahead: "RunningRequest") -> bool:
-        """Take the pass that was queued for this request as it was to be, if that is the pass that comes next.
+    def take(self, step: "RunningRequest") -> None:
+        """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
+        predict = self.plan.predict
+        self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
+        self._tally = step.tally
 
-        If not, it is taken back: whatever it wrote is written again before it is read.
-        """
-        queued, ran = ahead._queued, ahead._items
-        assert queued is not None
-        assert ran is not None
-        if self.closing or not self._comes(queued):
-            ahead.revoke()
-            return False
-        items = self.items()
-        self._items = tuple((branch, plan.predicting(items[0][1].predict)) for branch, plan in ran)
-        self._tally, self._standing, self._residual = ahead._tally, ahead._standing, ahead._residual
-        return True
-
-    def _comes(self, queued: Items) -> bool:
-        """Whether the next pass computes what was `queued`, and predicts what is still noisy of it."""
-        items = self.items()
-        return len(items) == len(queued) and all(
-            branch is other
-            and plan.computes(planned)
-            and np.array_equal(plan.predicted, planned.predicted[branch.canvas.noisy[planned.predicted]])
-            for (branch, plan), (other, planned) in zip(items, queued, strict=True)
-        )
-
-    def revoke(self) -> None:
-        """Take back the plans of a request as it was to be, which does not come to be.
-
-        The device's board needs nothing: such a pass was over a block that is complete, and chose nothing there.
-        """
-        for branch, _ in self._queued or ():
-            branch.ledger.take_back()
-        self._queued = None
-
-    def _seen(self, branch: CanvasState) -> Canvas:
-        """The canvas of `branch` as plans are to see it."""
-        if self._canvases is None:
-            return branch.canvas
-        return self._canvases[branch is not self.branches[0]]
+    def repeats(self, step: int) -> bool:
+        """Whether the next pass is that of `step`, over the same rows as the last one."""
+        return self.decoder.step == step and self.plan.again
 
     def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
@@ -610,7 +533,7 @@ class RunningRequest:
         return replace(plan, sees=view.sees)
 
     def _view(self, branch: CanvasState, step: int) -> View:
-        decoder, canvas = self.decoder, self._seen(branch)
+        decoder, canvas = self.decoder, branch.canvas
         last = self._last_pass
         return View(
             layers=self.layers,
@@ -633,13 +556,6 @@ class RunningRequest:
             memo=branch.memo,
             weights=branch.weights,
         )
-
-
-def _rewrites(items: Items, queued: Items) -> bool:
-    """Whether a pass of `items` writes all that one of `queued` leaves behind, before it reads anything."""
-    return len(items) == len(queued) and all(
-        plan.spans.rewrites(other.spans) for (_, plan), (_, other) in zip(items, queued, strict=True)
-    )
 
 
 _NO_FACTS = StepFacts()

@@ -73,7 +73,8 @@ class Traits:
             `LastPass.entropies`.
         by_clock: plans follow from step clocks, the block, and the order that the decoder knows beforehand. Of what is
             noisy or settled, and of the last pass, they depend on no more, but for the positions that they predict. The
-            engine then plans a pass while the one before still runs. False is always right.
+            device then chooses positions where it can, and a plan that repeats may be queued while the pass before it
+            runs. False is always right.
         audits: how the engine measures what a prefix bears, which bounds `CachePolicy.boundary`; None: nothing does.
     """
 
