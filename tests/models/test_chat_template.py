@@ -190,7 +190,7 @@ def test_its_process_ends_with_the_one_that_made_it() -> None:
         "from remask.models.chat_template import ChatTemplate\n"
         "template = ChatTemplate('ok', {})\n"
         "template.render([{'role': 'user', 'content': 'a'}], True)\n"
-        "print(template._idle[0].pid, flush=True)\n"
+        "print(template._workers.idle[0].pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)

@@ -17,7 +17,8 @@ from remask.core.sampling import SamplingParams
 from remask.core.structure import MAX_PATTERN, StructuredOutputs
 from remask.core.terms import Terms
 from remask.errors import ConfigError
-from remask.server.gate import items_in
+from remask.server.bodies import items_in, read_body
+from remask.server.errors import ApiError
 from remask.server.protocol import ChatBody, CompletionBody
 from tests.server.serving import Running
 
@@ -211,9 +212,10 @@ def test_a_body_of_too_many_values_is_a_413_before_it_is_parsed(
 ) -> None:
     most = server.service.config.max_body_items
     body = b'{"prompt": "a", "metadata": [' + (item + b",") * most + b"0]}"
-    with counted(monkeypatch, json, "loads") as calls:
-        response = server.client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
-        assert not calls
+    with counted(monkeypatch, json, "loads") as calls, pytest.raises(ApiError, match="max_body_items"):
+        read_body(CompletionBody, body, most)
+    assert not calls
+    response = server.client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 413
     assert "max_body_items" in response.json()["error"]["message"]
     assert server.client.get("/ping").status_code == 200

@@ -1,9 +1,10 @@
 """Renders one chat template in a process of its own. `remask.models.chat_template` starts it and speaks to it.
 
-Both send frames: a byte that says what it is, a length of eight bytes, and so many bytes of content. What this process
-gets is of Python's `marshal`, which is read fastest: first the template, the variables that all conversations share and
-the limits; then one conversation a frame. What it sends is text: a rendered conversation, why the template refuses it,
-or how the template failed. What takes too long ends the process, by a signal that no template can catch.
+Both send frames (`remask.models.workers`): a byte that says what it is, a length of eight bytes, and so many bytes of
+content. What this process gets is of Python's `marshal`, which is read fastest: first the template, the variables that
+all conversations share and the limits; then one conversation a frame. What it sends is text: a rendered conversation,
+why the template refuses it, or how the template failed. What takes too long ends the process, by a signal that no
+template can catch.
 
 The file runs as a program. It imports nothing of remask, so that a process is small and starts quickly.
 """
@@ -108,12 +109,12 @@ def main() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     job = marshal.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
     if sys.platform != "win32":
-        _limit_memory(job["bytes"])
+        limit_memory(job["bytes"])
     template: Template | None = None
     while len(head := source.read(HEAD.size)) == HEAD.size:
         given = source.read(HEAD.unpack(head)[1])
         kind = FAILED
-        _allow(job["seconds"])
+        allow(job["seconds"])
         try:
             template = template or compiled(job["template"])
             text = rendered(template, {**job["variables"], **marshal.loads(given)}, job["longest"])
@@ -128,14 +129,14 @@ def main() -> None:
             text = "it calls itself too often"
         except Exception as error:  # a template's expressions raise whatever Python's do
             text = f"{type(error).__name__}: {error}"[:_REASON]
-        _allow(0)
+        allow(0)
         content = text.encode("utf-8", "surrogatepass")
         target.write(HEAD.pack(kind, len(content)))
         target.write(content)
         target.flush()
 
 
-def _limit_memory(size: int) -> None:
+def limit_memory(size: int) -> None:
     """Let the process have at most `size` bytes of address space, and write no file of its memory when it dies."""
     import resource
 
@@ -145,7 +146,7 @@ def _limit_memory(size: int) -> None:
             resource.setrlimit(kind, (most, most))
 
 
-def _allow(seconds: float) -> None:
+def allow(seconds: float) -> None:
     """End the process after so many seconds of processor time from now; 0 takes the limit back."""
     if sys.platform != "win32":
         # Nobody handles SIGPROF here, so it ends the process even inside of one long operation.

@@ -53,7 +53,6 @@ def create_app(
         Gate,
         api_keys=config.api_keys,
         max_body_bytes=config.max_body_bytes,
-        max_body_items=config.max_body_items,
         priority_keys=config.priority_keys,
         allowed_hosts=config.allowed_hosts,
         body_timeout=config.body_timeout,

@@ -2,11 +2,12 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
 from remask.engine import request as engine_request
 from remask.engine.async_engine import AsyncEngine, StepObserver
@@ -15,6 +16,7 @@ from remask.engine.request import Owner
 from remask.errors import QueueFullError
 from remask.llm import LLM
 from remask.server.answer import Answer
+from remask.server.bodies import BodyReaders
 from remask.server.config import ServerConfig
 from remask.server.errors import json_response
 from remask.server.generation import Generation, Shape
@@ -59,25 +61,33 @@ class Service:
         self.metrics.watch(self.engine)
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
-        self.texts = TextWorkers(config.text_workers)
-        self._taking = 0  # bodies whose texts are being tokenized, or wait for that
+        self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
+        self._taking = 0  # bodies that are being read or whose texts are being tokenized, or that wait for either
 
     def close(self) -> None:
-        """End the text threads."""
+        """End the text threads and what reads bodies."""
         self.texts.close()
+        self.bodies.close()
 
     async def off_loop(self, request: Request, size: int, call: Callable[..., T], *args: Any) -> T:
         """Return what `call` returns, away from the event loop. `size` is about how many characters it works on.
 
-        Raises `QueueFullError` where as many bodies are being tokenized as requests may wait, and `ClientGoneError`
-        if the client disconnects first.
+        Raises `QueueFullError` where as many bodies are being worked on as requests may wait, and `ClientGoneError` if
+        the client disconnects first.
         """
+        return await self._away(request, lambda: self.texts.run(request.state.client, size, call, *args))
+
+    async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
+        """Return the `model` of a body, which another process reads. Raises `ApiError`, and as `off_loop` does."""
+        return await self._away(request, lambda: self.bodies.read(request.state.client, model, content))
+
+    async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         most = self.llm.engine_config.max_num_seqs + self.config.max_queue
         if self._taking >= most:
-            raise QueueFullError(f"the texts of {most} requests wait to be tokenized; try again later")
+            raise QueueFullError(f"the bodies of {most} requests wait to be read and tokenized; try again later")
         self._taking += 1
         try:
-            return await run_while_connected(request.receive, self.texts.run(request.state.client, size, call, *args))
+            return await run_while_connected(request.receive, work())
         finally:
             self._taking -= 1
 

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from remask.engine.engine import Engine
+from remask.server.bodies import BodyRoute
 from remask.server.errors import ApiError, json_response
 from remask.server.routes.common import documented, service_of
 
@@ -38,7 +39,7 @@ async def drop(request: Request, prefix_id: str) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(responses=documented(401, 500))
+    made = APIRouter(route_class=BodyRoute, responses=documented(401, 500))
     made.add_api_route("/v1/cache", list_entries, methods=["GET"])
     made.add_api_route("/v1/cache", drop_all, methods=["DELETE"])
     made.add_api_route("/v1/cache/{prefix_id}", drop, methods=["DELETE"], responses=documented(404, 409))

@@ -7,6 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from remask.core.decisions import Decisions, Question
+from remask.server.bodies import BodyRoute
 from remask.server.deciding import Answered, respond
 from remask.server.protocol import DecisionsBody, RelevanceBody, RerankBody, ScoreBody
 from remask.server.routes.common import documented, service_of
@@ -78,7 +79,7 @@ async def rerank(request: Request, body: RerankBody) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(responses=documented(400, 401, 404, 413, 422, 429, 500, 503, 504))
+    made = APIRouter(route_class=BodyRoute, responses=documented(400, 401, 404, 413, 422, 429, 500, 503, 504))
     made.add_api_route("/v1/decisions", decisions, methods=["POST"])
     made.add_api_route("/v1/systemone", decisions, methods=["POST"], include_in_schema=False)
     for path in ("/v1/score", "/score"):

@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from remask.errors import ConfigError
 from remask.prompts import text_tokens
+from remask.server.bodies import BodyRoute
 from remask.server.errors import ApiError, json_response
 from remask.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from remask.server.routes.common import documented, service_of
@@ -65,7 +66,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(responses=documented(400, 401, 404, 413, 422))
+    made = APIRouter(route_class=BodyRoute, responses=documented(400, 401, 404, 413, 422))
     made.add_api_route(
         "/v1/chat/completions", chat_completions, methods=["POST"], responses=documented(429, 500, 503, 504)
     )

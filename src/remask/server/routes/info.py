@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from remask import __version__
 from remask.sampling.defaults import overlaid
+from remask.server.bodies import BodyRoute
 from remask.server.errors import ApiError, json_response
 from remask.server.metrics import CONTENT_TYPE
 from remask.server.routes.common import documented, service_of
@@ -98,7 +99,7 @@ async def metrics(request: Request) -> Response:
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(responses=documented(401))
+    made = APIRouter(route_class=BodyRoute, responses=documented(401))
     made.add_api_route("/v1/models", models, methods=["GET"])
     made.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=documented(404))
     made.add_api_route("/health", health, methods=["GET"], responses=documented(503))

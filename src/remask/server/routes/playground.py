@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from remask.server.bodies import BodyRoute
 from remask.server.errors import ApiError, json_response
 from remask.server.playground.example import example
 from remask.server.playground.files import FILES, HEADERS, KINDS
@@ -88,7 +89,7 @@ async def switch_caching(request: Request, session: str, body: Caching) -> Respo
 
 def router() -> APIRouter:
     """The routes of this module."""
-    made = APIRouter(responses=documented(401))
+    made = APIRouter(route_class=BodyRoute, responses=documented(401))
     for url, path in FILES.items():
         made.add_api_route(url, _sender(path), methods=["GET"], include_in_schema=False)
     made.add_api_route("/playground/example", begin, methods=["GET"], responses=documented(400, 422))
