@@ -36,13 +36,14 @@ RIGHT: list[tuple[Any, dict[str, Any]]] = [
     (ChatBody, {**CHAT, "structured_outputs": {"regex": "[ab]+"}, "chat_template_kwargs": {"a": [1, None]}}),
     (ChatBody, {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}),
     (DecisionsBody, {"state": "s", "questions": {"q": {"instructions": "x", "criteria": ["a", "b"]}}}),
-    (TokenizeBody, {"prompt": "a\ud800"}),
+    (TokenizeBody, {"prompt": "aä"}),
 ]
 WRONG: list[str] = [
     "{",
     "[1]",
     "nothing",
     '{"prompt": 1}',
+    '{"prompt": "a\\ud800"}',
     '{"prompt": "a", "temperature": "hot"}',
     '{"prompt": "a", "tempeature": 1}',
     '{"prompt": "a", "n": 1.5}',

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from remask.core.checks import Choice, Flag, ListOf, Settings, Text, Values, Whole, shown
+from remask.core.checks import Choice, Flag, ListOf, Settings, Text, Values, Whole, shown, weight
 from remask.core.fields import check, declare, parse
 from remask.errors import ConfigError
 
@@ -22,6 +22,7 @@ QuestionKind: TypeAlias = Literal["choice", "yes_no", "number", "score"]
 MAX_QUESTIONS = 8192
 MAX_ALTERNATIVES = 1000
 """Of one question."""
+MAX_STATE_VALUES = 2**18
 MAX_LABEL_TOKENS = 4
 ANSWER = "{answer}"
 """Where the label stands in a question's `template`."""
@@ -70,16 +71,19 @@ class JsonState(Values):
 
     @property
     def words(self) -> str:
-        """The three."""
-        return "a text, an object or a list"
+        """The three, and how much they may hold."""
+        return f"a text, or an object or a list of at most {MAX_STATE_VALUES} values altogether"
 
     def fits(self, value: object) -> bool:
         """Whether it is one of them."""
-        return isinstance(value, Mapping | list | tuple) or Text(2**26, empty=True).fits(value)
+        if isinstance(value, Mapping | list | tuple):
+            return weight(value, MAX_STATE_VALUES) <= MAX_STATE_VALUES
+        return Text(2**26, empty=True).fits(value)
 
     def schema(self) -> dict[str, Any]:
         """Any of the three."""
-        return {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}
+        held = {"type": "object", "maxProperties": MAX_STATE_VALUES}, {"type": "array", "maxItems": MAX_STATE_VALUES}
+        return {"anyOf": [Text(2**26, empty=True).schema(), *held]}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from remask.server.fields import FOREIGN_TO_READS, read_fields
 from remask.server.limits import MAX_ITEMS
 from remask.server.tools import Tool, ToolCalls, format_of
 
+MAX_KEYWORDS = 64  # of the outermost level of a JSON schema
 _MAX_TOKENS = declared(SamplingParams)["max_tokens"]
 _TERMS = declared(Terms)
 _TOP_LOGPROBS = _TERMS["top_logprobs"]
@@ -27,16 +28,20 @@ _VARIABLES = Declared(
     None,
     "Variables that the chat template reads beside the messages.",
 )
-_PARAMETERS = Declared(Settings("keywords of JSON Schema", 64), None, "A JSON schema of the arguments.")
+_PARAMETERS = Declared(Settings("keywords of JSON Schema", MAX_KEYWORDS), None, "A JSON schema of the arguments.")
 
 MAX_TOKEN_IDS = 1 << 20
+MAX_NAME = 1024  # characters of a name that somebody chose: of a model, a user, a call
+MAX_TEXT = 1 << 24  # characters of any text; the server's own limits are below it
 RELEVANCE = "Does the document answer the query?"
 MAX_TOOLS = 128
 
 # The first item that does not fit ends the check: a list may hold a million of them.
 Count: TypeAlias = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-TokenIds: TypeAlias = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
-Texts: TypeAlias = Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)]
+TokenIds: TypeAlias = Annotated[list[Count], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
+Name: TypeAlias = Annotated[str, Field(max_length=MAX_NAME)]
+LongText: TypeAlias = Annotated[str, Field(max_length=MAX_TEXT)]
+Texts: TypeAlias = Annotated[list[LongText], Field(max_length=MAX_ITEMS, fail_fast=True)]
 TokenLists: TypeAlias = Annotated[list[TokenIds], Field(max_length=MAX_ITEMS, fail_fast=True)]
 
 
@@ -66,14 +71,14 @@ class TextPart(Body):
     """A part of a message's content. Texts are the only kind that is supported."""
 
     type: Literal["text"]
-    text: str
+    text: LongText
 
 
 class CalledFunction(Body):
     """The function of a tool call. `arguments` are the text of a JSON object."""
 
-    name: str
-    arguments: str
+    name: Name
+    arguments: LongText
 
     @field_validator("arguments")
     @classmethod
@@ -85,7 +90,7 @@ class CalledFunction(Body):
 class ToolCall(Body):
     """A call of a tool in an assistant's turn."""
 
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -103,10 +108,10 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
-    name: str | None = None
+    content: LongText | Annotated[list[TextPart], Field(max_length=MAX_ITEMS, fail_fast=True)]
+    name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Name | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
@@ -153,8 +158,8 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MA
 class Function(Body):
     """A function that the model may call. `parameters` is a JSON schema; forced calls always follow it."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-    description: str | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+    description: LongText | None = None
     parameters: Annotated[dict[str, Any] | None, Checked("tools: parameters", _PARAMETERS)] = None
     strict: bool | None = None
 
@@ -175,7 +180,7 @@ class ToolOffer(Body):
 class ChosenFunction(Body):
     """The name of the function to call."""
 
-    name: str
+    name: Name
 
 
 class ChosenTool(Body):
@@ -188,9 +193,9 @@ class ChosenTool(Body):
 class JsonSchema(Body):
     """A schema that an answer follows. `name` and `description` say what it is for; an answer is always `strict`."""
 
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    name: Name | None = None
+    description: LongText | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema", max_length=MAX_KEYWORDS)]
     strict: bool | None = None
 
 
@@ -216,14 +221,14 @@ class ResponseFormat(Body):
 class GenerationBody(Body):
     """What chat and text completions have in common, beside the declared sampling parameters and terms."""
 
-    model: str | None = None
+    model: Name | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_drafts: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
+    user: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -349,7 +354,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """Body of `/v1/completions`. A prompt is text or token ids; a list of prompts gives a choice for each."""
 
-    prompt: str | Texts | TokenIds | TokenLists
+    prompt: LongText | Texts | TokenIds | TokenLists
     logprobs: Annotated[int | None, Checked("logprobs", _TOP_LOGPROBS)] = None
 
     @cached_property
@@ -366,8 +371,8 @@ class CompletionBody(GenerationBody):
 class ReadBody(Body):
     """What the bodies of decisions, scores and rankings have in common. They take no sampling parameters."""
 
-    model: str | None = None
-    user: str | None = None
+    model: Name | None = None
+    user: Name | None = None
     cache: Annotated[str | None, Checked("cache", _TERMS["cache"])] = None
     cache_config: Annotated[dict[str, Any] | None, Checked("cache_config", _TERMS["cache_config"])] = None
     cache_salt: Annotated[str | None, Checked("cache_salt", _TERMS["cache_salt"])] = None
@@ -409,8 +414,8 @@ class DecisionsBody(ReadBody):
 class RelevanceBody(ReadBody):
     """What the bodies of scores and rankings have in common."""
 
-    instructions: str = RELEVANCE
-    labels: Annotated[list[str], Field(min_length=2, max_length=2)] | None = None
+    instructions: LongText = RELEVANCE
+    labels: Annotated[list[Name], Field(min_length=2, max_length=2)] | None = None
 
 
 class ScoreBody(RelevanceBody):
@@ -419,10 +424,10 @@ class ScoreBody(RelevanceBody):
     `text_1` and `text_2` are the older names of `queries` and `documents`.
     """
 
-    queries: str | Texts | None = None
-    documents: str | Texts | None = None
-    text_1: str | Texts | None = None
-    text_2: str | Texts | None = None
+    queries: LongText | Texts | None = None
+    documents: LongText | Texts | None = None
+    text_1: LongText | Texts | None = None
+    text_2: LongText | Texts | None = None
 
     @property
     def pairs(self) -> tuple[list[str], list[str]]:
@@ -450,7 +455,7 @@ class ScoreBody(RelevanceBody):
 class RerankBody(RelevanceBody):
     """Body of `/v1/rerank`. Without `top_n` all documents are returned, and 0 asks for all too."""
 
-    query: str
+    query: LongText
     documents: Annotated[Texts, Field(min_length=1)]
     top_n: Annotated[int | None, Field(ge=0, le=LARGEST)] = None
 
@@ -463,8 +468,8 @@ class RerankBody(RelevanceBody):
 class TokenizeBody(Body):
     """Body of `/tokenize`, with a text or a conversation."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Name | None = None
+    prompt: LongText | None = None
     messages: Messages | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: Annotated[dict[str, Any] | None, Checked("chat_template_kwargs", _VARIABLES)] = None
@@ -474,7 +479,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Body of `/detokenize`."""
 
-    model: str | None = None
+    model: Name | None = None
     tokens: TokenIds
 
 
