@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Result
+from remask.core.request import Draft, Result
 from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine, Event
@@ -155,6 +155,28 @@ def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: li
     assert all(work.reused + work.refreshed == 5 for work in told)
     restored = [draft.step for draft in drafts if any(work.restored for each in draft.passes for work in each)]
     assert restored == ([] if isinstance(policy, Dense) else [0, 3, 6])
+
+
+def test_drafts_that_nobody_reads_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is told, and drafts come again once some have been read."""
+    monkeypatch.setattr(async_engine, "MAX_UNREAD", 5)
+    draft = Draft(0, (1, 2), (3, 4), (0.5, 0.5))
+
+    async def read(ticket: Ticket, count: int) -> list[Event]:
+        return [event for _ in range(count) for event in await anext(aiter(ticket))]
+
+    async def act() -> None:
+        ticket = Ticket(["r"], lambda _: None)
+        for token in range(4):
+            ticket.deliver([Event("r", settled=(token,)), Event("r", draft=draft)])
+        first = await read(ticket, 2)
+        ticket.deliver([Event("r", draft=draft)])
+        events = first + await read(ticket, 3)
+        assert [token for event in events for token in event.settled] == [0, 1, 2, 3]
+        drafts = [event.draft for event in events if not event.settled]
+        assert drafts == [draft, draft, None, None, draft]
+
+    asyncio.run(act())
 
 
 def test_several_requests_share_a_ticket_or_none_is_accepted() -> None:

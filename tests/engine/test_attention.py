@@ -138,6 +138,27 @@ def test_any_list_in_the_interpreter(make: Make) -> None:
     check()
 
 
+@pytest.mark.parametrize("make", EXECUTORS)
+def test_a_sink_beside_one_unit(make: Make) -> None:
+    """Its weight is merged with that of one partial result."""
+    case = Case()
+    case.add(0, 3, range(5))
+    case.add(3, 2, range(9, 12))
+    case.check(make, (3, 1), sink=True)
+
+
+@NEEDS_TRITON
+def test_a_size_that_knows_no_sink_is_refused() -> None:
+    from remask.models.attention_triton import TritonAttention
+
+    attention, work, q = TritonAttention(), WorkList.of(2, 3), torch.zeros(2, 4, 8)
+    k = torch.zeros(3, 2, 8)
+    size = attention.size(work, 4, 2)
+    numbers = torch.from_numpy(attention.numbers(work, 4, 2, size))
+    with pytest.raises(ValueError, match="asked for without a sink"):
+        attention.run(q, k, k, numbers, size, (k[0], k[0]))
+
+
 @pytest.mark.parametrize("make", EXECUTORS[-1:])
 def test_the_widest_heads_and_pieces_of_a_long_canvas(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case()

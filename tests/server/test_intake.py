@@ -44,14 +44,14 @@ class Texts:
 
 @pytest.fixture
 def wide() -> Iterator[Running]:
-    """A server that takes texts of any length, with two text threads and room for six requests."""
+    """A server that takes texts of any length, with two text threads and room for eight requests."""
     limits: dict[str, Any] = {
         "max_prompt_chars": MIB4,
         "max_request_chars": MIB4,
         "max_choices": 8192,
         "text_workers": 2,
     }
-    with serving(make_llm(max_num_seqs=2), max_queue=4, **limits) as running:
+    with serving(make_llm(max_num_seqs=2), max_queue=6, **limits) as running:
         yield running
 
 
@@ -119,18 +119,26 @@ def test_a_prompt_of_a_million_characters_delays_nobody(wide: Running, monkeypat
 
 
 def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> None:
-    def ask() -> httpx.Response:
-        return wide.client.post("/tokenize", json={"prompt": WORDS * 2000})
+    """And half as many long ones of one client."""
+    transport = httpx.HTTPTransport(local_address="127.0.0.2")
 
-    with ThreadPoolExecutor(6) as pool:
-        held = [pool.submit(ask) for _ in range(6)]
-        eventually(lambda: wide.service._taking == 6)
-        refused = wide.client.post(COMPLETIONS, json=SMALL)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    def ask(client: httpx.Client, **body: Any) -> tuple[int, str | None]:
+        told = client.post("/tokenize", json={"prompt": WORDS * 2000, **body})
+        return told.status_code, told.json()["error"]["code"] if told.is_error else None
+
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=wide.base, transport=transport, timeout=None) as other:
+        held = [pool.submit(ask, wide.client) for _ in range(4)]
+        eventually(lambda: wide.service._taking == 4)
+        assert ask(wide.client) == (429, "queue_full")
+        assert ask(wide.client, prompt="from ivy") == (200, None)
+        held += [pool.submit(ask, other) for _ in range(4)]
+        eventually(lambda: wide.service._taking == 8)
+        assert ask(wide.client, prompt="from ivy") == (429, "queue_full")
         assert wide.client.get("/health").status_code == 200
         texts.passing.set()
-        assert [each.result().status_code for each in held] == [200] * 6
-    assert wide.client.post(COMPLETIONS, json=SMALL).status_code == 200
+        assert {each.result() for each in held} == {(200, None)}
+    assert ask(wide.client) == (200, None)
+    assert not wide.service._long
 
 
 def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Texts) -> None:

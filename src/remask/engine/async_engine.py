@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from remask.core.checks import real, whole
@@ -19,6 +20,8 @@ from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFull
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_UNREAD = 1 << 18  # predicted positions of drafts that wait for a reader: some 20 MB
 
 
 class StepObserver(Protocol):
@@ -37,6 +40,9 @@ class StepObserver(Protocol):
 class Ticket:
     """Requests that were accepted together. Iterating gives the events of each engine step until all have ended.
 
+    A draft is left out that comes while drafts of `MAX_UNREAD` positions have not been read: what waits for a slow
+    reader stays small.
+
     Raises `EngineDeadError` while iterating where the engine died meanwhile.
     """
 
@@ -44,11 +50,22 @@ class Ticket:
         self.ids = tuple(ids)
         self._open = set(ids)
         self._cancel = cancel
+        self._unread = 0
         self._delivered: asyncio.Queue[list[Event] | EngineDeadError] = asyncio.Queue()
 
     def deliver(self, events: list[Event] | EngineDeadError) -> None:
         """Queue events of these requests, or the error of a dead engine. Called in the event loop."""
+        if not isinstance(events, EngineDeadError):
+            events = [self._shortened(event) for event in events]
         self._delivered.put_nowait(events)
+
+    def _shortened(self, event: Event) -> Event:
+        if event.draft is None:
+            return event
+        if self._unread + len(event.draft.positions) > MAX_UNREAD:
+            return replace(event, draft=None)
+        self._unread += len(event.draft.positions)
+        return event
 
     def cancel(self) -> None:
         """End what has not ended; slots and leases are free before the engine's next step. Never waits."""
@@ -62,6 +79,7 @@ class Ticket:
                 self._open.clear()
                 raise events
             self._open -= {event.id for event in events if event.result is not None}
+            self._unread -= sum(len(event.draft.positions) for event in events if event.draft is not None)
             yield events
 
 

@@ -116,11 +116,12 @@ def attention_bytes(
     With `filled` lists are filled up to a few sizes, as in graphs.
     """
     if isinstance(attention, SizedAttention):
-        sizes = [attention.size(work, part.heads, part.kv_heads) for work in _largest_lists(rows, longest)]
+        lists = _largest_lists(rows, longest)
+        sizes = [attention.size(work, part.heads, part.kv_heads, sink=part.sink) for work in lists]
         if filled:
             sizes = [size.rounded_up(size.rows) for size in sizes]
-        lists = max(sum(size.lengths) for size in sizes) * 4
-        return MOST_LISTS * lists + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
+        numbers = max(sum(size.lengths) for size in sizes) * 4
+        return MOST_LISTS * numbers + max(size.outputs for size in sizes) * part.heads * (part.head_dim + 1) * 4
     # Queries and results in float32, those of a unit, its K and V where they are gathered, and a tile of scores.
     single = 4 * max(1, item // 4)
     queries, keys = part.heads * part.head_dim, part.kv_heads * part.head_dim

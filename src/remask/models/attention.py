@@ -30,7 +30,7 @@ class ListSize:
         units: programs.
         slots: entries of the list of slots.
         outputs: partial results.
-        merged: whether a row has several of them.
+        merged: whether they are merged: a row has several of them, or a sink beside its one.
     """
 
     rows: int
@@ -61,8 +61,8 @@ class SizedAttention(Attention, Protocol):
     `heads` are those of queries, and `groups` those of K and V.
     """
 
-    def size(self, work: WorkList, heads: int, groups: int) -> ListSize:
-        """The size of `work`."""
+    def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
+        """The size of `work`, for rows with a `sink` or without one."""
         ...
 
     def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
@@ -70,5 +70,8 @@ class SizedAttention(Attention, Protocol):
         ...
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, size: ListSize, sink: Sink | None = None) -> Tensor:
-        """As a call, of the list that stands in `numbers`. Rows of `q` [size.rows, ...] in no unit get any result."""
+        """As a call, of the list that stands in `numbers`. Rows of `q` [size.rows, ...] in no unit get any result.
+
+        Raises `ValueError` where there is a sink of which `size` was not told.
+        """
         ...

@@ -44,12 +44,12 @@ class TritonAttention:
         if not len(q):
             return q.flatten(1)
         heads, groups = q.shape[1], k.shape[1]
-        numbers = work.once(_sent, heads, groups, q.device)
-        return self.run(q, k, v, numbers, self.size(work, heads, groups), sink)
+        size = self.size(work, heads, groups, sink=sink is not None)
+        return self.run(q, k, v, work.once(_sent, heads, groups, size, q.device), size, sink)
 
-    def size(self, work: WorkList, heads: int, groups: int) -> ListSize:
+    def size(self, work: WorkList, heads: int, groups: int, *, sink: bool = False) -> ListSize:
         """See `SizedAttention`."""
-        return work.once(_size, heads, groups)
+        return work.once(_size, heads, groups, sink)
 
     def numbers(self, work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
         """See `SizedAttention`."""
@@ -61,19 +61,20 @@ class TritonAttention:
         groups = k.shape[1]
         units, slots, reach, parts, first = torch.split(numbers, size.lengths)
         out = q.new_empty(rows, heads, dim)
-        merged = sink is not None or size.merged
-        part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if merged else out
+        if sink is not None and not size.merged:
+            raise ValueError("the size of the list was asked for without a sink, and there is one")
+        part = q.new_empty((size.outputs, heads, dim), dtype=torch.float32) if size.merged else out
         sums = q.new_empty((size.outputs, heads), dtype=torch.float32)
         capped = self.cap is not None
         scale, cap = 1 / math.sqrt(dim), self.cap or 1.0
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-        tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=merged)
+        tiles, options = attend_options(heads, groups, dim, q.dtype, capped=capped, merged=size.merged)
         launch(
             _attend, (size.units, groups, tiles),
             q, k, v, units, slots, reach, part, sums, scale, cap,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), **options,
         )  # fmt: skip
-        if merged:
+        if size.merged:
             keys, values = (q, q) if sink is None else (one.contiguous() for one in sink)
             tiles, options = merge_options(heads, groups, dim, capped=capped, sink=sink is not None)
             launch(
@@ -124,10 +125,10 @@ def _cut(work: WorkList, heads: int, groups: int) -> WorkList:
     return work.cut(tall, (each // PIECE + 1) * PIECE)
 
 
-def _size(work: WorkList, heads: int, groups: int) -> ListSize:
+def _size(work: WorkList, heads: int, groups: int, sink: bool) -> ListSize:
     cut = work.once(_cut, heads, groups)
     rows = int((cut.units[:, FIRST_ROW] + cut.units[:, ROWS]).max())
-    return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, cut.outputs > rows)
+    return ListSize(rows, len(cut.units), len(cut.slots), cut.outputs, sink or cut.outputs > rows)
 
 
 def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
@@ -145,8 +146,8 @@ def _numbers(work: WorkList, heads: int, groups: int, size: ListSize) -> Ints:
     return numbers
 
 
-def _sent(work: WorkList, heads: int, groups: int, device: torch.device) -> Tensor:
-    return send(_numbers(work, heads, groups, work.once(_size, heads, groups)), device)
+def _sent(work: WorkList, heads: int, groups: int, size: ListSize, device: torch.device) -> Tensor:
+    return send(_numbers(work, heads, groups, size), device)
 
 
 @triton.jit

@@ -101,7 +101,7 @@ class Graphs:
     def _run_whole(self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Rows) -> None:
         """With attention in the graphs."""
         heads, groups = model.part.heads, model.part.kv_heads
-        size = attention.size(stage.work, heads, groups).rounded_up(len(h))
+        size = attention.size(stage.work, heads, groups, sink=model.part.sink).rounded_up(len(h))
         kept = self._of((len(h), stage.outputs, size))
         if kept.numbers is None:
             kept.numbers = torch.empty(sum(size.lengths), dtype=torch.int32, device=h.device)

@@ -108,7 +108,7 @@ class Intake:
         """Whether the form of its answers, or that of a call that must be made, is still to be compiled."""
         calls = self.calls(body)
         if calls is not None and calls.forced is not None:
-            return self.llm.compiles(calls.constraint())
+            return self.llm.compiles(calls.constraint)
         return self.llm.compiles(body.own_terms.structured_outputs) if body.asks_form else False
 
     def check_decisions(self, asked: Sequence[Decisions]) -> int:
@@ -155,7 +155,7 @@ class Intake:
                     "tool_choice: a call that must be made is held to its schema, and tokens of a uniform model may "
                     "change once they are chosen; send 'auto', or use a masked or block-causal model"
                 )
-            terms, around = replace(terms, structured_outputs=calls.constraint()), calls.around
+            terms, around = replace(terms, structured_outputs=calls.constraint), calls.around
         marked = any(message.cache_control is not None for message in body.messages)
         prompts = [(tokens, self._shared(body, tokens))]
         return self._requests(body, terms, prompts, request_id, around, find_prefix=not marked)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from remask.core.checks import LARGEST, Settings, json_object
 from remask.core.decisions import Decisions
@@ -283,6 +283,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[ToolOffer], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
+    _calls: tuple[str | None, ToolCalls | None] | None = PrivateAttr(None)  # with the template that they are for
 
     @property
     def offered(self) -> list[ToolOffer]:
@@ -305,6 +306,11 @@ class ChatBody(GenerationBody):
 
         Raises `ConfigError` where a call cannot be made as it is asked for.
         """
+        if self._calls is None or self._calls[0] is not template:
+            self._calls = template, self._called(template)
+        return self._calls[1]
+
+    def _called(self, template: str | None) -> ToolCalls | None:
         tools, choice = [Tool(each.function.name, each.function.parameters) for each in self.offered], self.tool_choice
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):

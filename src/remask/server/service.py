@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from remask.server.metrics import Metrics
 from remask.server.protocol import GenerationBody
 from remask.server.responses import CLOSED_BY_CLIENT, ClientGoneError, EventStream, run_while_connected
 from remask.server.shapes import Names
-from remask.server.texts import TextWorkers
+from remask.server.texts import SHORT, TextWorkers
 
 MAX_LOGGED_USER = 256  # characters of the field `user` that the access log repeats
 
@@ -62,7 +63,8 @@ class Service:
         self.started = int(time.time())
         self.token_text = functools.lru_cache(maxsize=1 << 17)(self._token_text)
         self.texts, self.bodies = TextWorkers(config.text_workers), BodyReaders(config.max_body_items)
-        self._taking = 0  # bodies that are being read or whose texts are being tokenized, or that wait for either
+        # Bodies that are being read or whose texts are being tokenized, or that wait for either.
+        self._taking, self._long = 0, Counter[str]()  # all, and of each client those that take long
 
     def close(self) -> None:
         """End the text threads and what reads bodies."""
@@ -72,24 +74,34 @@ class Service:
     async def off_loop(self, request: Request, size: int, call: Callable[..., T], *args: Any) -> T:
         """Return what `call` returns, away from the event loop. `size` is about how many characters it works on.
 
-        Raises `QueueFullError` where as many bodies are being worked on as requests may wait, and `ClientGoneError` if
-        the client disconnects first.
+        Raises `QueueFullError` where as many bodies are being worked on as requests may wait, or half as many long ones
+        of this client, and `ClientGoneError` if the client disconnects first.
         """
-        return await self._away(request, lambda: self.texts.run(request.state.client, size, call, *args))
+        client = request.state.client
+        return await self._away(request, lambda: self.texts.run(client, size, call, *args), long=size > SHORT)
 
     async def read_body(self, request: Request, model: type[BaseModel], content: bytes) -> BaseModel:
         """Return the `model` of a body, which another process reads. Raises `ApiError`, and as `off_loop` does."""
-        return await self._away(request, lambda: self.bodies.read(request.state.client, model, content))
+        client = request.state.client
+        return await self._away(request, lambda: self.bodies.read(client, model, content), long=True)
 
-    async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        most = self.llm.engine_config.max_num_seqs + self.config.max_queue
+    async def _away(self, request: Request, work: Callable[[], Coroutine[Any, Any, T]], *, long: bool) -> T:
+        most, client = self.llm.engine_config.max_num_seqs + self.config.max_queue, request.state.client
         if self._taking >= most:
             raise QueueFullError(f"the bodies of {most} requests wait to be read and tokenized; try again later")
+        if long and self._long[client] >= (half := -(-most // 2)):
+            raise QueueFullError(
+                f"{half} long bodies or forms of this client wait to be read; try again once some are answered"
+            )
         self._taking += 1
+        self._long[client] += long
         try:
             return await run_while_connected(request.receive, work())
         finally:
             self._taking -= 1
+            self._long[client] -= long
+            if not self._long[client]:
+                del self._long[client]
 
     def owner(self, request: Request) -> Owner:
         """Whose turn a body takes: that of its client, and all of its choices together."""

@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from remask.core.structure import StructuredOutputs
@@ -54,7 +55,7 @@ class Tool:
         return self.parameters if self.parameters and self.parameters.get("properties") else {"const": {}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ToolCalls:
     """What a request says of calls.
 
@@ -77,6 +78,7 @@ class ToolCalls:
             return self.format.around(self.tools[0].name)
         return self.format.begin, self.format.end
 
+    @cached_property
     def constraint(self) -> StructuredOutputs:
         """The form of that hole: arguments of the one tool, or a call of one of several.
 

@@ -157,7 +157,7 @@ def _attention(
     kernel, instructions = loop
     heads, groups, dim = config.heads, config.kv_heads, config.head_dim
     attention = TritonAttention(config.score_cap)
-    size = attention.size(work, heads, groups)
+    size = attention.size(work, heads, groups, sink=config.sink)
     numbers = attention.numbers(work, heads, groups, size)
     slots = numbers[: 5 * size.units].reshape(-1, 5)[:, 3].astype(np.int64)
     tiles = int((-(-slots // kernel.constants["KEYS"])).sum()) * groups
