@@ -90,6 +90,8 @@ class Running:
         content = json.dumps(body).encode()
         connection = socket.create_connection((self.client.base_url.host, self.client.base_url.port or 80), LONGEST_S)
         head = f"POST {url} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        if key := self.client.headers.get("Authorization"):
+            head += f"Authorization: {key}\r\n"
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         return connection
 
