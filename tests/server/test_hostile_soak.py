@@ -147,10 +147,10 @@ def hostile(process: Process) -> Send:
 
 
 @contextmanager
-def generating(base: str, send: Send) -> Iterator[Load]:
-    """Clients at addresses of their own that `send` again and again until the block ends."""
+def generating(base: str, send: Send, *, apart: bool) -> Iterator[Load]:
+    """Connections that `send` again and again until the block ends: of as many clients, or, unless `apart`, of one."""
     load = Load()
-    clients = [_client(base, f"127.0.0.{10 + number}") for number in range(GENERATORS)]
+    clients = [_client(base, f"127.0.0.{10 + number * apart}") for number in range(GENERATORS)]
     threads = []
     for number, client in enumerate(clients):
         rng = random.Random(number)
@@ -187,7 +187,7 @@ def test_hostile_clients_for_half_an_hour() -> None:
         loads, held = {}, {}
         for name, send in (("ordinary", ordinary), ("hostile", hostile(process))):
             end = time.monotonic() + SECONDS
-            with generating(process.base, send) as load:
+            with generating(process.base, send, apart=name == "ordinary") as load:
                 watch(canary, load, lambda _, end=end: time.monotonic() >= end, 1.0)  # type: ignore[misc]
             loads[name], held[name] = load, idle(process)
             assert canary.get("/health").status_code == 200
