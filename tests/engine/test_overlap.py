@@ -100,7 +100,7 @@ def test_requests_of_all_kinds_get_the_same_answers(family: str, seed: int) -> N
         step += 1
         assert step < 2000
     assert results.keys() == work.keys()
-    assert engine.stats.queued_passes > 0 or (seed > 1 and engine.stats.waited_passes > 0)  # some mixtures repeat no plan
+    assert engine.stats.queued_passes > 0 or (seed > 1 and engine.stats.waited_passes > 0)  # some repeat no plan
     store = {"store_budget_tokens": chosen["store_budget_tokens"]}
     for name, result in results.items():
         if result.finish_reason in ("stop", "length"):
