@@ -238,7 +238,7 @@ def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch:
             continue
         rows = engine.memory.pass_rows
         assert rows is not None
-        assert engine._running.limits.rows == rows
+        assert engine._lifecycle.running.limits.rows == rows
         taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
         taken += engine.memory.store_budget * token.state
         assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9

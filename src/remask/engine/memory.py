@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from remask.core.ledger import Ledger
 from remask.core.plan import PrefixHit
 from remask.core.request import Usage
 from remask.core.segments import stored_parts
+from remask.engine.audits import AuditPass, Audits
 from remask.engine.canvas_state import (
     CanvasState,
     Kept,
@@ -24,7 +25,6 @@ from remask.engine.canvas_state import (
     new_states,
     plain_table,
     shared_table,
-    whole_canvas,
 )
 from remask.engine.capacity import (
     DeviceMemory,
@@ -35,7 +35,6 @@ from remask.engine.capacity import (
     token_bytes,
     workspace_bytes,
 )
-from remask.engine.chunks import AuditPass
 from remask.engine.config import DEFAULT_STORE_TOKENS, DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Awaiting, Decision, LeasePlan, NoRoom, PagePlan, PartPlan, Placement
@@ -100,8 +99,7 @@ class Memory:
     def _begin(self) -> None:
         config = self._config
         self.allocator = PageAllocator(self.shape.layers, self._pages, self._size)
-        self.extra_bytes = 0  # of running requests and audits, beside their pages
-        self.audits: list[AuditPass] = []
+        self.extra_bytes = 0  # of running requests, beside their pages
         self.chain = PageChain(self.allocator, self.store_budget, self._salt)
         self.store = PrefixStore(
             allocator=self.allocator,
@@ -113,6 +111,8 @@ class Memory:
             prefix_cover=config.prefix_cover,
             new_states=self.new_states,
         )
+        pieces = config.max_row_layers is not None
+        self.audits = Audits(self.allocator, self.store, self.shape.layers, pieces=pieces)
 
     def reset(self) -> None:
         """Forget every page, every stored prefix and every request. Raises what the device raises if it is lost.
@@ -151,7 +151,7 @@ class Memory:
     def bytes_used(self) -> int:
         """Bytes of the pages in use and of the hidden states held, weights not counted."""
         page = self.allocator.page_size * self.pool.bytes_per_token
-        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes
+        return self.allocator.used * page + self.store.state_bytes + self.extra_bytes + self.audits.extra_bytes
 
     def page_keys(self, request: Request, block: int) -> tuple[int, ...]:
         """Identities of the exact pages that a prompt fills, in blocks of `block` tokens. Any thread may ask for them.
@@ -197,55 +197,8 @@ class Memory:
             self.store.stats.refused += 1
             log.warning("request %s: %s", pending.request.id, placement.note)
         self.extra_bytes += sum(state.extra_bytes for state in running.branches)
-        if placement.audit is not None and placement.audit.entry is not None:
-            placement.audit.entry.depths.count(placement.audit.ratio, placement.audit.audits.tau)
+        self.audits.count(placement.audit)
         return running
-
-    def place_audit(self, pending: PendingRequest, plan: AuditPlan, *, awaited: bool) -> AuditPass:
-        """Give an audit its canvas, pages and lease, as `plan` decided since the memory last changed.
-
-        Where `awaited`, the request begins when it has ended. Where anything raises, nothing is left claimed.
-        """
-        assert plan.own is not None
-        layers, request = self.shape.layers, pending.request
-        canvas = pending.decoding.canvas()
-        # Only a pass in pieces restarts rows; a whole one needs no room for their states.
-        states = None if self._config.max_row_layers is None else self.new_states(len(canvas))
-        self.allocator.claim(plan.own)
-        try:
-            if plan.entry is not None:
-                lease = self.store.hold(plan.entry, layers)
-            else:
-                lease = self._reserved(request.prompt_token_ids[: plan.asked], layers, request.cache_salt)
-                pending.brought = lease.entry.key
-        except BaseException:
-            self.allocator.release(plan.own)
-            raise
-        branch, whole = whole_canvas(canvas, plan.own, layers, states, keep=False)
-        audit = AuditPass(
-            entry=lease.entry,
-            branch=branch,
-            whole=whole,
-            lease=lease,
-            extent=plan.own,
-            ratio=plan.ratio,
-            awaited_by=pending if awaited else None,
-        )
-        lease.entry.depths.begin(plan.ratio, plan.audits.interval)
-        self.audits.append(audit)
-        self.extra_bytes += branch.extra_bytes
-        return audit
-
-    def end_audit(self, audit: AuditPass, similarity: Sequence[float] | None = None) -> None:
-        """Take back all that an audit owns. `similarity` is what it found for each layer; None: nothing."""
-        self.audits.remove(audit)
-        self.extra_bytes -= audit.branch.extra_bytes
-        self.allocator.release(audit.extent)
-        self.store.release(audit.lease)
-        if similarity is None:
-            audit.entry.depths.give_up(audit.ratio)
-        else:
-            audit.entry.depths.note(audit.ratio, similarity)
 
     def _place(self, pending: PendingRequest, placement: Placement, undo: ExitStack) -> RunningRequest:
         """As `place`; `undo` gets what gives back each thing that is claimed."""
@@ -334,14 +287,12 @@ class Memory:
         expected = np.zeros_like(self.allocator.references)
         leases: dict[int, int] = {}
         owned = [entry.extent for entry in self.store.entries] + [page.extent for page in self.chain.pages]
-        for running in requests:
-            owned += running.owned
-            for lease in running.leases:
+        holders: list[RunningRequest | AuditPass] = [*requests, *self.audits.passes]
+        for holder in holders:
+            owned += holder.owned
+            for lease in holder.leases:
                 owned.append(lease.extent)
                 leases[id(lease.entry)] = leases.get(id(lease.entry), 0) + 1
-        for audit in self.audits:
-            owned += [audit.extent, audit.lease.extent]
-            leases[id(audit.entry)] = leases.get(id(audit.entry), 0) + 1
         for extent in owned:
             expected[extent.layers.start : extent.layers.stop, extent.pages] += 1
         if not np.array_equal(expected, self.allocator.references):
@@ -356,7 +307,7 @@ class Memory:
         policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
         wish = self._plan_parts(pending) if pending.request.segments else self._plan_prefix(pending)
         if wish.unknown is not None:
-            return self._plan_audit(pending, wish.unknown)
+            return self.audits.plan(pending, wish.unknown)
         lease = wish.lease
         entries = () if lease is None else lease.entries
         # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
@@ -373,26 +324,9 @@ class Memory:
         if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
             return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
-        audit = wish.audit
-        if audit is not None and audit.entry is not None and audit.entry.ready and audit.entry.depths.due(audit.ratio):
-            # Where there is no room for it beside the request, a later request is audited.
-            room = self.allocator.find([*wanted, *others, (length, range(layers))])
-            audit = audit if room is None else replace(audit, own=room[-1])
+        audit = self.audits.beside(pending, wish.audit, [*wanted, *others])
         chosen = policy if lease else policy.without_prefix
         return Placement(chosen, own, lease, note=wish.note, refused=wish.refused, audit=audit)
-
-    def _plan_audit(self, pending: PendingRequest, audit: AuditPlan) -> Decision:
-        """A place for the audit that tells how deep a request may read its prefix."""
-        request, entry = pending.request, audit.entry
-        if entry is not None and entry.depths.auditing(audit.ratio):
-            return Awaiting.AUDIT
-        found = self.allocator.find([(pending.decoding.length, range(self.shape.layers))])
-        if found is None:
-            return NoRoom(() if entry is None else (entry,))
-        tokens = request.prompt_token_ids[: audit.asked]
-        if entry is None and not self.store.has_room([tokens], request.cache_salt, found):
-            return NoRoom(evictable=False)
-        return replace(audit, own=found[0])
 
     def _plan_prefix(self, pending: PendingRequest) -> "_Wish":
         """What a request would lease as things stand."""

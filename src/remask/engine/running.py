@@ -1,9 +1,9 @@
 """A request that runs: its canvases, its decoding state, and what it has cost so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.replay import Replay
-from remask.engine.request import Request
+from remask.engine.request import Owner, Request
 from remask.engine.sharing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
@@ -42,7 +42,12 @@ class _Residual:
         return Residual(self.kept, np.searchsorted(self.positions, positions))
 
 
+Args = TypeVarTuple("Args")
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+
+# What an error of a request is told to come from.
+POLICY, MOVING = "its cache policy failed", "its stored parts could not be copied"
+PASS = "its pass failed"
 
 
 class Scores(NamedTuple):
@@ -64,6 +69,35 @@ class Scores(NamedTuple):
         """Those of `some` of the positions."""
         chosen = None if self.chosen is None else self.chosen[some]
         return Scores(self.tokens[some], self.confidence[some], self.more[:, some], chosen)
+
+
+NO_SCORES = Scores(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32), np.empty((0, 0), dtype=np.float32))
+
+
+class RequestLoop(Protocol):
+    """What a request needs of the engine's loop while it takes part in passes."""
+
+    def guarded(self, running: "RunningRequest", what: str, act: Callable[[*Args], object], *args: *Args) -> bool:
+        """Whether `act`, which is about `running` alone, succeeded. Otherwise the request has ended with the error."""
+        ...
+
+    def move(self, running: "RunningRequest") -> None:
+        """Copy the stored parts that it reads at other positions."""
+        ...
+
+    def settle(self, running: "RunningRequest", scores: Scores) -> None:
+        """Transfer what its pass predicted, report it, and end the request where its response is complete."""
+        ...
+
+    def fail(self, running: "RunningRequest", error: Exception, what: str) -> None:
+        """End it with `error`, of which `what` is said."""
+        ...
+
+
+class RequestList(Protocol):
+    """Where the requests of a pass are listed."""
+
+    requests: list["RunningRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +132,7 @@ class _Standing:
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request with its place in memory.
+    """A request with its place in memory: the `Member` of passes that denoises a canvas.
 
     Attributes:
         pending: what it was before it began.
@@ -113,6 +147,9 @@ class RunningRequest:
         reported: whether anything but its start has been reported.
         closing: the result is reported, and one more pass completes a page for other requests.
         request: the request as it was given.
+        owner: whose turn it takes.
+        canvases: how many it has.
+        ids: its name.
         decoder: which positions are denoised next.
         trace: tokens that it has transferred.
         end: what is known of the end of its response.
@@ -130,6 +167,9 @@ class RunningRequest:
     moves: list[Move] = field(default_factory=list)
     closing: bool = False
     request: Request = field(init=False)
+    owner: Owner = field(init=False)
+    canvases: int = field(init=False)
+    ids: tuple[str, ...] = field(init=False)
     decoder: Decoder = field(init=False)
     trace: list[Transfer] = field(default_factory=list)
     end: ResponseEnd = field(init=False)
@@ -160,6 +200,7 @@ class RunningRequest:
     def __post_init__(self) -> None:
         canvas = self.branches[0].canvas
         self.request = self.pending.request
+        self.owner, self.canvases, self.ids = self.request.owner, self.pending.canvases, (self.request.id,)
         traits = self.policy.traits
         self._schedule, self._reads_too = traits.schedule, traits.reads
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
@@ -184,6 +225,32 @@ class RunningRequest:
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
         return all(lease.entry.ready for lease in self.leases)
+
+    def prepare(self, loop: RequestLoop) -> bool:
+        """See `Member`: its policy plans the next pass."""
+        return loop.guarded(self, POLICY, self.items)
+
+    def offer(self, row_layers: int | None) -> int:  # noqa: ARG002
+        """See `Member`: its pass is never cut."""
+        return self.tally.cost
+
+    def enter(self, loop: RequestLoop) -> bool:
+        """See `Member`: the plan stands in its ledgers, and what it reads at other positions is copied."""
+        return loop.guarded(self, POLICY, self.admit) and (
+            not self.moves or loop.guarded(self, MOVING, loop.move, self)
+        )
+
+    def join(self, batch: RequestList) -> None:
+        """See `Member`."""
+        batch.requests.append(self)
+
+    def ran(self, loop: RequestLoop, scores: Scores) -> None:
+        """See `Member`: what was predicted is transferred."""
+        loop.settle(self, scores)
+
+    def failed(self, loop: RequestLoop, error: Exception) -> None:
+        """See `Member`: it ends."""
+        loop.fail(self, error, PASS)
 
     def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -258,6 +325,11 @@ class RunningRequest:
         return self.tally.cost
 
     @property
+    def widest(self) -> int:
+        """Most rows of the next pass in any layer."""
+        return self.tally.rows
+
+    @property
     def predicted(self) -> int:
         """Number of positions that the next pass predicts."""
         return len(self.plan.predicted)
@@ -312,7 +384,7 @@ class RunningRequest:
         """Whether the next pass is that of `step`, over the same rows as the last one."""
         return self.decoder.step == step and self.plan.again
 
-    def ran(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
+    def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
         """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
         self._items = tuple(items)
         self._tally = self._counted(self._items)
