@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remask import LLM
 from remask.core.sampling import SamplingParams
 from remask.engine import memory as engine_memory
-from remask.engine import proof
+from remask.engine import proof, sizing
 from remask.engine.capacity import (
     DeviceMemory,
     TokenBytes,
@@ -174,7 +174,7 @@ class _Pool(Pool):
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
     """An engine as it would be made on a CUDA device with so much memory."""
-    monkeypatch.setattr(engine_memory, "_device_memory", lambda _: (free, total))
+    monkeypatch.setattr(sizing, "device_memory", lambda _: (free, total))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())

@@ -19,7 +19,7 @@ from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
 from remask.engine.replay import Replay
 from remask.engine.request import Owner, Request
-from remask.engine.sharing import PageSharing
+from remask.engine.sharing.publishing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.sampling.choice import Candidates

@@ -13,7 +13,7 @@ from remask.engine.faults import exhausts, poisons
 from remask.engine.pending import PendingRequest
 from remask.engine.placement import AuditPlan, Awaiting, Decision, NoRoom
 from remask.engine.running import Scores
-from remask.errors import IntegrityError
+from remask.engine.sharing.way import reserved
 from remask.store.pages import PageAllocator, PageRange
 from remask.store.prefix import Lease, PrefixStore
 
@@ -174,8 +174,7 @@ class Audits:
         if plan.entry is not None:
             return self._store.hold(plan.entry, self._layers)
         request = pending.request
-        lease = self._store.reserve(request.prompt_token_ids[: plan.asked], self._layers, request.cache_salt)
-        if lease is None:
-            raise IntegrityError("the room that was planned for a new entry is gone")
+        tokens = request.prompt_token_ids[: plan.asked]
+        lease = reserved(self._store, tokens, self._layers, request.cache_salt)
         pending.brought = lease.entry.key
         return lease
