@@ -23,7 +23,7 @@ from remask.engine.overlap import next_steps
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.errors import ConfigError
-from remask.observe import observe_passes
+from remask.observe import observe_cache, observe_passes
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
 from remask.policies.block import BlockPrefix, UniformCache
 from remask.policies.dllm import DllmCache
@@ -216,9 +216,10 @@ def test_observers_see_every_pass_that_is_launched_after_they_came() -> None:
         engine.step()
     assert seen == [6, 5, 4, 3, 2, 1], "the second pass was queued when the observer came"
     metered = queueing()
-    metered.meter = CacheMeter()
+    meter = CacheMeter()
+    observe_cache(metered, meter)
     run(metered, [Work(request(), Dense())])
-    assert (metered.stats.queued_passes, metered.meter.passes) == (0, 8)
+    assert (metered.stats.queued_passes, meter.passes) == (0, 8)
 
 
 REPEATING = [

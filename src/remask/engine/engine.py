@@ -2,14 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 
-from torch import Tensor
-
-from remask.core.meter import CacheMeter
-from remask.core.pass_cost import CostMeter
 from remask.engine.admission import Admission
 from remask.engine.check import check_request
 from remask.engine.config import DeviceDefaults, EngineConfig
@@ -20,6 +16,7 @@ from remask.engine.lifecycle import Lifecycle
 from remask.engine.limits import RequestLimits
 from remask.engine.member import Batch, Member
 from remask.engine.memory import Memory
+from remask.engine.observer import EngineObserver, Observers
 from remask.engine.overlap import InFlight, next_steps
 from remask.engine.pending import PendingRequest
 from remask.engine.proof import choose
@@ -39,9 +36,6 @@ from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore
 
 log = logging.getLogger(__name__)
-
-# Called with the requests of a pass and the hidden states of their predicted rows, [M, D].
-Probe = Callable[[Sequence[RunningRequest], Tensor], None]
 
 MAX_DEFAULT_LENGTH = 4096
 
@@ -83,36 +77,20 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
-        self.costs: CostMeter | None = None  # an observer may put one here; it notes the cost of every pass
-        self.probe: Probe | None = (
-            None  # an observer may put one here; it is called after every pass, before tokens change
-        )
         self._flight: InFlight | None = None  # a pass that is queued, and was not read
         share = config.max_client_row_layers or self.max_model_len * shape.layers
         limits = StepLimits(
             config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, self.memory.pass_rows
         )
         runner = Runner(model, self.memory.pool, overlap=choice.overlap, graphs=self.graphs)
-        self._lifecycle = Lifecycle(self.memory, runner, limits)
+        self._observers = Observers(runner, model)
+        self._lifecycle = Lifecycle(self.memory, self._observers, limits)
         self._admission = Admission(self._lifecycle, self.memory, config.max_num_seqs)
 
     @property
     def runner(self) -> Runner:
-        """What runs passes on the device. An observer may put one of its own here."""
-        return self._lifecycle.runner
-
-    @runner.setter
-    def runner(self, runner: Runner) -> None:
-        self._lifecycle.runner = runner
-
-    @property
-    def meter(self) -> CacheMeter | None:
-        """What notes every pass of every request. An observer may put one here."""
-        return self._lifecycle.meter
-
-    @meter.setter
-    def meter(self, meter: CacheMeter | None) -> None:
-        self._lifecycle.meter = meter
+        """What runs passes on the device."""
+        return self._observers.runner
 
     @property
     def stats(self) -> EngineStats:
@@ -185,6 +163,14 @@ class Engine:
         """End a request now; its pages and its lease are free before the next step. False for an unknown id."""
         return self._lifecycle.cancel(request_id)
 
+    def attach(self, observer: EngineObserver) -> None:
+        """Tell `observer` of the passes that are launched from now on, beside those that are attached already."""
+        self._observers.attach(observer)
+
+    def detach(self, observer: EngineObserver) -> None:
+        """Tell `observer` of no pass any more. Raises `ValueError` where it is not attached."""
+        self._observers.detach(observer)
+
     def step(self) -> list[Event]:
         """Run one denoising step of all requests that fit in it, and admit those that can begin.
 
@@ -253,8 +239,8 @@ class Engine:
         """Run a pass over `batch`, and let what it predicts come to the host, as `flight`."""
         try:
             for ran in run_isolated(self.runner, batch, fail):
-                if self.costs is not None:
-                    self.costs.note([branch.passed(plan, self.config.batch_invariant) for branch, plan in ran.items])
+                for observer in self._observers.attached:
+                    observer.launched(ran)
                 flight.parts.append((ran, score_isolated(self.runner, ran, fail)))
         # What was run before is read first.
         except Exception as error:
@@ -265,7 +251,7 @@ class Engine:
         """Queue the pass after `flight`, which is still to be read. None where that is read first, or none follows."""
         if not self.config.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
             return None
-        steps = next_steps(flight) if self.probe is None and self.meter is None else None
+        steps = None if self._observers.wait else next_steps(flight)
         if steps is None:
             self.stats.waited_passes += 1
             return None
@@ -291,9 +277,10 @@ class Engine:
 
     def _read(self, flight: InFlight) -> None:
         """Read a pass, and enter what it computed into the store and the requests."""
-        if self.probe is not None and not flight.steps:
+        if self._observers.attached and not flight.steps:
             for ran, _ in flight.parts:
-                self.probe(ran.batch.requests, ran.hidden)
+                for observer in self._observers.attached:
+                    observer.computed(ran)
         stats = self.stats
         for ran, read in flight.read():
             stats.steps += 1

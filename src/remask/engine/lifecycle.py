@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar, TypeVarTuple
 
-from remask.core.meter import CacheMeter
 from remask.core.request import FinishReason, Result
 from remask.engine.chunks import SidePass
 from remask.engine.event import Event
 from remask.engine.faults import failure, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.memory import Memory
+from remask.engine.observer import Observers
 from remask.engine.pending import PendingRequest
 from remask.engine.refreshes import RefreshWatch
 from remask.engine.runner import Runner
@@ -33,9 +33,8 @@ class Lifecycle:
 
     Attributes:
         memory: where they have their pages.
-        runner: what runs their passes.
+        observers: who watches their passes, and what runs these.
         stats: the engine's counters.
-        meter: notes every pass of every request, where there is one.
         waiting: requests that have not begun.
         running: the members of passes, and whose turn it is.
         refreshes: which of their refreshes are heavy.
@@ -44,17 +43,21 @@ class Lifecycle:
         at_work: requests that are being worked on; other threads may read it.
     """
 
-    def __init__(self, memory: Memory, runner: Runner, limits: StepLimits) -> None:
+    def __init__(self, memory: Memory, observers: Observers, limits: StepLimits) -> None:
         """`limits` are those of a step."""
-        self.memory, self.runner = memory, runner
+        self.memory, self.observers = memory, observers
         self.stats = EngineStats()
-        self.meter: CacheMeter | None = None
         self.waiting = Turns()
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
         self.events: list[Event] = []
         self.at_work: tuple[str, ...] = ()
+
+    @property
+    def runner(self) -> Runner:
+        """What runs passes on the device."""
+        return self.observers.runner
 
     @property
     def idle(self) -> bool:
@@ -219,9 +222,8 @@ class Lifecycle:
 
     def _apply(self, running: RunningRequest, scores: Scores) -> None:
         """Transfer what a request's pass predicted, and report it."""
-        if self.meter is not None:
-            for branch, plan in running.items():
-                self.meter.note(branch.ledger, plan)
+        for observer in self.observers.attached:
+            observer.settling(running)
         stats, tally, request = self.stats, running.tally, running.request
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix

@@ -57,15 +57,18 @@ class Watcher:
             for each in passes:
                 observe(each)
 
-        observe_passes(self.engine, observer)
-        self.engine.add(item)
-        while self.engine.busy:
-            seen.clear()
-            events = self.engine.step()
-            check_ends(events)
-            if change is not None:
-                for each in seen:
-                    change(_changed(each.tokens, events)[each.prompt : each.end])
+        attached = observe_passes(self.engine, observer)
+        try:
+            self.engine.add(item)
+            while self.engine.busy:
+                seen.clear()
+                events = self.engine.step()
+                check_ends(events)
+                if change is not None:
+                    for each in seen:
+                        change(_changed(each.tokens, events)[each.prompt : each.end])
+        finally:
+            self.engine.detach(attached)
 
 
 def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.bool_]:
