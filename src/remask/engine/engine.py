@@ -181,12 +181,12 @@ class Engine:
         start, computed = time.perf_counter(), time.thread_time()
         self._lifecycle.expire(self.clock())
         self._admit()
-        flight = self._flight or self._launch(InFlight(), self._next({}), self._fail)
+        flight = self._flight or self._launch(InFlight(), self._schedule({}), self._fail)
         self._flight = None
         queued = self._launch_next(flight)
         self._read(flight)
         if queued is not None:
-            self._flight = self._committed(queued)
+            self._flight = self._commit(queued)
         for each in (flight, queued):
             if each is not None and each.trouble is not None:
                 raise each.trouble
@@ -255,7 +255,7 @@ class Engine:
         if steps is None:
             self.stats.waited_passes += 1
             return None
-        batch = self._next(steps.planned)
+        batch = self._schedule(steps.planned)
         if not batch.members:
             return None
         origins = steps.origins
@@ -289,7 +289,7 @@ class Engine:
             for member, scores in read:
                 member.ran(self._lifecycle, scores)
 
-    def _committed(self, queued: InFlight) -> InFlight | None:
+    def _commit(self, queued: InFlight) -> InFlight | None:
         """What was queued, after the pass before it was read, without the steps that are rolled back."""
         for step, running in queued.steps.items():
             committed = False
@@ -305,7 +305,7 @@ class Engine:
                 self._fail(running, queued.failed[step])
         return queued if queued.passes or queued.requests() else None
 
-    def _next(self, steps: Mapping[Member, RunningRequest | None]) -> Batch:
+    def _schedule(self, steps: Mapping[Member, RunningRequest | None]) -> Batch:
         """The work of the next pass, side by side where it reads the same leased prefix.
 
         Requests that have speculative `steps` take part with these; those with None take no part.
