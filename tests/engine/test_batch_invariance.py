@@ -72,7 +72,8 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
                     found[running.request.id].hidden.append(ran.hidden[at : at + rows].clone())
                 at += rows
 
-    engine.attach(Keep())
+    keep = Keep()
+    engine.attach(keep)
     todo = sorted(work, key=lambda item: item.joins)
     for step in range(2000):
         while todo and todo[0].joins <= step:
@@ -83,6 +84,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
             if event.result is not None:
                 found[event.id].result = event.result
         if not todo and not engine.busy:
+            engine.detach(keep)
             return found
     raise AssertionError("stuck")
 
