@@ -56,7 +56,7 @@ class SidePass(ABC):
 
     The hidden states that leave the last layer of a piece are kept like every boundary state. The next piece restarts
     from them, so the pieces compute what one pass would. `done` layers have run, and `offered` more may run in this
-    step. `whole` has a span a layer. It takes the turns of `owner`, and names no request (`ids`).
+    step. `whole` has a span a layer. It takes the turns of `owner`.
     """
 
     entry: PrefixEntry
@@ -66,7 +66,6 @@ class SidePass(ABC):
     done: int = 0
     offered: int = 0
     canvases: int = 1
-    ids: tuple[str, ...] = ()
     refreshes: bool = False
 
     def __post_init__(self) -> None:
@@ -127,9 +126,9 @@ class SidePass(ABC):
         """See `Member`: there is nothing to plan."""
         return True
 
-    def enter(self, loop: Loop) -> bool:  # noqa: ARG002
-        """See `Member`: there is nothing to claim."""
-        return True
+    def enter(self, loop: Loop, batch: PassList) -> None:  # noqa: ARG002
+        """See `Member`."""
+        batch.passes.append(self)
 
     def join(self, batch: PassList) -> None:
         """See `Member`."""

@@ -336,8 +336,8 @@ class Engine:
             if step is not None:
                 step.admit()
                 step.join(batch)
-            elif member.enter(lifecycle):
-                member.join(batch)
+            else:
+                member.enter(lifecycle, batch)
         batch.requests.sort(key=lambda running: running.branches[0].sharing)
         lifecycle.at_work = batch.ids
         if batch.passes:

@@ -51,6 +51,7 @@ class Lifecycle:
         self.running: Scheduler[Member] = Scheduler(limits)
         self.refreshes = RefreshWatch()
         self.ids: set[str] = set()
+        self._timed: set[str] = set()  # of these, those with a deadline
         self.events: list[Event] = []
         self.at_work: tuple[str, ...] = ()
 
@@ -76,6 +77,8 @@ class Lifecycle:
         """Let a request wait that has arrived."""
         self.waiting.add(pending)
         self.ids.add(pending.request.id)
+        if pending.request.deadline_s is not None:
+            self._timed.add(pending.request.id)
 
     def begin(self, running: RunningRequest) -> None:
         """Let a request run that has waited."""
@@ -98,6 +101,8 @@ class Lifecycle:
 
     def expire(self, now: float) -> None:
         """End what has run out of time."""
+        if not self._timed:
+            return
         for pending in list(self.waiting):
             if _late(pending, now):
                 self.end_waiting(pending, "timeout")
@@ -252,6 +257,7 @@ class Lifecycle:
     def _report(self, result: Result) -> None:
         self.events.append(Event(result.id, result=result))
         self.ids.discard(result.id)
+        self._timed.discard(result.id)
 
     def _release(self, running: RunningRequest) -> None:
         self.refreshes.forget(running)

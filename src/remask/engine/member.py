@@ -17,8 +17,7 @@ class Member(Protocol):
     """What takes part in passes until it is done.
 
     In each step the engine asks the members that are `ready` to `prepare` their next passes, and `offer`s the budget
-    to one after the other. Those that fit `enter` the pass, and `join` its batch. Each is told that its pass `ran`, or
-    that it `failed`.
+    to one after the other. Those that fit `enter` the pass. Each is told that its pass `ran`, or that it `failed`.
     """
 
     @property
@@ -29,11 +28,6 @@ class Member(Protocol):
     @property
     def canvases(self) -> int:
         """How many canvases it has."""
-        ...
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Names of the requests that are worked on when it is."""
         ...
 
     @property
@@ -69,12 +63,12 @@ class Member(Protocol):
         """The cost of its next pass, which may be cut to `row_layers` (None: no limit) if it can be."""
         ...
 
-    def enter(self, loop: Loop) -> bool:
-        """Take part in the pass of this step; False where that failed, and it has ended."""
+    def enter(self, loop: Loop, batch: "Batch") -> None:
+        """Join the batch of this step, with what has to be done before the pass; where that fails, end instead."""
         ...
 
     def join(self, batch: "Batch") -> None:
-        """Append itself to the members of a batch that are of its kind."""
+        """Stand among the members of its kind in `batch`."""
         ...
 
     def items(self) -> Sequence[tuple[CanvasState, Plan]]:

@@ -98,7 +98,7 @@ class RunningRequest(PlannedRequest):
         moves: K/V that are still to be copied from the store before its first pass.
         owner: whose turn it takes.
         canvases: how many it has.
-        ids: its name.
+        ids: its name, as `Lifecycle.at_work` tells it.
         trace: tokens that it has transferred.
         reported: whether anything but its start has been reported.
         released: it has ended, and owns nothing any more.
@@ -148,11 +148,10 @@ class RunningRequest(PlannedRequest):
         """See `Member`: its pass is never cut."""
         return self.tally.cost
 
-    def enter(self, loop: RequestLoop) -> bool:
-        """See `Member`: the plan stands in its ledgers, and what it reads at other positions is copied."""
-        return loop.guarded(self, POLICY, self.admit) and (
-            not self.moves or loop.guarded(self, MOVING, loop.move, self)
-        )
+    def enter(self, loop: RequestLoop, batch: RequestList) -> None:
+        """See `Member`: its plan is entered into its ledgers, and what it reads at other positions is copied."""
+        if loop.guarded(self, POLICY, self.admit) and (not self.moves or loop.guarded(self, MOVING, loop.move, self)):
+            batch.requests.append(self)
 
     def join(self, batch: RequestList) -> None:
         """See `Member`."""
