@@ -15,7 +15,8 @@ import pytest
 from remask.core.request import Draft, Result
 from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Engine
+from remask.engine.event import Event
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner, Request
 from remask.engine.trimming import trim_memory

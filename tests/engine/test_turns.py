@@ -118,7 +118,7 @@ def test_a_client_has_its_share_of_row_layers_where_others_compute() -> None:
     for _ in range(8):
         step()
     assert costs[1:] == [(32 + 16) * 4] * 8
-    assert "canary" not in engine._ids, "it took part in every step"
+    assert "canary" not in engine._lifecycle.ids, "it took part in every step"
     finish(engine)
 
 

@@ -297,7 +297,7 @@ def test_a_request_that_waits_is_overtaken_for_a_while_only() -> None:
     overtaken = begun.index("patient")
     assert begun[:overtaken] == ["first", *(f"urgent-{number}" for number in range(overtaken - 1))]
     assert overtaken - 1 == 5 - 1, "those that came within five steps of priority"
-    for name in tuple(engine._ids):
+    for name in tuple(engine._lifecycle.ids):
         engine.cancel(name)
 
 
