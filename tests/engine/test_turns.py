@@ -232,3 +232,17 @@ def test_no_client_may_hold_all_of_the_queue() -> None:
         await ends(outer.submit(checked(outer, *(asked(f"again {n}", HOSTILE) for n in range(3)))))
 
     drive(act, max_client_work=3 * one)
+
+
+def test_waiting_is_told_by_the_clock_of_the_engine() -> None:
+    """Nobody has waited: a request that leads begins before that of a client which holds nothing."""
+    engine = make_engine(max_num_seqs=2)
+    engine.clock = lambda: 0.0
+    for each in (*flood(1, tokens=4), *flood(1, Owner("another", "one"), tokens=2)):
+        engine.add(each)
+    engine.step()
+    engine.add(asked("later", CANARY, priority=5))
+    engine.add(asked("leads", HOSTILE, priority=-1))
+    begun = [event.id for _ in range(3) for event in engine.step() if event.queued_s is not None]
+    assert begun == ["leads"]
+    finish(engine)

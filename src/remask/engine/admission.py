@@ -1,6 +1,5 @@
 """Who begins: requests in the order of their turns, as far as slots and pages go."""
 
-import time
 from collections import Counter
 
 from remask.engine.lifecycle import Lifecycle
@@ -20,13 +19,12 @@ class Admission:
         """At most `max_num_seqs` canvases run beside each other, but for those whose clients have less than a part."""
         self._lifecycle, self._memory, self._most = lifecycle, memory, max_num_seqs
 
-    def admit(self) -> None:
-        """Begin waiting requests in the order of their turns, as far as slots and pages go.
+    def admit(self, now: float) -> None:
+        """Begin waiting requests in the order of their turns at `now`, as far as slots and pages go.
 
         A request that awaits a page of a running one lets others pass.
         """
         waiting, passed = self._lifecycle.waiting, Counter[Owner]()
-        now = time.perf_counter()
         while len(waiting) and (pending := waiting.first(now, passed)) is not None:
             if not self._has_slot(pending) or not self._consider(pending, passed):
                 return

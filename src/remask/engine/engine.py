@@ -233,7 +233,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Begin waiting requests, as far as slots and pages go."""
-        self._admission.admit()
+        self._admission.admit(self.clock())
 
     def _launch(self, flight: InFlight, batch: Batch, fail: Fail) -> InFlight:
         """Run a pass over `batch`, and let what it predicts come to the host, as `flight`."""
