@@ -186,7 +186,8 @@ class AsyncEngine:
         return ticket
 
     def check_room(self, client: str, requests: int, row_layers: int) -> None:
-        """Raise `QueueFullError` where `submit` would refuse so many requests of a client. Any thread may call it."""
+        """Raise what `submit` would raise of so many requests of a client for want of room. Any thread may call it."""
+        self._check_open()
         held, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
         if held + requests > most:
             raise QueueFullError(
