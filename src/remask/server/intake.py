@@ -101,7 +101,7 @@ class Intake:
             raise ConfigError(
                 f"{field} has {sum(lengths)} characters altogether; at most {together} are taken (max_request_chars)"
             )
-        size = sum(lengths) + ITEM * max(len(lengths), getattr(body, "n", None) or 1)
+        size = sum(lengths) + ITEM * len(lengths)
         return max(size, LONG) if isinstance(body, GenerationBody) and self._compiles(body) else size
 
     def _compiles(self, body: GenerationBody) -> bool:
