@@ -49,6 +49,7 @@ CASES = [
     Case("dkv-greedy", {"window": 9}, "window=9 exceeds the response's 8 positions; use a window from 0 to 8", RANDOM),
     Case("bicache+dkv-greedy", {"depth": 1, "window": 11}, "window=11 exceeds the response's 8 positions", RANDOM),
     Case("dkv-greedy", {"centre": "last"}, "Unknown centre 'last'. Available: current, previous", RANDOM),
+    Case("dkv-greedy", {"extent": "all"}, "Unknown extent 'all'. Available: interval, noisy", RANDOM),
     Case("dllm-cache", {"phase": "down"}, "use phase='up', or sampling with 'steps'", {"threshold": 0.9}),
     Case("dkv-greedy", {}, "use remasking 'random' or 'order'"),
     Case("dkv-greedy", {}, "use remasking 'random' or 'order'", {"remasking": "slowfast"}),

@@ -159,6 +159,11 @@ def greedy_previous_config(rng: random.Random, layers: int) -> Line:
     return dkv_config(rng, layers) | {"window": rng.choice([1, 2, 4]), "centre": "previous"}
 
 
+def greedy_interval_config(rng: random.Random, layers: int) -> Line:
+    windows, centre = {"window": rng.choice([0, 1, 2, 3, 5])}, rng.choice(["current", "previous"])
+    return dkv_config(rng, layers) | windows | {"centre": centre, "extent": "interval"}
+
+
 def bicache_config(rng: random.Random, layers: int) -> Line:
     interval, boundary = rng.choice([None, 1, 2, 3, 5]), rng.choice(["stored", "recomputed"])
     return {"depth": rng.randint(1, layers), "refresh_interval": interval, "boundary": boundary}
@@ -244,6 +249,7 @@ LLADA: dict[str, Kind] = {
     "dkv-decode": (llada_sampling, dkv_config),
     "dkv-greedy": (ordered, greedy_config),
     "dkv-greedy, around the last step": (ordered, greedy_previous_config),
+    "dkv-greedy, an interval": (ordered, greedy_interval_config),
     "dllm-cache": (llada_sampling, dllm_config),
     "dllm-cache, guided": (guided, dllm_guided_config),
     "dllm-cache, counting down": (fixed, dllm_down_config),

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from remask.core.request import Result
+from remask.core.uniform import ANCESTRAL
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine, run
 from tests.engine.test_block_causal_against_oracles import trace, work_of
@@ -35,7 +36,7 @@ def draw(rng: random.Random, model: str, corrected: bool) -> Line:
         sampling |= rng.choice([{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.9}])
     if rng.random() < 0.6:
         del sampling["tokens_per_step"]
-        sampling["sampler"] = "ancestral"
+        sampling["sampler"] = rng.choice(ANCESTRAL)
     if corrected:
         sampling |= {"correction_steps": rng.randint(1, 9), "correction_temperature": rng.choice([0.0, 0.1, 1.0])}
         sampling["correction_tokens"] = rng.choice([1, 1, 2, 20])

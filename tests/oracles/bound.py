@@ -46,6 +46,19 @@ class Chain:
         found: Array = joint / joint.sum()
         return found
 
+    def marginal_reverse(self, level: int, clean: Array, token: int) -> Array:
+        """The mean over x ~ `clean` of q(z_(level - 1) | z_level = token, x), [V]: equation 2.4 of the thesis.
+
+        An x that `token` cannot have come from has no posterior, and is left out.
+        """
+        size = len(clean)
+        found, mass = np.zeros(size), 0.0
+        for x in range(size):
+            if self.marginal(level)[x, token] > 0:
+                found += clean[x] * self.reverse(level, np.eye(size)[x], token)
+                mass += clean[x]
+        return found / mass if mass > 0 else np.eye(size)[token]
+
 
 def chain(steps: int, shift: float, vocab: int, mask_id: int, low: float, high: float, kind: str = "cosine") -> Chain:
     """GIDD's noise on the sampler's grid. Level 0 is clean, level T noise alone."""
@@ -63,29 +76,34 @@ def chain(steps: int, shift: float, vocab: int, mask_id: int, low: float, high: 
     return Chain(clean, noise)
 
 
-def negative_bound(chain: Chain, response: Sequence[int], predict: Predict) -> float:
-    """The mean over all noise of -log p(x | z_1) and of the divergences of the steps, summed, in nats."""
+def negative_bound(chain: Chain, response: Sequence[int], predict: Predict, marginal: bool = False) -> float:
+    """The mean over all noise of -log p(x | z_1) and of the divergences of the steps, summed, in nats.
+
+    p is `Chain.reverse` of the prediction, or `Chain.marginal_reverse`.
+    """
     vocab, total = chain.noise.shape[1], 0.0
     for level in range(1, chain.steps + 1):
         rows = chain.marginal(level)
         for noisy in itertools.product(range(vocab), repeat=len(response)):
             weight = math.prod(rows[x, z] for x, z in zip(response, noisy, strict=True))
             if weight > 0:
-                total += weight * step_divergence(chain, level, response, noisy, predict(noisy))
+                total += weight * step_divergence(chain, level, response, noisy, predict(noisy), marginal)
     return total
 
 
-def step_divergence(chain: Chain, level: int, response: Sequence[int], noisy: Sequence[int], clean: Array) -> float:
+def step_divergence(
+    chain: Chain, level: int, response: Sequence[int], noisy: Sequence[int], clean: Array, marginal: bool = False
+) -> float:
     """KL(q(z_(level - 1) | z_level, x) || p(z_(level - 1) | z_level)), summed over the response."""
     total = 0.0
     for place, (x, z) in enumerate(zip(response, noisy, strict=True)):
         q = chain.reverse(level, np.eye(len(clean[0]))[x], z)
-        p = chain.reverse(level, clean[place], z)
+        p = (chain.marginal_reverse if marginal else chain.reverse)(level, clean[place], z)
         total += sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)
     return total
 
 
-def log_likelihood(chain: Chain, response: Sequence[int], predict: Predict) -> float:
+def log_likelihood(chain: Chain, response: Sequence[int], predict: Predict, marginal: bool = False) -> float:
     """log p(x) of the chain's own reverse process, from noise alone, by summing over all paths."""
     vocab, length = chain.noise.shape[1], len(response)
     states = list(itertools.product(range(vocab), repeat=length))
@@ -95,7 +113,8 @@ def log_likelihood(chain: Chain, response: Sequence[int], predict: Predict) -> f
         for noisy, weight in mass.items():
             if weight > 0:
                 clean = predict(noisy)
-                rows = [chain.reverse(level, clean[place], token) for place, token in enumerate(noisy)]
+                step = chain.marginal_reverse if marginal else chain.reverse
+                rows = [step(level, clean[place], token) for place, token in enumerate(noisy)]
                 for state in states:
                     below[state] += weight * math.prod(row[token] for row, token in zip(rows, state, strict=True))
         mass = below

@@ -98,8 +98,8 @@ def _decode_llada(
         case "dkv-decode":
             dkv.llada_decode(model, canvas, sampler, config["refresh_interval"])
         case "dkv-greedy":
-            centre = config.get("centre", "current")
-            dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"], centre)
+            centre, extent = config.get("centre", "current"), config.get("extent", "noisy")
+            dkv.llada_greedy(model, canvas, sampler, config["refresh_interval"], config["window"], centre, extent)
         case "dllm-cache" if cfg_scale:
             dllm.dllm_cache_cfg(model, canvas, sampler, _intervals(config, sampling), cfg_scale, config["cfg_interval"])
         case _:

@@ -1,5 +1,7 @@
 """dKV-Cache for LLaDA (section 5) and Dream (section 7)."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,18 @@ def llada_decode(model: DenseModel, canvas: Canvas, sampler: BlockSampler, inter
 
 
 def llada_greedy(
-    model: DenseModel, canvas: Canvas, sampler: BlockSampler, interval: int, window: int, centre: str = "current"
+    model: DenseModel,
+    canvas: Canvas,
+    sampler: BlockSampler,
+    interval: int,
+    window: int,
+    centre: str = "current",
+    extent: str = "noisy",
 ) -> None:
     """Section 5.2: a pass computes the positions of the last and of this step, and a window around the latter.
 
-    With `centre` "previous" the window stands around the positions of the last step, from the left.
+    With `centre` "previous" the window stands around the positions of the last step, from the left. With `extent`
+    "interval" it is the paper's W = {i : D - ceil(w / 2) <= i <= D + floor(w / 2)}, whatever stands there.
     """
     stored = model.empty_kv(canvas.length)
     last: list[int] = []
@@ -39,11 +48,24 @@ def llada_greedy(
         if sampler.block_step % interval == 0:
             out = model.forward(canvas.tokens)
         else:
-            active = _with_window(canvas, [*last, *now], now if centre == "current" else sorted(last), window)
+            centres = now if centre == "current" else sorted(last)
+            if extent == "interval":
+                active = _with_interval(canvas, [*last, *now], centres, window)
+            else:
+                active = _with_window(canvas, [*last, *now], centres, window)
             out = model.forward(canvas.tokens, active, stored.only(~active))
         stored, last = out.kv, now
         canvas.ran(out.rows)
         sampler.commit(out.logits)
+
+
+def _with_interval(canvas: Canvas, positions: list[int], centres: list[int], window: int) -> Tensor:
+    """`positions`, and all of the canvas that lies in the interval around any of `centres`."""
+    at = torch.arange(canvas.length)
+    active = torch.isin(at, torch.tensor(positions))
+    for centre in centres:
+        active |= (at >= centre - math.ceil(window / 2)) & (at <= centre + math.floor(window / 2))
+    return active
 
 
 def _with_window(canvas: Canvas, positions: list[int], centres: list[int], window: int) -> Tensor:
@@ -65,15 +87,19 @@ def _with_window(canvas: Canvas, positions: list[int], centres: list[int], windo
 
 
 def dream_cacheable(canvas: Canvas, shift: str) -> Tensor:
-    """Section 7: the rows whose K/V may be cached, given what is known now."""
+    """Section 7: the rows whose K/V may be cached, given what is known now.
+
+    Token p + 1 comes from row p, so "un" caches that row. "right" caches the row one to the right of it, row p + 1,
+    once the same token is known: a row goes with the token that stands in it, and not with the one that it predicts.
+    """
     if shift not in ("un", "right", "un_right"):
         raise ValueError(f"unusable shift {shift!r}")
     known = canvas.known
-    if shift == "right":
-        return torch.cat([known[:1], known[:-1]])
     following = torch.cat([known[1:], known[:1]])
     if shift == "un":
         return following
+    if shift == "right":
+        return following.roll(1)
     both = known & following
     both[-1] = both[-2]
     return both
@@ -85,7 +111,7 @@ def dream_decode(
     """Sections 7.1 and, with `prefill`, 7.3: row p is cached once token p+1 is known, one step late.
 
     With `prefill` the prompt rows but the last are cached by the first pass for good, and a refresh leaves them out.
-    With shift "right" row p is cached once token p-1 is known. A cached row that predicts a noisy position of the block
+    With shift "right" row p is cached once token p is known. A cached row that predicts a noisy position of the block
     is computed for its logits, and its K/V stay as they are cached.
     """
     prompt = canvas.span(0, canvas.prompt_length - 1)

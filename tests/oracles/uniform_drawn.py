@@ -16,7 +16,7 @@ from tests.oracles import philox
 from tests.oracles.canvas import Decode
 from tests.oracles.gidd import GiddModel, GiddPass, structured
 from tests.oracles.uniform import Blocks, Pick, Step, generate, noise, step_scores, strategy
-from tests.oracles.uniform_sampling import adaptive_selection, filtered, mixture, posterior, schedule
+from tests.oracles.uniform_sampling import adaptive_selection, filtered, marginal, mixture, posterior, schedule
 
 Decided = Callable[[float], None]
 
@@ -59,13 +59,14 @@ def adaptive(model: GiddModel, sampling: Mapping[str, Any], steps: int, decided:
 
 
 def ancestral(model: GiddModel, sampling: Mapping[str, Any], steps: int, decided: Decided) -> Pick:
-    """The ancestral sampler. What the posterior cannot explain: MASK follows the forward process, others stay."""
+    """The ancestral samplers. What the posterior cannot explain: MASK follows the forward process, others stay."""
     grid = schedule(sampling.get("schedule", "cosine"), steps, *model.log_snr_range)
+    reverse = marginal if sampling["sampler"] == "ancestral_marginal" else posterior
 
     def pick(step: Step) -> Tensor:
         clean = filtered(step.logits, sampling.get("temperature", 0.0), sampling.get("top_k"), sampling.get("top_p"))
         now, then = (mixture(noise(model), float(grid[steps - step.number + late])) for late in (1, 0))
-        chances = posterior(clean, step.tokens, now, then)
+        chances = reverse(clean, step.tokens, now, then)
         here = now.alpha * clean.gather(-1, step.tokens[:, None])[:, 0] + now.beta_pi[step.tokens]
         same = torch.nn.functional.one_hot(step.tokens, clean.shape[-1]).to(clean.dtype)
         forward = then.alpha * clean + then.beta_pi
@@ -144,7 +145,7 @@ def decode(model: GiddModel, line: Mapping[str, Any], decided: Decided) -> Decod
     blocks = Blocks(len(prompt), sampling["max_tokens"], block, steps, len(tokens))
     how = strategy(model, blocks, line["cache"], line.get("cache_config", {}))
     grid = schedule(sampling.get("schedule", "cosine"), steps, *model.log_snr_range)
-    maker = ancestral if sampling.get("sampler") == "ancestral" else adaptive
+    maker = adaptive if sampling.get("sampler", "adaptive") == "adaptive" else ancestral
     pick = maker(model, sampling, steps, decided)
     transfers: list[tuple[int, list[int], list[int]]] = []
     rows: list[list[int]] = []

@@ -124,6 +124,23 @@ def posterior(clean: Tensor, tokens: Tensor, now: Mixture, then: Mixture) -> Ten
     return (then.alpha * clean + then.beta_pi) * reach / here
 
 
+def marginal(clean: Tensor, tokens: Tensor, now: Mixture, then: Mixture) -> Tensor:
+    """Equation 2.4 of the thesis, token by token: the posterior of every clean token x, in the mean over x ~ `clean`.
+
+    Shapes and arguments as in `posterior`, which is exact for one x. An x that `tokens` cannot have come from has no
+    posterior, and is left out of the mean. Where no x of the prediction has one the result is NaN.
+    """
+    vocabulary = clean.shape[-1]
+    single = torch.eye(vocabulary, dtype=clean.dtype)
+    total, mass = torch.zeros_like(clean), torch.zeros_like(clean[..., 0])
+    for x in range(vocabulary):
+        chances = posterior(single[x].expand_as(clean), tokens, now, then)
+        weight = clean[..., x].where(~chances.isnan().any(-1), 0)
+        total += weight[..., None] * chances.nan_to_num()
+        mass += weight
+    return total / mass[..., None]
+
+
 def correction(
     logits: Tensor, tokens: Tensor, proposal: Tensor, temperature: float, tokens_per_step: int
 ) -> tuple[Tensor, float]:

@@ -84,19 +84,36 @@ def test_on_dream_rows_follow_the_positions_that_they_predict(
 
 
 def test_shifted_right_by_hand() -> None:
-    """Prompt 0 1 2, response 3 to 6; row p predicts position p + 1, and is cached a step after token p - 1 is known."""
+    """Prompt 0 1 2, response 3 to 6; row p predicts position p + 1, and is cached a step after token p is known."""
     settled = np.array([-1, -1, -1, NEVER, 0, 1, NEVER], dtype=np.int32)
     noisy = settled == NEVER
     view = View(2, 2, 2, range(3, 7), 3, noisy, settled, None, shift=1)
     (span,) = DkvDecode(None, "right").plan(view).spans
-    # Rows 0 to 3 follow prompt tokens, and row 5 token 4, which the first step wrote. Rows 4 and 6 follow tokens 3,
-    # which is noisy, and 5, which the last step wrote. Positions 3 and 6 are wanted of rows 2 and 5, which are cached.
-    assert positions(span.rows) == {2, 4, 5, 6}
+    # Rows 0 to 2 hold prompt tokens, and row 4 one that the first step wrote: they are cached. Tokens 3 and 6 are
+    # noisy, and the last step wrote token 5. Position 3 is wanted of row 2, which is cached, and position 6 of row 5.
+    assert positions(span.rows) == {2, 3, 5, 6}
     assert span.frozen is not None
-    assert positions(span.frozen) == {2, 5}
+    assert positions(span.frozen) == {2}
     (unshifted,) = DkvDecode(None, "un").plan(view).spans
     assert positions(unshifted.rows) == {2, 4, 5}
     assert unshifted.frozen is None
+
+
+@given(walks(shift=1), INTERVALS, st.booleans())
+def test_shifted_right_is_unshifted_one_row_to_the_right(walk: Walk, interval: int | None, prefill: bool) -> None:
+    """Section 7: a token that "un" caches in the row that predicted it, "right" caches in the row where it stands."""
+    everything = set(range(walk.length))
+    for view in walk.views():
+        known = walk.known[view.step - 2] if view.step > 1 else set(range(walk.prompt))
+        refresh = view.step == 0 or is_refresh(view.step, interval)
+        cached = set() if refresh else {(row + 1) % walk.length for row in cacheable(known, walk.length, "un")}
+        if prefill and view.step:
+            cached |= set(range(walk.prompt - 1))
+        wanted = {position - 1 for position in positions(view.candidates)}
+        (span,) = (DkvPd(interval, "right") if prefill else DkvDecode(interval, "right")).plan(view).spans
+        assert positions(span.rows) == everything - cached | wanted
+        frozen = set() if span.frozen is None else positions(span.frozen)
+        assert frozen & positions(span.rows) == wanted & cached
 
 
 def test_a_window_around_the_last_step_by_hand() -> None:
@@ -106,6 +123,17 @@ def test_a_window_around_the_last_step_by_hand() -> None:
     view = replace(view, decoding=StepFacts(order=np.array([7])))
     assert rows_of(DkvGreedy(None, 2).plan(view)) == {3, 7, 8, 5}
     assert rows_of(DkvGreedy(None, 2, "previous").plan(view)) == {3, 7, 2, 4}
+
+
+def test_a_window_that_is_an_interval_by_hand() -> None:
+    """Prompt 0, last step 3, this step 7, w = 3: [7 - 2, 7 + 1], or [3 - 2, 3 + 1], noisy or not; cut at the ends."""
+    settled = np.array([-1, NEVER, NEVER, 1, NEVER, NEVER, 0, NEVER, NEVER, NEVER], dtype=np.int32)
+    view = View(2, 2, 2, range(1, 10), 1, settled == NEVER, settled, None)
+    view = replace(view, decoding=StepFacts(order=np.array([7])))
+    assert rows_of(DkvGreedy(None, 3, "current", "interval").plan(view)) == {3, 5, 6, 7, 8}
+    assert rows_of(DkvGreedy(None, 3, "previous", "interval").plan(view)) == {1, 2, 3, 4, 7}
+    assert rows_of(DkvGreedy(None, 8, "previous", "interval").plan(view)) == {0, 1, 2, 3, 4, 5, 6, 7}
+    assert rows_of(DkvGreedy(None, 0, "previous", "interval").plan(view)) == {3, 7}
 
 
 @given(walks(), INTERVALS)

@@ -13,7 +13,7 @@ from remask.errors import ConfigError
 from remask.sampling.filters import top_k, top_p
 from remask.sampling.schedule import log_snrs
 from remask.sampling.uniform import UniformDecoder, UniformDecoding
-from remask.sampling.uniform_score import gain, posterior
+from remask.sampling.uniform_score import gain, reverse_step
 from tests.goldens import uniform as goldens
 from tests.oracles.test_uniform_traces import ADAPTIVE, ANCESTRAL, model_of, replay
 
@@ -104,7 +104,7 @@ def test_recorded_ancestral_steps(name: str, strategy: str) -> None:
         assert group.noisy.transition is not None
         assert canvas.tokens[positions].tolist() == step.tokens.tolist()
         logits = top_p(top_k(step.logits.float() / group.temperature, group.top_k), group.top_p)
-        chances = posterior(logits, step.tokens, group.noisy.transition, greedy=False)
+        chances = reverse_step(logits, step.tokens, group.noisy.transition, greedy=False)
         torch.testing.assert_close(chances, recorded[number, 0], rtol=0, atol=1e-5)
         written = walk.choose(positions, after.numpy(), np.ones(len(positions), dtype=np.float32))
         assert written.tolist() == positions[(after != step.tokens).numpy()].tolist()

@@ -12,8 +12,9 @@ from torch import Tensor
 from remask.core.noise import Noise
 from remask.sampling.filters import Draws, top_k, top_p
 from remask.sampling.score import RowGroup, score
-from remask.sampling.uniform_score import NoisyRows, Transition, gain, posterior, read_noisy
+from remask.sampling.uniform_score import NoisyRows, Transition, gain, read_noisy, reverse_step
 from tests.goldens import uniform as goldens
+from tests.oracles import bound
 from tests.oracles import uniform_sampling as oracle
 
 SCORES, PROBABILITIES = 5e-6, 1e-5
@@ -59,22 +60,25 @@ def test_recorded_posteriors() -> None:
         for row, current in enumerate(tensors["z"]):
             logits = tensors["logits"][row] / (1 if greedy else case["temperature"])
             logits = top_p(top_k(logits, case["top_k"] or None), case["top_p"])
-            chances = posterior(logits, current, step, greedy=greedy)
+            chances = reverse_step(logits, current, step, greedy=greedy)
             torch.testing.assert_close(chances, tensors["p_s_given_t"][row], rtol=0, atol=PROBABILITIES)
             compared += 1
     assert compared >= 80
 
 
+@pytest.mark.parametrize("marginal", [False, True])
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("shift", [1000.0, -1000.0, 9.0, 0.0, -4.0])
-def test_every_posterior_is_a_distribution_without_the_mask_where_noise_has_none(shift: float, greedy: bool) -> None:
+def test_every_reverse_step_is_a_distribution_without_the_mask_where_noise_has_none(
+    shift: float, greedy: bool, marginal: bool
+) -> None:
     """Whatever stands there and whatever is predicted, also where the formula is 0 / 0."""
     noise = noise_of(shift)
     logits = torch.randn(VOCAB, VOCAB)
     logits[:, MASK] = -torch.inf
     current = torch.arange(VOCAB)
     for before, after in ((-9.0, -8.0), (-1.0, 2.0), (8.0, 9.0)):
-        chances = posterior(logits, current, Transition(noise, before, after), greedy=greedy)
+        chances = reverse_step(logits, current, Transition(noise, before, after, marginal), greedy=greedy)
         torch.testing.assert_close(chances.sum(-1), torch.ones(VOCAB), rtol=0, atol=1e-5)
         assert (chances >= 0).all()
         if shift == 1000.0:
@@ -85,10 +89,59 @@ def test_every_posterior_is_a_distribution_without_the_mask_where_noise_has_none
             assert (chances[current != MASK][stays == 0] == 0).all()
 
 
+def chain_of(noise: Noise, before: float, after: float) -> bound.Chain:
+    """The two levels of a step as 2 and 1 of a chain in float64, level 0 clean."""
+    levels = (math.inf, after, before)
+    share = [1 / (1 + math.exp(-level)) for level in levels]
+    even = [1 / (1 + math.exp(-min(level + noise.shift, 700))) for level in levels]
+    rows = np.array([[1 - each if token == MASK else each / (VOCAB - 1) for token in range(VOCAB)] for each in even])
+    chain = bound.Chain(np.array(share), rows)
+    np.testing.assert_allclose(chain.marginal(1) @ chain.transition(2), chain.marginal(2), atol=1e-12)
+    return chain
+
+
+@pytest.mark.parametrize("shift", [1000.0, 2.0, -3.0])
+def test_the_marginal_step_is_the_mean_over_all_clean_tokens(shift: float) -> None:
+    """And the other one is not."""
+    noise, rng = noise_of(shift), np.random.default_rng(3)
+    logits = torch.from_numpy(rng.normal(size=(VOCAB, VOCAB)) * 3).float()
+    logits[:, MASK] = -torch.inf
+    current = torch.tensor([token for token in range(VOCAB) if shift < 1000 or token != MASK])
+    clean = logits.double().softmax(-1).numpy()
+    for before, after in ((-4.0, -1.0), (0.5, 0.6), (2.0, 3.0), (4.0, 9.0)):
+        exact = chain_of(noise, before, after)
+        marginal, placed = (Transition(noise, before, after, each) for each in (True, False))
+        wanted = np.stack([exact.marginal_reverse(2, clean[token], token) for token in current.tolist()])
+        other = np.stack([exact.reverse(2, clean[token], token) for token in current.tolist()])
+        assert np.abs(other - wanted).max() > 1e-3
+        for step, expected in ((marginal, wanted), (placed, other)):
+            chances = reverse_step(logits[current], current, step, greedy=False)
+            np.testing.assert_allclose(chances.numpy(), expected, atol=2e-6)
+        sure, plain = (reverse_step(logits[current], current, step, greedy=True) for step in (marginal, placed))
+        torch.testing.assert_close(sure, plain, rtol=0, atol=1e-6)
+
+
+def test_the_two_reverse_steps_by_hand() -> None:
+    """Three tokens and a mask, alpha 1/2 -> 3/4; the model is .9 sure of token 0, and token 1 stands there.
+
+    Noise at 1/2 puts 1/6 on token 1, at 3/4 it has 1/12, and the step between adds 1/6 - 2/3 * 1/12 = 1/9.
+    By x: from 0 to 1 by noise alone, q(1 | 0) = 1/6, q(next = 1) = 1/12 * (2/3 + 1/9) / (1/6) = 7/18; the same from 2;
+    from 1 itself q(1 | 1) = 2/3, q(next = 1) = 5/6 * 7/9 / (2/3) = 35/36.
+    """
+    noise = noise_of(1000.0, vocab=4, mask=3)
+    logits = torch.tensor([[0.9, 0.05, 0.05, 0.0]]).log()
+    before, after = 0.0, math.log(3)
+    marginal = reverse_step(logits, torch.tensor([1]), Transition(noise, before, after, True), greedy=False)[0]
+    assert float(marginal[1]) == pytest.approx(0.95 * 7 / 18 + 0.05 * 35 / 36, abs=1e-6)
+    placed = reverse_step(logits, torch.tensor([1]), Transition(noise, before, after), greedy=False)[0]
+    mixed = 0.5 * 0.05 + 1 / 6
+    assert float(placed[1]) == pytest.approx((0.75 * 0.05 + 1 / 12) * 7 / 9 / mixed, abs=1e-6)
+
+
 def test_a_mask_that_noise_never_yields_is_replaced_as_the_forward_process_would() -> None:
     noise, logits = noise_of(1000.0), torch.full((1, VOCAB), -torch.inf)
     logits[0, 5] = 0
-    chances = posterior(logits, torch.tensor([MASK]), Transition(noise, -9.0, 0.0), greedy=True)[0]
+    chances = reverse_step(logits, torch.tensor([MASK]), Transition(noise, -9.0, 0.0), greedy=True)[0]
     assert chances[MASK] == 0
     assert float(chances[5]) == pytest.approx(0.5 + 0.5 / (VOCAB - 1), abs=1e-6)
     assert float(chances[0]) == pytest.approx(0.5 / (VOCAB - 1), abs=1e-6)
@@ -161,7 +214,7 @@ def test_draws_follow_the_posterior() -> None:
     noise, logits = noise_of(1000.0), torch.randn(1, VOCAB)
     logits[0, MASK] = -torch.inf
     step = Transition(noise, -1.0, 1.0)
-    expected = posterior(logits, torch.tensor([4]), step, greedy=False)[0]
+    expected = reverse_step(logits, torch.tensor([4]), step, greedy=False)[0]
     count = 20_000
     noisy = NoisyRows(np.full(count, 4), None, step)
     tokens = read_noisy(logits.expand(count, -1), noisy, MASK, 1.0, None, None, Draws(7))[0]
@@ -169,10 +222,11 @@ def test_draws_follow_the_posterior() -> None:
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("marginal", [False, True])
 @pytest.mark.parametrize("shift", [1000.0, 2.0, -1000.0])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drawn_tokens_follow_the_exact_posterior(shift: float, temperature: float) -> None:
-    """Chi-square of many draws of one row against a posterior of our own, in float64."""
+def test_drawn_tokens_follow_the_reverse_step(shift: float, temperature: float, marginal: bool) -> None:
+    """Chi-square of many draws of one row against a reverse step of our own, in float64."""
     torch.manual_seed(int(shift) + 7)
     logits, noise, draws = torch.randn(VOCAB).double(), oracle.Noise(shift, VOCAB, MASK), 40_000
     before, after = -0.4, 1.1
@@ -183,8 +237,9 @@ def test_drawn_tokens_follow_the_exact_posterior(shift: float, temperature: floa
         if shift == -1000 and current != MASK and clean[current] == 0:
             continue
         now, then = oracle.mixture(noise, before), oracle.mixture(noise, after)
-        expected = oracle.posterior(clean[None], torch.tensor([current]), now, then)[0] * draws
-        rows = NoisyRows(np.full(draws, current), None, Transition(noise_of(shift), before, after))
+        own = oracle.marginal if marginal else oracle.posterior
+        expected = own(clean[None], torch.tensor([current]), now, then)[0] * draws
+        rows = NoisyRows(np.full(draws, current), None, Transition(noise_of(shift), before, after, marginal))
         tokens, scores = read_noisy(logits.float().expand(draws, -1), rows, MASK, temperature, 6, 0.95, Draws(11))
         counts = torch.bincount(tokens.long(), minlength=VOCAB)
         assert (scores == 1).all()

@@ -8,7 +8,7 @@ from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
 from remask.core.remasking import REMASKING
 from remask.core.slowfast import PRESETS, SlowFastKnobs
-from remask.core.uniform import PRESET_FIELDS
+from remask.core.uniform import ANCESTRAL, PRESET_FIELDS
 from remask.core.uniform import PRESETS as UNIFORM_PRESETS
 from remask.errors import ConfigError
 
@@ -173,9 +173,11 @@ class SamplingParams:
     )
     sampler: str | None = declare(
         None,
-        Choice(("adaptive", "ancestral")),
-        "`adaptive`, the default, changes the `tokens_per_step` positions that gain most; `ancestral` draws every "
-        "position of the block from the exact posterior.",
+        Choice(("adaptive", *ANCESTRAL)),
+        "`adaptive`, the default, changes the `tokens_per_step` positions that gain most. `ancestral` draws every "
+        "position of the block anew, from the posterior with the predicted distribution in the clean token's place "
+        "(GIDD's code); `ancestral_marginal` from the posteriors of all clean tokens, weighed by their prediction "
+        "(equation 2.4 of the Uniform-Cache thesis).",
         kinds=_UNIFORM,
     )
     tokens_per_step: int | None = declare(
@@ -252,7 +254,7 @@ class SamplingParams:
         if self.preset is None:
             return
         for name in PRESET_FIELDS:
-            if name == "tokens_per_step" and self.sampler == "ancestral":
+            if name == "tokens_per_step" and self.sampler in ANCESTRAL:
                 continue
             own, set_by = getattr(self, name), getattr(UNIFORM_PRESETS[self.preset], name)
             if own not in (None, set_by):

@@ -1,6 +1,11 @@
-"""Named settings of block-wise denoising on uniform models."""
+"""Names of samplers and settings of block-wise denoising on uniform models."""
 
 from dataclasses import dataclass
+
+MARGINAL = "ancestral_marginal"
+"""The sampler whose reverse step is the mean of the posteriors over what the model predicts."""
+ANCESTRAL = ("ancestral", MARGINAL)
+"""Samplers that draw every position of a block in every step, from a reverse step of the noise process."""
 
 
 @dataclass(frozen=True, slots=True)

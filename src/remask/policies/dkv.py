@@ -17,6 +17,8 @@ Shift: TypeAlias = Literal["un", "right", "un_right"]
 SHIFTS: tuple[Shift, ...] = ("un", "right", "un_right")
 Centre: TypeAlias = Literal["current", "previous"]
 CENTRES: tuple[Centre, ...] = ("current", "previous")
+Extent: TypeAlias = Literal["noisy", "interval"]
+EXTENTS: tuple[Extent, ...] = ("noisy", "interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,11 @@ class DkvDecode(_Delayed):
 
     On LLaDA every block starts anew: its first two passes are full, and steps are counted within it. On Dream steps
     are counted over the request, and `shift` says when a row counts as decoded (section 4.3): when the position that it
-    predicts is ("un", the default), when the position before it is ("right"), or when its own and the one that it
-    predicts are ("un_right").
+    predicts is ("un", the default), when its own position is ("right": the row to the right of the one that predicted
+    the token), or when both are ("un_right").
 
-    Under "right" a row may count as decoded before it has predicted anything. It is computed then, as its logits are
-    wanted, and its K/V stay those of the cache. The paper measures that this harms.
+    Under "right" a row counts as decoded while the position that it predicts may still be noisy. It is computed then,
+    as its logits are wanted, and its K/V stay those of the cache. The paper measures that this harms.
     """
 
     refresh_interval: int | None = 8
@@ -124,19 +126,23 @@ class DkvGreedy(_Delayed):
 
     Attributes:
         refresh_interval: everything is computed every so many steps.
-        window: noisy rows computed beside each position of `centre`.
+        window: w, rows computed beside each position of `centre`.
         centre: the window stands around the positions that this step decodes, as in the authors' code ("current"), or
             that the last step decoded, which the paper's text found better ("previous").
+        extent: a window holds the w nearest noisy positions, as in the authors' code ("noisy"), or whatever stands from
+            ceil(w / 2) positions before its centre to floor(w / 2) after it, as in section 4.2 ("interval").
     """
 
     refresh_interval: int | None = 8
     window: int = 4
     centre: Centre = "current"
+    extent: Extent = "noisy"
 
     def __post_init__(self) -> None:
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         whole("window", self.window, low=0)
         one_of("centre", self.centre, CENTRES)
+        one_of("extent", self.extent, EXTENTS)
 
     @property
     def traits(self) -> Traits:
@@ -178,7 +184,10 @@ class DkvGreedy(_Delayed):
         reachable = view.settled >= view.step - 1  # noisy before the last step's transfers
         centres = view.decoding.order if self.centre == "current" else np.flatnonzero(last)
         for position in centres.tolist():
-            self._add_window(rows, reachable, position)
+            if self.extent == "noisy":
+                self._add_window(rows, reachable, position)
+            else:
+                rows[max(0, position - -(-self.window // 2)) : position + self.window // 2 + 1] = True
         return rows
 
     def _add_window(self, rows: Mask, reachable: Mask, position: int) -> None:
@@ -196,14 +205,13 @@ def _shifted(view: View, shift: str) -> NDArray[np.int32]:
     """Step at whose end a row counts as decoded, on a model whose row p predicts position p + 1.
 
     The last row predicts nothing: under "un" it counts from the end of step 0 on, as the original's roll makes it
-    follow the first token; under "un_right" it follows the row before it. No position stands before the first row:
-    under "right" it follows its own.
+    follow the first token; under "un_right" it follows the row before it; under "right" it needs no exception.
     """
     settled = view.settled
     if shift == "un":
         return np.append(settled[1:], np.int32(0))
     if shift == "right":
-        return np.append(settled[:1], settled[:-1])
+        return settled
     later = np.maximum(settled[:-1], settled[1:])
     return np.append(later, later[-1:])
 

@@ -12,6 +12,7 @@ from remask.core.noise import Noise
 from remask.core.plan import Reach
 from remask.core.sampling import SamplingParams, is_greedy
 from remask.core.spans import Mask
+from remask.core.uniform import ANCESTRAL, MARGINAL
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
@@ -83,10 +84,10 @@ class UniformDecoding:
             )
         decoding = cls(prompt, params, noise, stop_ids, length, seed, structured, template)
         decoding._check_revision()
-        if params.sampler == "ancestral" and params.tokens_per_step is not None:
-            raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral one draws every position")
+        if decoding.ancestral and params.tokens_per_step is not None:
+            raise ConfigError("tokens_per_step is the adaptive sampler's; the ancestral ones draw every position")
         changes = decoding.steps * decoding.per_step
-        if noise.only_masks and params.sampler != "ancestral" and changes > decoding.block:
+        if noise.only_masks and not decoding.ancestral and changes > decoding.block:
             raise ConfigError(
                 f"steps_per_block={decoding.steps} times tokens_per_step={decoding.per_step} is more than the "
                 f"{decoding.block} masks of a block, and this model's noise is masks alone; lower one of them"
@@ -106,8 +107,15 @@ class UniformDecoding:
             raise ConfigError(f"revision_tokens={tokens}: this model's noise is masks alone; leave it out")
         if self.template is not None:
             raise ConfigError(f"revision_tokens={tokens}: a canvas has fixed parts; leave one of the two out")
-        if self.params.sampler == "ancestral":
-            raise ConfigError(f"revision_tokens={tokens} is the adaptive sampler's; leave sampler='ancestral' out")
+        if self.ancestral:
+            raise ConfigError(
+                f"revision_tokens={tokens} is the adaptive sampler's; leave sampler={self.params.sampler!r} out"
+            )
+
+    @property
+    def ancestral(self) -> bool:
+        """Whether every step draws all positions of the block from the reverse process."""
+        return self.params.sampler in ANCESTRAL
 
     @property
     def block(self) -> int:
@@ -278,23 +286,23 @@ class UniformDecoder(Unedited):
         params = self._decoding.params
         if self._correction is not None or params.revision_tokens:
             return None
-        every = params.sampler == "ancestral"
+        every = self._decoding.ancestral
         return select.Ranked(len(self._fresh) if every else self._decoding.per_step, changes=True)
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
-        """Return how rows are read: as gains (adaptive), posterior draws (ancestral), or proposals (correction)."""
+        """Return how rows are read: as gains (adaptive), draws of the reverse step (ancestral), or proposals."""
         decoding, params = self._decoding, self._decoding.params
         if self._correction is not None:
             return self._proposals(rows, positions)
         level = self._steps - self.block_step
         before, after = float(self._levels[level]), float(self._levels[level - 1])
         current = self.canvas.tokens[positions]
-        ancestral = params.sampler == "ancestral"
+        ancestral, marginal = decoding.ancestral, params.sampler == MARGINAL
         noisy = NoisyRows(
             current=current,
             weights=None if ancestral else self._weights(positions, current, before),
             table=None if ancestral or params.revision_tokens else self._table(len(positions), before),
-            transition=Transition(decoding.noise, before, after) if ancestral else None,
+            transition=Transition(decoding.noise, before, after, marginal) if ancestral else None,
             banned=decoding.stop_ids,
             banned_rows=self._early(positions),
         )
@@ -317,7 +325,7 @@ class UniformDecoder(Unedited):
             scope = self._correction.scope
             return self._correction.choose(self.canvas.tokens[scope.start : scope.stop], positions, tokens, confidence)
         changed: NDArray[np.bool_] = tokens != self.canvas.tokens[positions]
-        if self._decoding.params.sampler == "ancestral":
+        if self._decoding.ancestral:
             everywhere: Positions = positions[changed]
             return everywhere
         # A score of 0 means no gain: the best token stands there already, or noise cannot have put the current one.

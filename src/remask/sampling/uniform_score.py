@@ -1,4 +1,4 @@
-"""Scores of uniform diffusion from logits: expected gains, and draws from the posterior (GIDD)."""
+"""Scores of uniform diffusion from logits: expected gains, and draws from the reverse step (GIDD)."""
 
 from dataclasses import dataclass, replace
 
@@ -15,11 +15,18 @@ from remask.sending import send
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One step of the reverse process, from log-SNR `before` to the cleaner `after`."""
+    """One step of the reverse process, from log-SNR `before` to the cleaner `after`.
+
+    Let q(z_s | z_t, x) be the posterior of the token at `after`, given that at `before` and the clean token x. What the
+    model predicts is a distribution of x. Its step is q with that distribution in the place of x's one-hot vector, as
+    in GIDD's code; or, with `marginal`, the mean of q over x (equation 2.4 of the Uniform-Cache thesis). The two are
+    one where the prediction is a single token.
+    """
 
     noise: Noise
     before: float
     after: float
+    marginal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class NoisyRows:
     """Rows of positions whose tokens may change: their current tokens, and how these are weighed.
 
     `weights` [rows] are those of the adaptive sampler, the prior probability of each current token. With a `transition`
-    every row is drawn from the exact posterior instead. With neither, a correction's proposal is drawn. Where weights
+    every row is drawn from the reverse step instead. With neither, a correction's proposal is drawn. Where weights
     follow from the number of masks among the current tokens, `table` [rows + 1, 2] holds for each number the weight of
     a token that is none, and of a mask.
     The first `banned_rows` rows never yield `banned` tokens.
@@ -74,7 +81,7 @@ def read_noisy(
     filtered = vocabulary.top_p(vocabulary.top_k(tempered, keep_k), keep_p)
     current = rows.current if isinstance(rows.current, Tensor) else send(rows.current, logits.device)
     if rows.transition is not None:
-        chances = posterior(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)
+        chances = reverse_step(filtered, current, rows.transition, greedy=temperature == 0, vocabulary=vocabulary)
         tokens = vocabulary.draw(chances.log(), draws)
         return torch.stack((tokens.float(), torch.ones_like(tokens, dtype=torch.float32)))
     tokens = vocabulary.draw(filtered, draws) if temperature > 0 else vocabulary.best(filtered)[1]
@@ -93,13 +100,15 @@ def gain(logits: Tensor, current: Tensor, weights: Tensor, vocabulary: Vocabular
     return (vocabulary.best(probabilities)[0] - vocabulary.at(probabilities, current)) * weights
 
 
-def posterior(
+def reverse_step(
     logits: Tensor, current: Tensor, step: Transition, *, greedy: bool, vocabulary: Vocabulary = WHOLE
 ) -> Tensor:
-    """Return the ancestral sampler's p(next token | current token, predicted clean token), [rows, V].
+    """Return p(next token | current token) of the ancestral samplers, float32 [rows, V].
 
-    With `greedy` the prediction is the argmax alone. Where the formula is 0 / 0, a current token that carries no
-    information (the mask, under noise that never yields it) gives the forward process at `after`, and any other stays.
+    `logits` [rows, V] predict the clean token, `current` [rows] are the tokens that stand there. With `greedy` the
+    prediction is the argmax alone. Where the formula is 0 / 0, a current token that carries no information (the mask,
+    under noise that never yields it) gives the forward process at `after`, and any other stays. Under noise that cannot
+    have put the current token there the marginal step stays, whatever is predicted: no other clean token explains it.
     """
     noise = step.noise
     clean = vocabulary.only(vocabulary.best(logits)[1], logits) if greedy else vocabulary.softmax(logits)
@@ -110,11 +119,18 @@ def posterior(
     pi_t, pi_s = (
         send(noise.probability(every, level).astype(np.float32), logits.device) for level in (step.before, step.after)
     )
-    between = beta_t * pi_t[current] - ratio * beta_s * pi_s[current]
-    stay = vocabulary.only(current, clean)
-    likelihood = between[:, None] + stay * ratio
-    evidence = alpha_t * vocabulary.at(clean, current) + beta_t * pi_t[current]
-    forward = alpha_s * clean + beta_s * vocabulary.columns(pi_s)
-    lost = evidence <= 0
+    by_noise = beta_t * pi_t[current]  # q(z_t | x) of a token that is not x
+    stay, own = vocabulary.only(current, clean), vocabulary.at(clean, current)
+    likelihood = (by_noise - ratio * beta_s * pi_s[current])[:, None] + stay * ratio  # q(z_t | z_s)
+    kept, fresh = alpha_s * clean, beta_s * vocabulary.columns(pi_s)
+    forward = kept + fresh  # q(z_s | x) in the mean over x
+    evidence = by_noise if step.marginal else alpha_t * own + by_noise
+    lost, evidence = evidence <= 0, evidence.clamp_min(1e-38)
+    if step.marginal:
+        # q(z_t | x) divides each x's own share: it is `evidence`, and for the x that stands there alpha_t more.
+        shares = own / (alpha_t + by_noise) + (1 - own) / evidence
+        found = likelihood * (kept / (evidence[:, None] + alpha_t * stay) + fresh * shares[:, None])
+    else:
+        found = likelihood * forward / evidence[:, None]
     fallback = torch.where((current == noise.mask_id)[:, None], forward, stay)
-    return torch.where(lost[:, None], fallback, forward * likelihood / evidence.clamp_min(1e-38)[:, None])
+    return torch.where(lost[:, None], fallback, found)

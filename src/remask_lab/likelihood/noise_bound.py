@@ -7,8 +7,10 @@ equation 2.6) is a sum over the steps of
     KL(q(z_s | z_t, x) || p(z_s | z_t)),    s = t - 1,
 
 in the mean over z_t drawn from q(z_t | x). At s = 0 the term is -log p(x | z_1). What the equation adds for the prior
-is 0 here, as level T keeps nothing of x. p is the reverse step that the ancestral sampler takes: q with the predicted
-distribution of the clean token in the token's place (GIDD, arXiv 2503.04482). So the bound is one of that sampler.
+is 0 here, as level T keeps nothing of x. p is the reverse step of a sampler, and the bound is one of that sampler:
+
+    "ancestral": q with the predicted distribution of the clean token in the token's place (GIDD, arXiv 2503.04482);
+    "ancestral_marginal": the mean of q over the predicted clean tokens (equation 2.4 of the thesis).
 """
 
 from dataclasses import dataclass
@@ -53,11 +55,21 @@ def chain(noise: Noise, steps: int, schedule: str, device: torch.device | None =
     return Levels(clean, (log_snr + noise.shift).sigmoid())
 
 
-def divergences(logits: Tensor, clean: Tensor, noisy: Tensor, before: Levels, after: Levels, mask_id: int) -> Tensor:
+def divergences(
+    logits: Tensor,
+    clean: Tensor,
+    noisy: Tensor,
+    before: Levels,
+    after: Levels,
+    mask_id: int,
+    *,
+    marginal: bool = False,
+) -> Tensor:
     """Return KL(q(z_s | z_t, x) || p(z_s | z_t)) of each row in nats, float64 [N]. Differentiable in `logits`.
 
     `logits` [N, V] predict the clean tokens; the mask is never predicted. `clean` [N] are the tokens x, `noisy` [N] the
-    tokens z_t, int64; `before` are the rows' levels t, `after` their levels s.
+    tokens z_t, int64; `before` are the rows' levels t, `after` their levels s. p is the marginal reverse step, or else
+    the one with the prediction in the clean token's place.
     """
     vocab = logits.shape[-1]
     barred = torch.arange(vocab, device=logits.device) == mask_id
@@ -72,11 +84,31 @@ def divergences(logits: Tensor, clean: Tensor, noisy: Tensor, before: Levels, af
         ahead = after.clean[:, None] * of + (1 - after.clean)[:, None] * then
         return ahead, before.clean * _at(of, noisy) + (1 - before.clean) * _at(now, noisy)
 
-    (true, seen), (model, expected) = forward(known), forward(predicted)
+    true, seen = forward(known)
+    model, expected = _marginal(predicted, noisy, before, after, now, then) if marginal else forward(predicted)
     logs = true.clamp_min(TINY).log() - model.clamp_min(TINY).log()
     kept_term = kept * _at(true, noisy) * _at(logs, noisy)
     found: Tensor = (fresh * (true * logs).sum(dim=-1) + kept_term) / seen
-    return found + expected.clamp_min(TINY).log() - seen.log()
+    found = found + expected.clamp_min(TINY).log() - seen.log()
+    if not marginal:
+        return found
+    # Noise that cannot have put z_t there leaves one clean token, and both steps keep it.
+    return torch.where(_at(now, noisy) * (1 - before.clean) > 0, found, torch.zeros_like(found))
+
+
+def _marginal(
+    predicted: Tensor, noisy: Tensor, before: Levels, after: Levels, now: Tensor, then: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean over x of q(z_s | x) / q(z_t | x), [N, V], and 1 [N]: what q(z_s | x) and q(z_t | x) are of one x.
+
+    Each x has its own evidence q(z_t | x): the share of noise alone, and for the x that stands there the kept one more.
+    """
+    other = ((1 - before.clean) * _at(now, noisy)).clamp_min(TINY)
+    evidence = other[:, None].repeat(1, predicted.shape[-1])
+    evidence = evidence.scatter_add(1, noisy[:, None], before.clean[:, None])
+    shares = predicted / evidence
+    ahead = after.clean[:, None] * shares + (1 - after.clean)[:, None] * then * shares.sum(dim=-1, keepdim=True)
+    return ahead, torch.ones_like(other)
 
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from remask.core.canvas import Canvas
 from remask.core.checks import one_of, whole
 from remask.core.sampling import SamplingParams
+from remask.core.uniform import ANCESTRAL, MARGINAL
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.llm import LLM
@@ -34,6 +35,7 @@ class NoiseDraws(StratifiedDraws):
     Attributes:
         levels: T, the steps of the chain. The bound of a longer chain is tighter, and costs no more.
         schedule: the grid of the levels, the sampler's "cosine" or "linear".
+        sampler: whose reverse step the bound is of: "ancestral" (the default, GIDD's) or "ancestral_marginal".
         canvas_length: positions of the canvas. What stands after the response is noise, as the sampler has it there.
             None: the canvas ends with the response.
     """
@@ -41,11 +43,13 @@ class NoiseDraws(StratifiedDraws):
     levels: int = 1000
     schedule: str = "cosine"
     canvas_length: int | None = None
+    sampler: str = "ancestral"
 
     def __post_init__(self) -> None:
         StratifiedDraws.__post_init__(self)
         whole("levels", self.levels, low=1, high=2**24)
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("sampler", self.sampler, ANCESTRAL)
         whole("canvas_length", self.canvas_length, low=1, optional=True)
 
 
@@ -147,7 +151,8 @@ class NoiseLikelihoods:
             sums = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
             for rows, logits in self._passes.logits(hidden):
                 before, after = self._chain.at(steps[rows]), self._chain.at(steps[rows] - 1)
-                sums[rows] = divergences(logits, clean[rows], noisy[rows], before, after, self._noise.mask_id)
+                of = (clean[rows], noisy[rows], before, after, self._noise.mask_id)
+                sums[rows] = divergences(logits, *of, marginal=self.draws.sampler == MARGINAL)
             found.append(sums.reshape(len(chunk), length).sum(dim=1).cpu().numpy())
         return np.concatenate(found)
 

@@ -135,10 +135,15 @@ def test_uniform_models_have_the_bound_of_their_noise(tmp_path: Path, capsys: py
     lines = [{"prompt": "bus every 1 minutes from 0 : 0 1 2 3", "response": text} for text in ("4 5 6 7", "4 9 9 7")]
     path, output = write_lines(tmp_path / "u.jsonl", lines), tmp_path / "u.json"
     options = ["--mc-samples", "16", "--mc-levels", "50", "--mc-schedule", "linear", "--canvas-length", "64"]
-    assert likelihood(path, *options, "--output", str(output), model="bundled-uniform") == 0
+    model = "bundled-uniform"
+    assert likelihood(path, *options, "--output", str(output), model=model) == 0
     record = read_record(output, "eval likelihood")
     right, wrong = (row["log_likelihood"] for row in record.data["responses"])
     assert wrong < right - 5
     assert record.about["settings"]["draws"]["levels"] == 50
-    assert likelihood(path, "--mc-no-exact", model="bundled-uniform") == 2
+    assert likelihood(path, *options, "--mc-sampler", "ancestral_marginal", "--output", str(output), model=model) == 0
+    other = read_record(output, "eval likelihood")
+    assert other.about["settings"]["draws"]["sampler"] == "ancestral_marginal"
+    assert other.data["responses"][0]["log_likelihood"] not in (right, wrong)
+    assert likelihood(path, "--mc-no-exact", model=model) == 2
     assert "exact=False has no meaning" in capsys.readouterr().err

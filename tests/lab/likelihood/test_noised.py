@@ -11,6 +11,7 @@ import torch
 
 from remask.core.noise import Noise
 from remask.core.sampling import SamplingParams
+from remask.core.uniform import ANCESTRAL, MARGINAL
 from remask.errors import ConfigError
 from remask.llm import LLM
 from remask_lab.likelihood.estimator import open_estimator
@@ -60,14 +61,16 @@ def oracle_chain(noise: str, steps: int = STEPS, kind: str = "cosine") -> bound.
     return bound.chain(steps, SHIFTS[noise], VOCAB, MASK, -9.0, 9.0, kind)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
+@pytest.mark.parametrize("sampler", ANCESTRAL)
 @pytest.mark.parametrize("structured", [True, False])
 @pytest.mark.parametrize("noise", SHIFTS)
-def test_terms_of_all_noise_make_the_bound(noise: str, structured: bool) -> None:
+def test_terms_of_all_noise_make_the_bound(noise: str, structured: bool, sampler: str) -> None:
     """Every noisy response of every level, weighed by its probability: no draw is left to chance."""
     exact = oracle_chain(noise)
-    wanted = bound.negative_bound(exact, RESPONSE, lambda noisy: predict(noise, tuple(noisy), structured))
-    estimator = NoiseLikelihoods(open_model(noise, structured), NoiseDraws(levels=STEPS))
+    marginal = sampler == MARGINAL
+    wanted = bound.negative_bound(exact, RESPONSE, lambda noisy: predict(noise, tuple(noisy), structured), marginal)
+    estimator = NoiseLikelihoods(open_model(noise, structured), NoiseDraws(levels=STEPS, sampler=sampler))
     found, none = 0.0, np.empty(0, dtype=np.int64)
     for level in range(1, STEPS + 1):
         rows = exact.marginal(level)
@@ -77,8 +80,9 @@ def test_terms_of_all_noise_make_the_bound(noise: str, structured: bool) -> None
     assert found == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize("marginal", [False, True])
 @pytest.mark.parametrize("noise", SHIFTS)
-def test_the_bound_is_below_the_likelihood_of_the_sampler(noise: str) -> None:
+def test_the_bound_is_below_the_likelihood_of_the_sampler(noise: str, marginal: bool) -> None:
     """And the chain of one step is exact: there it is the product of the predictions from noise."""
 
     def own(noisy: Sequence[int]) -> np.ndarray:
@@ -86,7 +90,8 @@ def test_the_bound_is_below_the_likelihood_of_the_sampler(noise: str) -> None:
 
     for steps in (1, 2, STEPS):
         exact = oracle_chain(noise, steps)
-        assert -bound.negative_bound(exact, RESPONSE, own) <= bound.log_likelihood(exact, RESPONSE, own) + 1e-9
+        below = -bound.negative_bound(exact, RESPONSE, own, marginal)
+        assert below <= bound.log_likelihood(exact, RESPONSE, own, marginal) + 1e-9
 
 
 @pytest.mark.parametrize("strata", [1, 8])
@@ -110,9 +115,10 @@ def test_noise_behind_the_response_is_seen() -> None:
         assert estimator.terms(PAIR, [noised])[0] == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.parametrize("marginal", [False, True])
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 @pytest.mark.parametrize("noise", SHIFTS)
-def test_long_chains_keep_their_digits_and_gradients(noise: str, kind: str) -> None:
+def test_long_chains_keep_their_digits_and_gradients(noise: str, kind: str, marginal: bool) -> None:
     """Steps of a long chain differ by little: their divergences still sum to what the enumeration says."""
     steps, exact = 400, oracle_chain(noise, 400, kind)
     levels = chain(Noise(SHIFTS[noise], -9.0, 9.0, VOCAB, MASK), steps, kind)
@@ -121,10 +127,10 @@ def test_long_chains_keep_their_digits_and_gradients(noise: str, kind: str) -> N
     places = torch.arange(1, steps + 1)
     noisy = torch.tensor([int(rng.choice(VOCAB, p=exact.marginal(int(place))[2])) for place in places])
     clean = torch.full((steps,), 2)
-    found = divergences(logits, clean, noisy, levels.at(places), levels.at(places - 1), MASK)
+    found = divergences(logits, clean, noisy, levels.at(places), levels.at(places - 1), MASK, marginal=marginal)
     barred = logits.detach().double().masked_fill(torch.arange(VOCAB) == MASK, -torch.inf).softmax(-1).numpy()
     wanted = [
-        bound.step_divergence(exact, int(place), [2], [int(noisy[row])], barred[row : row + 1])
+        bound.step_divergence(exact, int(place), [2], [int(noisy[row])], barred[row : row + 1], marginal)
         for row, place in enumerate(places)
     ]
     assert found.tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-12)
@@ -175,6 +181,7 @@ def test_greedy_is_what_the_engine_decodes(noise: str) -> None:
         (PAIR, {"canvas_length": 65}, "the model reads 64"),
         (PAIR, {"levels": 0}, "levels must be"),
         (PAIR, {"schedule": "square"}, "schedule"),
+        (PAIR, {"sampler": "adaptive"}, "Unknown sampler 'adaptive'"),
         (PAIR, {"samples": 9}, "multiple of strata=8"),
         (PAIR, {"exact": True}, "exact=True has no meaning"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 
 from remask.cli.options import add_model_options, check_folder, open_llm
 from remask.cli.parser import examples
+from remask.core.uniform import ANCESTRAL
 from remask_lab.arguments.common import check_least
 from remask_lab.likelihood.choices import Question, read_items, score_questions, score_responses
 from remask_lab.likelihood.draws import StratifiedDraws
@@ -76,6 +77,11 @@ def add_draw_options(parser: argparse.ArgumentParser) -> None:
         "--mc-schedule", choices=SCHEDULES, help="uniform models: how noise falls along the chain (default cosine)"
     )
     parser.add_argument(
+        "--mc-sampler",
+        choices=ANCESTRAL,
+        help="uniform models: the sampler whose reverse step the bound is of (default ancestral)",
+    )
+    parser.add_argument(
         "--canvas-length",
         type=int,
         metavar="N",
@@ -97,6 +103,7 @@ def draws_of(args: argparse.Namespace) -> dict[str, Any]:
         "exact": False if args.mc_no_exact else None,
         "levels": args.mc_levels,
         "schedule": args.mc_schedule,
+        "sampler": args.mc_sampler,
         "canvas_length": args.canvas_length,
     }
 
