@@ -178,6 +178,9 @@ def test_official_similarities_differ(golden: LLM) -> None:
     assert table.definition == "official"
     flat = profile(golden, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50))
     assert flat.curves != table.curves
+    joint = profile(golden, prompts, ProfileSettings(ratios=(60,), samples=1, canvas=50, joint=True))
+    assert joint.definition == "joint"
+    assert joint.curves not in (flat.curves, table.curves)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +189,7 @@ def test_official_similarities_differ(golden: LLM) -> None:
         ({"tau": 0}, "tau must lie"),
         ({"tau": float("nan")}, "tau must lie"),
         ({"tolerance": -1}, "tolerance"),
+        ({"official": True, "joint": True}, "two definitions of similarity"),
         ({"samples": 0}, "samples must be a whole number from 1"),
         ({"max_samples": 0}, "max_samples must be a whole number from 1"),
         ({"canvas": 1}, "canvas must be a whole number from 2"),

@@ -4,7 +4,7 @@ import torch
 
 from remask.depth.similarity import PrefixProbe, token_cosine
 from remask.errors import ConfigError
-from remask.models.similarity import flat_cosine
+from remask.models.similarity import flat_cosine, joint_cosine
 from tests import goldens
 from tests.depth.models import loaded, transformer
 
@@ -22,12 +22,15 @@ def test_golden_similarities(probe: PrefixProbe, name: str) -> None:
     prompt, prefix = goldens.prompts()[name], expected["prefix_len"]
     official = probe.similarity(prompt, 0, prefix, "official")
     flat = probe.similarity(prompt, 0, prefix)
+    joint = probe.similarity(prompt, 0, prefix, "joint")
     for ours, key in (
         (official[0], "mean_token_cosine_k"),
         (official[1], "mean_token_cosine_v"),
         (official.mean(axis=0), "official_mean_token_cosine"),
         (flat[0], "flat_cosine_k"),
         (flat[1], "flat_cosine_v"),
+        (joint[0], "flat_cosine_concat_kv"),
+        (joint[1], "flat_cosine_concat_kv"),
     ):
         np.testing.assert_allclose(ours, expected[key], atol=1e-4)
 
@@ -41,7 +44,7 @@ def test_masks_change_all_layers_but_the_first(probe: PrefixProbe) -> None:
 
 def test_a_canvas_that_is_all_prefix_is_like_itself(probe: PrefixProbe) -> None:
     prompt = goldens.prompts()["s0a"]
-    for measure in ("flat", "official"):
+    for measure in ("flat", "joint", "official"):
         np.testing.assert_allclose(probe.similarity(prompt, 0, len(prompt), measure), 1, atol=1e-6)
 
 
@@ -67,6 +70,13 @@ def test_the_two_measures_differ_where_tokens_differ_in_length() -> None:
     b = torch.tensor([[[10.0, 0.0]], [[0.0, 1.0]]])
     assert float(token_cosine(a, b)) == pytest.approx(0.5)
     assert float(flat_cosine(a, b)) == pytest.approx(100 / 101)
+
+
+def test_one_vector_of_k_and_v_weighs_them_by_their_length() -> None:
+    k, v = torch.tensor([[[4.0, 0.0]]]), torch.tensor([[[1.0, 0.0]]])
+    turned = torch.tensor([[[0.0, 1.0]]])
+    assert float(joint_cosine((k, k), (v, turned))) == pytest.approx(16 / 17)
+    assert (float(flat_cosine(k, k)) + float(flat_cosine(v, turned))) / 2 == pytest.approx(1 / 2)
 
 
 @pytest.mark.parametrize(("prefix", "response"), [(0, 0), (35, 0), (4, 500)])

@@ -166,7 +166,9 @@ def greedy_interval_config(rng: random.Random, layers: int) -> Line:
 
 def bicache_config(rng: random.Random, layers: int) -> Line:
     interval, boundary = rng.choice([None, 1, 2, 3, 5]), rng.choice(["stored", "recomputed"])
-    return {"depth": rng.randint(1, layers), "refresh_interval": interval, "boundary": boundary}
+    depth = rng.randint(0, layers)
+    within = {} if depth else {"within_request": True}
+    return {"depth": depth, "refresh_interval": interval, "boundary": boundary} | within
 
 
 def bicache_dual_config(rng: random.Random, layers: int) -> Line:
@@ -174,7 +176,7 @@ def bicache_dual_config(rng: random.Random, layers: int) -> Line:
 
 
 def acache_config(rng: random.Random, layers: int) -> Line:
-    return {"ratio": rng.choice([0.0, 0.1, 0.2, 0.5, 1.0])}
+    return {"ratio": rng.choice([0.0, 0.1, 0.2, 0.5, 1.0]), "anchor_interval": rng.choice([None, None, 1, 2, 3])}
 
 
 def dllm_config(rng: random.Random, layers: int) -> Line:

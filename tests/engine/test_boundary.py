@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from remask.core.depth import DepthLookup
 from remask.engine.engine import Engine
-from remask.policies import BiCache
+from remask.policies import BiCache, Dense
 from remask.policies.block import BlockDual
 from remask.policies.dkv import DkvDecode
 from remask.policies.dllm import DllmCache
@@ -149,3 +150,37 @@ def test_depth_0_is_the_inner_policy_and_leaves_the_store_alone(family: str) -> 
     assert not engine.store.entries
     assert engine.stats.prefix_passes == 0
     assert MODELS[family].config.layers == LAYERS
+
+
+@FAMILIES
+def test_at_depth_0_of_a_table_the_prefix_is_refreshed_within_the_request(family: str) -> None:
+    """And the store is left alone; `depth=0` asks for it by `within_request`."""
+    engine, table = make_engine(family), DepthLookup({90: 2})
+    asked: dict[str, BiCache] = {
+        "table": BiCache(depth=table, refresh_interval=3),
+        "number": BiCache(depth=0, refresh_interval=3, within_request=True),
+        "without": BiCache(depth=table, refresh_interval=3, within_request=False),
+        "always": BiCache(depth=table, refresh_interval=1),
+        "none": BiCache(depth=0),
+    }
+    results = run(engine, [Work(request(name, 12, PREFIX, seed=1), policy) for name, policy in asked.items()])
+    found = {name: outcome(result) for name, result in results.items()}
+    assert found["table"] == found["number"] != found["none"]
+    assert found["without"] == found["none"]
+    assert results["always"].token_ids == results["none"].token_ids
+    steps, length = results["table"].usage.steps, results["none"].usage.row_layers // results["none"].usage.steps
+    refreshed = len(range(0, steps, 3))
+    assert results["table"].usage.row_layers == steps * length - (steps - refreshed) * PREFIX * LAYERS
+    assert {results[name].usage.prefix_depth for name in asked} == {0}
+    assert not engine.store.entries
+    assert engine.stats.prefix_passes == 0
+
+
+def test_both_canvases_of_a_guided_request_refresh_the_prefix() -> None:
+    engine = make_engine("llada")
+    policy = BiCache(depth=0, refresh_interval=4, within_request=True)
+    guided = {"seed": 1, "cfg_scale": 1.0}
+    results = run(engine, [Work(request("r", 12, PREFIX, **guided), policy), Work(request("n", 12, **guided), Dense())])
+    steps, whole = results["r"].usage.steps, results["n"].usage.row_layers
+    left_out = (steps - len(range(0, steps, 4))) * 2 * PREFIX * LAYERS
+    assert results["r"].usage.row_layers == whole - left_out

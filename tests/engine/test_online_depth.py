@@ -56,10 +56,10 @@ def asks(name: str, policy: CachePolicy, prefix: int = 10, more: int = 4, seed: 
 
 
 def at_depth(item: Work, result: Result) -> Work:
-    """The same request under the depth that it reports."""
-    policy = item.policy
+    """The same request under the depth that it reports; at 0 its prefix is refreshed within the request."""
+    policy, depth = item.policy, result.usage.prefix_depth
     assert isinstance(policy, BiCache)
-    fixed = replace(policy, depth=result.usage.prefix_depth, tau=None, audit_interval=None)
+    fixed = replace(policy, depth=depth, tau=None, audit_interval=None, within_request=None if depth else True)
     return replace(item, policy=fixed)
 
 
@@ -76,14 +76,17 @@ def served(engine: Engine, *items: Work) -> list[Result]:
 
 @FAMILIES
 @pytest.mark.parametrize("inner", INNER)
-def test_a_tau_that_nothing_exceeds_reuses_nothing(family: str, inner: CachePolicy) -> None:
+@pytest.mark.parametrize("within", [None, True, False])
+def test_a_tau_that_nothing_exceeds_reads_nothing(family: str, inner: CachePolicy, within: bool | None) -> None:
+    """Every request refreshes its prefix by itself, unless it is told not to."""
     engine = make_engine(family)
-    policy = online(1, inner=inner)
+    policy = online(1, inner=inner, within_request=within)
+    reference = inner if within is False else BiCache(inner, 0, within_request=True)
     items = [asks("a", policy), asks("b", policy), asks("c", policy, prefix=7)]
     for item, result in zip(items, served(engine, *items), strict=True):
         assert result.usage.prefix_depth == result.usage.cached_tokens == 0
         assert result.usage.prefix_note == "audits of this prefix allow no layer a similarity above tau=1"
-        expected = outcome(alone(replace(item, policy=inner), family))
+        expected = outcome(alone(replace(item, policy=reference), family))
         assert outcome(replace(result, usage=replace(result.usage, prefix_note=None))) == expected
     assert engine.store.stats.refused == 0
 

@@ -25,6 +25,7 @@ MASKED: list[tuple[str, dict[str, Any], dict[str, Any], int, int]] = [
     ("bicache", {"depth": 2, "refresh_interval": None}, FOUR, 1, 1),
     ("bicache", {**SHARED, "depth": LAYERS}, FOUR, 0, 0),
     ("bicache", {**SHARED, "depth": 0}, FOUR, 0, 0),
+    ("bicache", {**SHARED, "depth": 0, "within_request": True}, FOUR, 3, 0),  # nothing of it is the store's
     ("block-prefix", {}, FOUR, 2, 0),  # the first pass of each block
     ("block-prefix", {}, {"block_length": 1}, 8, 0),
     ("block-dual", {}, FOUR, 2, 0),

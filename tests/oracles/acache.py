@@ -39,23 +39,33 @@ def anchors(model: DenseModel, canvas: Canvas, leased: Lease, ratio: float) -> T
 
 
 def acache(
-    model: DenseModel, canvas: Canvas, sampler: Sampler, parts: Sequence[Part], ratio: float, dual: bool = False
+    model: DenseModel,
+    canvas: Canvas,
+    sampler: Sampler,
+    parts: Sequence[Part],
+    ratio: float,
+    dual: bool = False,
+    every: int | None = None,
 ) -> None:
     """What stands outside of the parts is computed in each step, and the anchors in the first of each block.
 
-    With `dual` the other steps compute the block alone.
+    With `dual` the other steps compute the block alone. With `every` the anchors are computed in every so many steps
+    of a block, the first one included.
     """
     leased = lease(model, canvas, usable(model, canvas, parts))
     chosen = anchors(model, canvas, leased, ratio)
     given = leased.kv.only(~chosen)
     saved = leased.kv
     while not sampler.done:
-        begins = sampler.block_step == 0 if isinstance(sampler, BlockSampler) else sampler.step == 0
-        if begins:
+        step = sampler.block_step if isinstance(sampler, BlockSampler) else sampler.step
+        if step == 0:
             out = model.forward(canvas.tokens, ~leased.rows | chosen, given)
             rows = canvas.span(sampler.start, sampler.stop) if isinstance(sampler, BlockSampler) and dual else None
             saved = out.kv.only(leased.rows if rows is None else ~rows)
         else:
-            out = model.forward(canvas.tokens, ~leased.rows if rows is None else rows, saved)
+            live = ~leased.rows if rows is None else rows
+            anew = every is not None and step % every == 0
+            out = model.forward(canvas.tokens, live | chosen if anew else live, saved)
+            saved = out.kv.only(chosen).over(saved)
         canvas.ran(out.rows)
         sampler.commit(model.predictions(out.logits))

@@ -147,7 +147,8 @@ def _decode_either(
             whole = config.get("masks", "response") == "response"
             entropy.entropy_cache(model, canvas, sampler, config["threshold"], config["recent"], whole)
         case "acache" | "acache+block-dual" as cache:
-            acache.acache(model, canvas, sampler, parts_of(line), config["ratio"], cache != "acache")
+            every = config.get("anchor_interval")
+            acache.acache(model, canvas, sampler, parts_of(line), config["ratio"], cache != "acache", every)
         case "reuse":
             bicache.reuse(model, canvas, sampler, parts_of(line))
         case "bicache":

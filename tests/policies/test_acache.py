@@ -81,6 +81,19 @@ def test_anchors_are_computed_where_blocks_begin() -> None:
     assert rows(dual.plan(view(step=3, weights=WEIGHTS))) == [[2, 3, *range(6, LENGTH)]] * LAYERS
 
 
+def test_anchors_may_be_computed_within_a_block_too() -> None:
+    policy, first = ACache(ratio=0.2, anchor_interval=2), view(step=1, block_step=1, weights=WEIGHTS)
+    assert 6 not in rows(policy.plan(first))[0]
+    third = policy.plan(view(step=2, block_step=2, weights=WEIGHTS))
+    assert rows(third) == [[2, 3, *range(6, LENGTH)]] * LAYERS
+    assert third.refreshes
+    dual = ACache(BlockDual(), 0.2, 2)
+    assert rows(dual.plan(view(step=2, block_step=2, weights=WEIGHTS))) == [[6, 8, 9, 10]] * LAYERS
+    assert [policy.repeats(view(step=at, block_step=at, weights=WEIGHTS)) for at in (1, 2)] == [0, 0]
+    wide = ACache(ratio=0.2, anchor_interval=5)
+    assert [wide.repeats(view(step=at, block_step=at, weights=WEIGHTS)) for at in (1, 2)] == [3, 2]
+
+
 def test_a_fill_pass_of_the_inner_policy_follows_the_first_one() -> None:
     policy = ACache(BlockDual("separate"), 0.2)
     fill = policy.plan(view(pass_index=1, weights=WEIGHTS))
@@ -112,6 +125,7 @@ def test_without_parts_it_is_the_inner_policy() -> None:
     ("make", "message"),
     [
         (lambda: ACache(ratio=1.5), "ratio must be a number from 0 to 1"),
+        (lambda: ACache(anchor_interval=0), "anchor_interval must be a whole number from 1"),
         (lambda: ACache(BiCache(depth=2)), "acache cannot stand before a policy that reads stored parts too"),
         (lambda: ACache(Reuse()), "acache cannot stand before a policy that reads stored parts too"),
         (lambda: ACache(DllmCache()), "acache cannot stand before a policy that keeps outputs of rows"),

@@ -13,6 +13,7 @@ from remask.core.spans import SpanMemo
 from remask.errors import ConfigError
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.base import RequestFacts
+from remask.policies.bicache import WithinRequest
 from tests.policies.views import MAX_LAYERS, layer_rows, same, views
 
 INTERVALS = st.none() | st.integers(1, 9)
@@ -46,6 +47,37 @@ def test_canvases_that_lease_alike_have_the_same_spans(
     hit = PrefixHit(data.draw(st.integers(1, view.prompt)), data.draw(st.integers(1, view.layers)))
     apart = policy.plan(replace(view, prefix=hit, memo=SpanMemo()))
     assert (apart.spans is plan.spans) == (hit == view.prefix)
+
+
+@given(views(prefix=False), INTERVALS, st.data())
+def test_at_depth_0_parts_are_refreshed_within_the_request(
+    view: View, interval: int | None, data: st.DataObject
+) -> None:
+    """Equation 5 with b = 0: all layers are deep ones."""
+    start = data.draw(st.integers(0, view.prompt - 1))
+    parts = (range(start, data.draw(st.integers(start + 1, view.prompt))),)
+    policy = BiCache(depth=0, refresh_interval=interval, within_request=True).within(parts)
+    plan = policy.plan(view)
+    refresh = view.step == 0 or (interval is not None and view.step % interval == 0)
+    live = [refresh or p not in parts[0] for p in range(view.length)]
+    for layer in range(view.layers):
+        assert layer_rows(plan, layer) == (live, [False] * view.length)
+    assert plan.predict.tolist() == view.candidates.tolist()
+    assert plan.refreshes == refresh
+    ledger = Ledger(view.layers, view.length, None)
+    for step in range(6):
+        ledger.apply(policy.plan(replace(view, step=step)))
+
+
+def test_when_parts_are_refreshed_within_the_request() -> None:
+    parts, table = (range(3),), DepthLookup({90: 2})
+    for policy in (BiCache(depth=table), BiCache(depth="online"), BiCache(depth=0, within_request=True)):
+        assert policy.within(parts) == WithinRequest(Dense(), parts, 16)
+        assert policy.within(()) == Dense()
+        assert policy.within(parts).traits.schedule.idle_passes == "all"
+    for policy in (BiCache(depth=0), BiCache(depth=table, within_request=False)):
+        assert policy.within(parts) == Dense()
+    assert Reuse().within(parts) == Reuse().without_prefix
 
 
 def test_depth_0_leases_nothing() -> None:
@@ -150,6 +182,9 @@ def test_a_table_gives_the_depth_of_the_ratio_within_the_model() -> None:
         {"refresh_interval": -2},
         {"boundary_state": "Stored"},
         {"inner": BiCache()},
+        {"within_request": 1},
+        {"depth": 2, "within_request": True},
+        {"depth": 2, "within_request": False},
     ],
     ids=repr,
 )

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYERS",
         help=f"mean change of depth that counts as stable (default {_DEFAULTS.tolerance:g})",
     )
-    group.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    add_similarity_options(group)
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     group.add_argument("--seed", type=int, default=_DEFAULTS.seed, help="seed of the choice of prompts (default 0)")
@@ -61,6 +61,17 @@ def add_system_prompt_option(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text that is the prefix of every request, before diverse prompts, as the paper profiles (default: each "
         "conversation's own head)",
+    )
+
+
+def add_similarity_options(group: argparse._ActionsContainer) -> None:
+    """Add the definitions of similarity."""
+    either = group.add_mutually_exclusive_group()
+    either.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    either.add_argument(
+        "--joint",
+        action="store_true",
+        help="one cosine over K and V as one vector, as the paper's equation 3 reads (default: the mean of two)",
     )
 
 
@@ -104,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         max_samples=args.max_samples,
         tolerance=args.tolerance,
         official=args.official,
+        joint=args.joint,
         canvas=args.canvas,
         response=args.response,
         seed=args.seed,

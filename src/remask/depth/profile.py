@@ -46,6 +46,8 @@ class ProfileSettings:
         tolerance: L1 distance between tables, in layers per ratio, up to which a table counts as unchanged.
         official: follow the authors' profiler: no masks, r = prefix / (prefix + user prompt), one cosine per token.
             Otherwise the paper's definition on the canvas as BiCache sees it: masks included, flattened K and V.
+        joint: one cosine over K and V as one flattened vector (equation 3 read literally), where the default is the
+            mean of two. Not together with `official`.
         canvas: tokens of the longest canvas; None takes the prompt set's usual length, at most the model's.
         response: masks at the end of a canvas, at most half of what follows the prefix; None: the prompt set's.
         seed: seed of the choice of prompts.
@@ -58,12 +60,15 @@ class ProfileSettings:
     max_samples: int = 512
     tolerance: float = 0.1  # rare requests move a least depth by a layer at few ratios
     official: bool = False
+    joint: bool = False
     canvas: int | None = None
     response: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
+        if self.official and self.joint:
+            raise ConfigError("official and joint are two definitions of similarity; choose one of them")
         real("tolerance", self.tolerance, low=0)
         for name, least in {"samples": 1, "max_samples": 1, "canvas": 2, "response": 1}.items():
             whole(name, getattr(self, name), low=least, optional=True)
@@ -94,7 +99,7 @@ class Cuts:
         if self.canvas > shape.max_length:
             raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
         self.response = 0 if settings.official else settings.response or prompts.response
-        self.definition: Measure = "official" if settings.official else "flat"
+        self.definition: Measure = "official" if settings.official else "joint" if settings.joint else "flat"
         self._prompts, self._seed = prompts, settings.seed
         system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
         self.ratios = reachable(settings.ratios, self.canvas, system)
@@ -103,7 +108,7 @@ class Cuts:
     def measure(
         self, number: int, tick: Callable[[], object], head: Sequence[int] | None = None
     ) -> NDArray[np.float64]:
-        """Return the similarities of one request, the mean of K and V: [ratios, layers]. Calls `tick` once per ratio.
+        """Return the similarities of one request, of K and V: [ratios, layers]. Calls `tick` once per ratio.
 
         With `head` these tokens, a canvas long, are the prefix, cut to the same length wherever turns end. The question
         stays that of request `number`.

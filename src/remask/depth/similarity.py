@@ -13,10 +13,10 @@ from remask.core.canvas import Canvas
 from remask.engine.uncached import pack_uncached
 from remask.errors import ConfigError
 from remask.models.pool import Pool
-from remask.models.similarity import flat_cosine
+from remask.models.similarity import flat_cosine, joint_cosine
 from remask.models.transformer import Transformer
 
-Measure = Literal["flat", "official"]
+Measure = Literal["flat", "joint", "official"]
 KV: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # K, then V: a tensor [P, kv_heads, Dh] per layer
 
 
@@ -31,11 +31,16 @@ _MEASURES = {"flat": flat_cosine, "official": token_cosine}
 def layer_cosines(these: KV, those: KV, measure: Measure = "flat") -> NDArray[np.float64]:
     """Cosine similarity of K and V layer by layer, [2, layers]: K's row first, then V's.
 
-    Both sides carry RoPE, which turns them alike and leaves a cosine as it is. Sums are taken in float32; the device is
+    "flat" takes one cosine of each, over all tokens; "official" one a token, and their mean; "joint" one cosine of both
+    together, which stands in both rows. Both sides carry RoPE, which turns them alike and leaves a cosine as it is. Sums are taken in float32; the device is
     waited for once, at the end.
     """
-    cosine = _MEASURES[measure]
-    values = [cosine(a, b) for side in range(2) for a, b in zip(these[side], those[side], strict=True)]
+    pairs = [list(zip(these[side], those[side], strict=True)) for side in range(2)]
+    if measure == "joint":
+        values = [joint_cosine(k, v) for k, v in zip(*pairs, strict=True)] * 2
+    else:
+        cosine = _MEASURES[measure]
+        values = [cosine(a, b) for side in pairs for a, b in side]
     return torch.stack(values).view(2, -1).cpu().numpy().astype(np.float64)
 
 

@@ -18,7 +18,7 @@ from remask.outputs import write_whole
 
 VERSION = 2
 FIRST = 1  # had neither rule nor limits: `AUTHORS` made it
-DEFINITIONS = ("flat", "official", "published")
+DEFINITIONS = ("flat", "joint", "official", "published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DepthTable:
         fingerprint: identity of the model; None in a table taken from a publication, which goes by the shape.
         family, layers, hidden, vocab: the model's shape.
         tau: similarity that a layer must exceed.
-        definition: "flat" or "official" as in `similarity`; "published" where a publication does not say.
+        definition: "flat", "joint" or "official" as in `similarity`; "published" where a publication does not say.
         samples: requests measured per ratio.
         source: what was measured on, or where the values were published.
         rule: how depths follow from similarities; None where a publication does not say.
@@ -60,7 +60,7 @@ class DepthTable:
     hidden: int
     vocab: int
     tau: float
-    definition: Literal["flat", "official", "published"]
+    definition: Literal["flat", "joint", "official", "published"]
     samples: int
     source: str
     rule: DepthRule | None

@@ -11,6 +11,16 @@ def flat_products(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vecdot(x, y).sum() for x, y in ((a, b), (a, a), (b, b))])
 
 
+def joint_cosine(keys: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor]) -> Tensor:
+    """One cosine over K and V as one vector (equation 3 read literally): two pairs [P, H, Dh] twice -> [].
+
+    It weighs K and V by the squares of their norms, where the mean of two cosines weighs them alike.
+    """
+    dot, left, right = flat_products(*keys) + flat_products(*values)
+    cosine: Tensor = dot / (left * right).sqrt()
+    return cosine
+
+
 def flat_cosine(a: Tensor, b: Tensor) -> Tensor:
     """One cosine over all tokens, heads and channels (BiCache section 4.1, equation 3). [P, H, Dh] twice -> []."""
     dot, left, right = flat_products(a, b)

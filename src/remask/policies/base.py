@@ -106,6 +106,13 @@ class CachePolicy(ABC):
         """The policy for a request that leases no shared prefix."""
         return self
 
+    def within(self, parts: tuple[range, ...]) -> "CachePolicy":  # noqa: ARG002
+        """The policy for a request that shares the positions `parts` with others, and leases nothing: `boundary` is 0.
+
+        `parts` ascend and lie in the prompt. By default the policy as it is without a prefix.
+        """
+        return self.without_prefix
+
     def check(self, facts: RequestFacts) -> None:  # noqa: B027 - most policies fit everything
         """Raise `ConfigError` where the policy cannot work on this model or with this sampler."""
 

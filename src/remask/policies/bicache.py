@@ -1,10 +1,10 @@
-"""`bicache`: reuse of a shared prefix in shallow layers, restart of deep layers from a stored boundary state."""
+"""`bicache`: reuse of a shared prefix in shallow layers, and its refreshes in deep ones."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Literal
 
-from remask.core.checks import is_whole, one_of, whole
+from remask.core.checks import flag, is_whole, one_of, whole
 from remask.core.depth import Audits, DepthLookup
 from remask.core.plan import Plan, PrefixHit, View
 from remask.core.spans import Span, Spans
@@ -24,8 +24,11 @@ class BiCache(CachePolicy):
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
     rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
     out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
-    shared prefix, or at depth 0, this is the inner policy. Stored parts that stand elsewhere in the prompt are treated
-    alike, all at one boundary.
+    shared prefix this is the inner policy. Stored parts that stand elsewhere in the prompt are treated alike, all at one
+    boundary.
+
+    Where the depth is 0 nothing is read from the store, and equation 5 still holds for all layers: the prefix's K/V are
+    the request's own, and renewed on refreshes alone (`within_request`).
 
     Attributes:
         inner: the policy for everything but the prefix.
@@ -36,6 +39,9 @@ class BiCache(CachePolicy):
             the prefix rows through the shallow layers on refresh steps, against the leased K/V, so that the deep layers
             start from states which have seen the suffix; it costs the whole canvas on those steps.
         tau, audit_interval: of the audits of an "online" depth, see `Audits`; None elsewhere.
+        within_request: at depth 0 the prefix is refreshed every `refresh_interval` steps within the request, in all
+            layers; if not, this is the inner policy there. None: it is where a table or audits say 0, and not where
+            `depth=0` is set, which asks for nothing to be reused.
     """
 
     inner: CachePolicy = field(default_factory=Dense)
@@ -44,6 +50,7 @@ class BiCache(CachePolicy):
     boundary_state: Literal["stored", "recomputed"] = field(default="stored", metadata={"setting": "boundary"})
     tau: float | None = field(default=None, metadata=_UNSET)
     audit_interval: int | None = field(default=None, metadata=_UNSET)
+    within_request: bool | None = field(default=None, metadata=_UNSET)
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, BiCache):
@@ -73,18 +80,29 @@ class BiCache(CachePolicy):
                     )
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)
         one_of("boundary", self.boundary_state, BOUNDARIES)
+        if self.within_request is not None:
+            flag("within_request", self.within_request)
+            if is_whole(depth, 1):
+                raise ConfigError(
+                    f"within_request={self.within_request!r} says what happens at depth 0, and depth={depth!r}; leave "
+                    "it out"
+                )
 
     @property
     def traits(self) -> Traits:
         """The traits of the inner policy, except that idle passes run, because they may be refreshes."""
-        inner = self.inner.traits
         audits = None if self.tau is None or self.audit_interval is None else Audits(self.tau, self.audit_interval)
-        return replace(inner, kinds=("masked",), schedule=replace(inner.schedule, idle_passes="all"), audits=audits)
+        return replace(_traits(self.inner), audits=audits)
 
     @property
     def without_prefix(self) -> CachePolicy:
         """The inner policy."""
         return self.inner
+
+    def within(self, parts: tuple[range, ...]) -> CachePolicy:
+        """Refreshes of `parts` within the request, over the inner policy; or the inner policy alone."""
+        wanted = self.depth != 0 if self.within_request is None else self.within_request
+        return WithinRequest(self.inner, parts, self.refresh_interval) if parts and wanted else self.inner
 
     def check(self, facts: RequestFacts) -> None:
         """Refuses a depth beyond the model's layers, and what the inner policy refuses."""
@@ -113,16 +131,13 @@ class BiCache(CachePolicy):
 
     def refreshes(self, step: int) -> bool:
         """Whether the prefix rows rejoin the deep layers in this step."""
-        return step == 0 if self.refresh_interval is None else step % self.refresh_interval == 0
+        return _due(self.refresh_interval, step)
 
     def repeats(self, view: View) -> int:
         """As the inner policy, until the prefix rows rejoin or leave."""
-        repeats, interval = self.inner.repeats(view), self.refresh_interval
         if view.prefix is None or view.prefix.boundary == view.layers:
-            return repeats
-        if self._rejoins(view, view.prefix):
-            return 0
-        return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
+            return self.inner.repeats(view)
+        return 0 if self._rejoins(view, view.prefix) else _repeats(self.inner, self.refresh_interval, view)
 
     def _rejoins(self, view: View, hit: PrefixHit) -> bool:
         """Whether this pass computes the prefix rows above the boundary."""
@@ -137,9 +152,76 @@ class BiCache(CachePolicy):
         # step reads the K/V that it wrote.
         refresh = self._rejoins(view, view.prefix)
         start = 0 if self.boundary_state == "recomputed" else view.prefix.boundary
-        placed = partial(_placed, plan.spans, view.prefix, start if refresh else None)
-        spans = view.spans((plan.spans, refresh), placed)
-        return plan.over(spans, refreshes=refresh)
+        return _over_prefix(plan, view, view.prefix, start, refresh=refresh)
+
+
+@dataclass(frozen=True, slots=True)
+class WithinRequest(CachePolicy):
+    """BiCache at depth 0: equation 5 in all layers, for a request that reads nothing from the store.
+
+    The rows of the shared parts are computed every `refresh_interval` steps, and keep the K/V that these steps gave
+    them in between. They are the request's own, so no memory is shared.
+
+    Attributes:
+        inner: the policy for everything but the parts.
+        parts: where the parts stand in the prompt, ascending.
+        refresh_interval: R; steps with step % R == 0 refresh. None refreshes at step 0 only.
+    """
+
+    inner: CachePolicy = field(default_factory=Dense)
+    parts: tuple[range, ...] = ()
+    refresh_interval: int | None = 16
+
+    @property
+    def traits(self) -> Traits:
+        """As those of `BiCache`."""
+        return _traits(self.inner)
+
+    @property
+    def without_prefix(self) -> CachePolicy:
+        """The inner policy."""
+        return self.inner
+
+    def check(self, facts: RequestFacts) -> None:
+        """As the inner policy."""
+        self.inner.check(facts)
+
+    def guides(self, step: int) -> bool:
+        """As the inner policy."""
+        return self.inner.guides(step)
+
+    def repeats(self, view: View) -> int:
+        """As the inner policy, until the parts are refreshed, and not beyond a refresh."""
+        return 0 if self._rejoins(view) else _repeats(self.inner, self.refresh_interval, view)
+
+    def _rejoins(self, view: View) -> bool:
+        return _due(self.refresh_interval, view.step) and view.pass_index == 0
+
+    def plan(self, view: View) -> Plan:
+        """The inner plan, with the rows of the parts put in on refreshes, and taken out elsewhere."""
+        nothing_lent = PrefixHit(sum(map(len, self.parts)), 0, 0, self.parts)
+        return _over_prefix(self.inner.plan(view), view, nothing_lent, 0, refresh=self._rejoins(view))
+
+
+def _due(interval: int | None, step: int) -> bool:
+    return step == 0 if interval is None else step % interval == 0
+
+
+def _traits(inner: CachePolicy) -> Traits:
+    traits = inner.traits
+    return replace(traits, kinds=("masked",), schedule=replace(traits.schedule, idle_passes="all"))
+
+
+def _repeats(inner: CachePolicy, interval: int | None, view: View) -> int:
+    """Repeats of a step that is no refresh: those of the inner policy, up to the next refresh."""
+    repeats = inner.repeats(view)
+    return repeats if interval is None else min(repeats, interval - 1 - view.step % interval)
+
+
+def _over_prefix(plan: Plan, view: View, hit: PrefixHit, start: int, *, refresh: bool) -> Plan:
+    """An inner `plan` without the rows of `hit`; on a `refresh` they are computed from layer `start` on."""
+    placed = partial(_placed, plan.spans, hit, start if refresh else None)
+    return plan.over(view.spans((plan.spans, refresh), placed), refreshes=refresh)
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from remask.cli.options import add_model_options
-from remask.cli.profile import add_rule_options, add_system_prompt_option, rule_of
+from remask.cli.profile import add_rule_options, add_similarity_options, add_system_prompt_option, rule_of
 from remask.core.depth import DepthLookup
 from remask.depth.conversations import Conversation, PromptSet
 from remask.depth.profile import (
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ratios", type=int, nargs="+", metavar="R", help="prefix ratios in percent")
     parser.add_argument("--samples", type=int, metavar="N", help=f"requests per ratio and task (default {SAMPLES})")
     parser.add_argument("--system-prompts", type=int, default=8, metavar="N", help="default 8")
-    parser.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
+    add_similarity_options(parser)
     parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
@@ -92,6 +92,7 @@ def measure(args: argparse.Namespace) -> Outcome:
         ratios=None if args.ratios is None else tuple(args.ratios),
         samples=args.samples,
         official=args.official,
+        joint=args.joint,
         canvas=args.canvas,
         response=args.response,
         seed=args.seed,
@@ -102,7 +103,7 @@ def measure(args: argparse.Namespace) -> Outcome:
     if args.system_prompt is not None:
         tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
     report = measure_depths(llm, tasks, settings, args.system_prompts, progress=llm.progress)
-    names = ("tau", "task", "ratios", "system_prompts", "official", "canvas", "response")
+    names = ("tau", "task", "ratios", "system_prompts", "official", "joint", "canvas", "response")
     own = {name: getattr(args, name) for name in (*names, "system_prompt")} | {
         "samples": report.samples,
         "rule": str(settings.rule),

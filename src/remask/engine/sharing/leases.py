@@ -25,6 +25,7 @@ class Wish:
         unknown: the audit without which nobody knows how deep it may read.
         note: why it leases nothing although it asked to.
         refused: its prefix is larger than the whole store may be.
+        kept: the positions that it shares, where its policy reads none of them from the store.
     """
 
     lease: LeasePlan | None = None
@@ -32,6 +33,7 @@ class Wish:
     unknown: AuditPlan | None = None
     note: str | None = None
     refused: bool = False
+    kept: tuple[range, ...] = ()
 
 
 class Leases(ABC):
@@ -69,7 +71,7 @@ class Leases(ABC):
             return NoRoom(evictable=False)
         own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
         audit = self.audits.beside(pending, wish.audit, [*wanted, *others])
-        chosen = policy if lease else policy.without_prefix
+        chosen = policy if lease else policy.within(wish.kept)
         return Placement(chosen, own, lease, note=wish.note, refused=wish.refused, audit=audit)
 
     def claim(

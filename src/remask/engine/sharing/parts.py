@@ -27,7 +27,7 @@ class Parts(Leases):
             note = f"{left} of {len(named)} parts are not read: the store's budget is {budget} tokens"
         boundary = policy.boundary(tokens, pending.decoding.length, layers) if tokens else 0
         if not boundary:
-            return Wish(note=note, refused=note is not None)
+            return Wish(note=note, refused=note is not None, kept=tuple(parts))
         found = [self.store.whole(prompt[part.start : part.stop], request.cache_salt) for part in parts]
         leased = policy.leased_layers(boundary, layers)
         hit = PrefixHit(tokens, boundary, leased, tuple(parts), policy.traits.copies)

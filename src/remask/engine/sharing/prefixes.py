@@ -42,7 +42,7 @@ class Prefixes(Leases):
         prefix = self._asked(pending)
         boundary = policy.boundary(prefix, canvas, shape.layers) if prefix > 0 else 0
         if not boundary:
-            return Wish()
+            return Wish(kept=(range(prefix),) if prefix > 0 else ())
         entry = self.store.find(request.prompt_token_ids[:prefix], request.cache_salt)
         if entry is not None:
             wish = self._read(policy, entry, prefix, canvas)
@@ -78,8 +78,9 @@ class Prefixes(Leases):
                 return Wish(unknown=audit)
             boundary = min(boundary, depth)
             note = None if boundary else f"audits of this prefix allow no layer a similarity above tau={audits.tau:g}"
-        lease = _lease(policy, length, boundary, self.shape.layers, asked, entry) if boundary else None
-        return Wish(lease, audit, note=note)
+        if not boundary:
+            return Wish(None, audit, note=note, kept=(range(asked),))
+        return Wish(_lease(policy, length, boundary, self.shape.layers, asked, entry), audit, note=note)
 
 
 def _lease(
