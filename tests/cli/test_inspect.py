@@ -61,6 +61,20 @@ def test_who_shares_which_pages_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert all(part["readers"] == [] for part in end["stored"])
 
 
+def test_requests_are_named_by_their_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: list[Any] = ["a long name of a request", 7, None, "7"]
+    asked = [{"id": name, **line} for name, line in zip(names, lines(4), strict=True)]
+    assert inspect(tmp_path, asked[:3], "--json") == 0
+    holders = [holder["name"] for holder in json.loads(capsys.readouterr().out)["fullest"]["holders"]]
+    assert holders == ["a long name of a request", "7", "3", "pages"]
+    assert inspect(tmp_path, asked[:3]) == 0
+    told = capsys.readouterr().out
+    assert "  a long name of a request        48" in told
+    assert ": a long name of a request, 7, 3" in told
+    assert inspect(tmp_path, asked) == 2
+    assert "line 4: id '7' is that of line 2; ids must differ" in capsys.readouterr().err
+
+
 def test_nested_prefixes_are_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "requests.jsonl"
     asked: list[dict[str, Any]] = [

@@ -168,9 +168,9 @@ def test_at_depth_0_of_a_table_the_prefix_is_refreshed_within_the_request(family
     assert found["table"] == found["number"] != found["none"]
     assert found["without"] == found["none"]
     assert results["always"].token_ids == results["none"].token_ids
-    steps, length = results["table"].usage.steps, results["none"].usage.row_layers // results["none"].usage.steps
-    refreshed = len(range(0, steps, 3))
-    assert results["table"].usage.row_layers == steps * length - (steps - refreshed) * PREFIX * LAYERS
+    steps, canvas = results["table"].usage.steps, 12 + results["table"].usage.completion_tokens
+    left_out = (steps - len(range(0, steps, 3))) * PREFIX
+    assert results["table"].usage.row_layers == (steps * canvas - left_out) * LAYERS
     assert {results[name].usage.prefix_depth for name in asked} == {0}
     assert not engine.store.entries
     assert engine.stats.prefix_passes == 0
@@ -179,7 +179,7 @@ def test_at_depth_0_of_a_table_the_prefix_is_refreshed_within_the_request(family
 def test_both_canvases_of_a_guided_request_refresh_the_prefix() -> None:
     engine = make_engine("llada")
     policy = BiCache(depth=0, refresh_interval=4, within_request=True)
-    guided = {"seed": 1, "cfg_scale": 1.0}
+    guided: dict[str, Any] = {"seed": 1, "cfg_scale": 1.0}
     results = run(engine, [Work(request("r", 12, PREFIX, **guided), policy), Work(request("n", 12, **guided), Dense())])
     steps, whole = results["r"].usage.steps, results["n"].usage.row_layers
     left_out = (steps - len(range(0, steps, 4))) * 2 * PREFIX * LAYERS

@@ -42,6 +42,7 @@ from remask_lab.speed import (
     startup,
     structure,
     uniform,
+    within_request,
 )
 from remask_lab.speed.command import run_command
 from tests.engine.executors import NEEDS_TRITON
@@ -278,6 +279,20 @@ def test_depth_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert accuracy["stored", 5] == accuracy["stored", 8] == accuracy["recomputed", 8] == 0
     depths = {row["rule"]: row["one request"] for row in rows if "rule" in row}
     assert (depths["leading, least-depth, safe"], depths["leading, least-depth, paper"]) == (4, 5)
+
+
+@pytest.mark.thorough
+def test_within_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["within_request", "--requests", "3", "--seeds", "1"])
+    within_request.main()
+    _, _, rest = capsys.readouterr().out.partition("\n}\n")
+    lines = [json.loads(line) for line in rest.splitlines()]
+    tasks = [line["task"] for line in lines if "task" in line]
+    assert len(tasks) == len(set(tasks)) == 6
+    *_, none, fewer, reuse, often, seldom, once = lines
+    assert none["right"] == fewer["right"] == often["right"] == seldom["right"] == once["right"] == none["of"] == 3
+    assert reuse["right"] == 0
+    assert none["row_layers"] > often["row_layers"] > seldom["row_layers"] > once["row_layers"] > reuse["row_layers"]
 
 
 @pytest.mark.thorough

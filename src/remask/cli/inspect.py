@@ -74,6 +74,7 @@ def watch(engine: Engine, work: Sequence[Request]) -> tuple[MemoryReport, Memory
 
 def text(report: MemoryReport) -> str:
     """Return a report as text. A page counts once in each layer."""
+    width = max([12, *(len(holder.name) + 2 for holder in report.holders)])
     lines = [
         f"  {report.used} of {report.total} pages (x layers) used, {report.bytes / 1e6:.2f} MB; without sharing "
         f"{report.references}",
@@ -81,11 +82,11 @@ def text(report: MemoryReport) -> str:
         f"  {report.slots} slots, {report.wasted} wasted: utilisation {100 * report.utilisation:.1f} %",
         f"  exact pages: {report.hit_tokens} of {report.asked_tokens} tokens asked for were found",
         "",
-        f"  {'holder':<12}{'tokens':>8}{'pages':>8}{'shared':>8}{'found':>8}",
+        f"  {'holder':<{width}}{'tokens':>8}{'pages':>8}{'shared':>8}{'found':>8}",
     ]
     for holder in report.holders:
         numbers = (holder.tokens, holder.pages, holder.shared, holder.found)
-        lines.append(f"  {holder.name:<12}" + "".join(f"{number:>8}" for number in numbers))
+        lines.append(f"  {holder.name:<{width}}" + "".join(f"{number:>8}" for number in numbers))
         lines += [f"    {_table_text(table)}" for table in holder.tables]
     if report.stored:
         lines += ["", "  stored (hash, tokens up to its end, pages, who reads it):", *_tree(report.stored)]

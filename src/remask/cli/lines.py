@@ -1,6 +1,7 @@
 """Request lines: JSON objects, one a line, from which commands read requests."""
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +95,22 @@ def _policy(llm: LLM, terms: Terms, defaults: Defaults) -> CachePolicy:
 
 
 def read_requests(llm: LLM, path: str, defaults: Defaults) -> list[Request]:
-    """Read the requests of a file; ids are line numbers. Raises `ConfigError`, naming the first bad line."""
-    requests = []
+    """Read the requests of a file. A request is named by its line's `id`, as JSON where that is no text, or its number.
+
+    Raises `ConfigError`, naming the first bad line, and where two have one name.
+    """
+    requests, lines = [], dict[str, int]()
     with open_text(path, "r") as source:
         for number, text in enumerate(source, start=1):
             if not text.strip():
                 continue
             try:
-                requests.append(as_request(llm, json_object("a line", text), str(number), defaults))
+                line = json_object("a line", text)
+                own = line.get("id", number)
+                name = own if isinstance(own, str) else json.dumps(number if own is None else own)
+                if lines.setdefault(name, number) != number:
+                    raise ConfigError(f"id {shown(name)} is that of line {lines[name]}; ids must differ")
+                requests.append(as_request(llm, line, name, defaults))
                 llm.engine.check(requests[-1])
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {number}: {error}") from error

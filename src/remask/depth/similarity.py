@@ -32,8 +32,8 @@ def layer_cosines(these: KV, those: KV, measure: Measure = "flat") -> NDArray[np
     """Cosine similarity of K and V layer by layer, [2, layers]: K's row first, then V's.
 
     "flat" takes one cosine of each, over all tokens; "official" one a token, and their mean; "joint" one cosine of both
-    together, which stands in both rows. Both sides carry RoPE, which turns them alike and leaves a cosine as it is. Sums are taken in float32; the device is
-    waited for once, at the end.
+    together, which stands in both rows. Both sides carry RoPE, which turns them alike and leaves a cosine as it is.
+    Sums are taken in float32; the device is waited for once, at the end.
     """
     pairs = [list(zip(these[side], those[side], strict=True)) for side in range(2)]
     if measure == "joint":

@@ -32,7 +32,7 @@ class ACache(CachePolicy):
 
     inner: CachePolicy = field(default_factory=Dense)
     ratio: float = 0.2
-    anchor_interval: int | None = None
+    anchor_interval: int | None = field(default=None, metadata={"unset": None})
 
     def __post_init__(self) -> None:
         real("ratio", self.ratio, low=0, high=1)
@@ -96,7 +96,7 @@ class ACache(CachePolicy):
         )
 
     def plan(self, view: View) -> Plan:
-        """First a pass that tells the anchors; then the inner plan without parts, and the anchors where they are due."""
+        """First a pass that tells the anchors; then the inner plan without parts, with the anchors where due."""
         hit = view.prefix
         if hit is None:
             return self.inner.plan(view)

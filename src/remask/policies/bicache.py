@@ -24,8 +24,8 @@ class BiCache(CachePolicy):
     Below the boundary the K/V of the prefix come from the store, and its rows are never computed. Above it the prefix
     rows rejoin every `refresh_interval` steps, where they restart from the stored boundary state. In between they stay
     out. K/V of the first layer above the boundary depend on that state alone, so they are the store's too. Without a
-    shared prefix this is the inner policy. Stored parts that stand elsewhere in the prompt are treated alike, all at one
-    boundary.
+    shared prefix this is the inner policy. Stored parts that stand elsewhere in the prompt are treated alike, all at
+    one boundary.
 
     Where the depth is 0 nothing is read from the store, and equation 5 still holds for all layers: the prefix's K/V are
     the request's own, and renewed on refreshes alone (`within_request`).

@@ -1,7 +1,7 @@
 """dKV-Cache (arXiv 2505.15781): a token's K/V are cached one step after it is decoded."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -136,7 +136,7 @@ class DkvGreedy(_Delayed):
     refresh_interval: int | None = 8
     window: int = 4
     centre: Centre = "current"
-    extent: Extent = "noisy"
+    extent: Extent = field(default="noisy", metadata={"unset": "noisy"})
 
     def __post_init__(self) -> None:
         whole("refresh_interval", self.refresh_interval, low=1, optional=True)

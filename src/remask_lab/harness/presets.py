@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,17 @@ _FOLDER = Path(__file__).parent / "presets"
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """How one task is run: sampling parameters, and the number of worked examples before each question."""
+    """How one task is run.
+
+    Attributes:
+        sampling: sampling parameters.
+        shots: the number of worked examples before each question.
+        caches: settings of cache policies by name.
+    """
 
     sampling: Mapping[str, Any]
     shots: int = 0
+    caches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def preset_names() -> tuple[str, ...]:
@@ -30,7 +37,8 @@ def preset_names() -> tuple[str, ...]:
 def task_settings(preset: str, task: str) -> TaskSettings:
     """The settings of `task` in `preset`. Raises `UnknownNameError` where there is no such preset, or task in it."""
     one_of("--preset", preset, preset_names())
-    tasks = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))["tasks"]
+    told = tomllib.loads((_FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))
+    tasks = told["tasks"]
     if task not in tasks:
         raise UnknownNameError(f"task of preset {preset}", task, list(tasks))
-    return TaskSettings(**tasks[task])
+    return TaskSettings(**{**tasks[task], "caches": {**told.get("caches", {}), **tasks[task].get("caches", {})}})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remask import LLM, EngineConfig, SamplingParams
+from remask import LLM, EngineConfig, Output, SamplingParams
 from remask.depth.conversations import TokenPrompts
 from remask.depth.profile import Cuts, ProfileSettings, rule_limits
 from remask.depth.rule import RULES, Floats, depth_at
@@ -32,10 +32,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="how many of its 100 requests (default all)")
     parser.add_argument("--samples", type=int, default=32, help="requests of a profile (default 32)")
     args = parser.parse_args()
-    text = (FOLDER / "requests.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()[: args.requests]]
-    limits = EngineConfig(max_num_seqs=16, max_model_len=160, store_budget_tokens=4096)
-    llm = LLM(str(FOLDER), dtype="float32", device="cpu", engine=limits)
+    lines, llm = read_lines(args.requests), open_model()
     print(json.dumps({"cache": "none", **measure(llm, lines, "none", {})}))
     for boundary in ("stored", "recomputed"):
         for depth in range(1, llm.loaded.config.layers + 1):
@@ -51,6 +48,24 @@ def main() -> None:
         print(json.dumps({"rule": str(rule), **depths}))
 
 
+def read_lines(count: int) -> list[dict[str, Any]]:
+    """The first `count` requests of the model's folder, with their right answers."""
+    text = (FOLDER / "requests.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()[:count]]
+
+
+def open_model() -> LLM:
+    """The model, in float32 on the CPU."""
+    limits = EngineConfig(max_num_seqs=16, max_model_len=160, store_budget_tokens=4096)
+    return LLM(str(FOLDER), dtype="float32", device="cpu", engine=limits)
+
+
+def is_right(line: Mapping[str, Any], output: Output) -> bool:
+    """Whether all names of an answer are right; they stand at odd places."""
+    right: bool = list(output.token_ids[1::2]) == line["answer_token_ids"][1::2]
+    return right
+
+
 def measure(llm: LLM, lines: Sequence[Mapping[str, Any]], cache: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Share of answers in which all names are right, its 95 % interval, and row-layers without prefix-only passes."""
     policy = llm.policy(cache, settings)
@@ -59,8 +74,7 @@ def measure(llm: LLM, lines: Sequence[Mapping[str, Any]], cache: str, settings: 
         for line in lines
     ]
     found = {output.id: output for output in llm.run(work, engine=llm.new_engine(), progress=False)}
-    # Names stand at odd places.
-    right = sum(list(found[line["id"]].token_ids[1::2]) == line["answer_token_ids"][1::2] for line in lines)
+    right = sum(is_right(line, found[line["id"]]) for line in lines)
     return {
         "accuracy": round(right / len(lines), 3),
         "interval": [round(bound, 3) for bound in wilson(right, len(lines))],

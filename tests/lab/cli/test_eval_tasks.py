@@ -76,6 +76,19 @@ def test_worked_examples_are_part_of_the_shared_prefix(tmp_path: Path) -> None:
     assert (settings["preset"], settings["shots"]) == ("dkv-cache-dream", 2)
 
 
+@pytest.mark.thorough
+def test_a_preset_sets_intervals_and_windows(tmp_path: Path) -> None:
+    """As the paper's table 5 has them; what is given stands before them."""
+    output = tmp_path / "out.json"
+    data = ["--tasks", "remask_gsm8k", "--data", str(GSM8K), "--limit", "1"]
+    options = ["--preset", "dkv-cache-llada", "--caches", "dkv-greedy,dkv-decode", "--output", str(output)]
+    sampling = '{"max_tokens": 4, "steps": 2, "block_length": 4, "remasking": "random"}'
+    given = ["--sampling", sampling, "--cache-config", '{"dkv-greedy": {"refresh_interval": 3}}']
+    assert tasks(*data, *options, *given) == 0
+    rows = read_record(output, "eval tasks").data["rows"]
+    assert [row["settings"] for row in rows] == [{"refresh_interval": 3, "window": 4}, {"refresh_interval": 8}]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

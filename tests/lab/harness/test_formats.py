@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from remask.core.depth import DepthLookup
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError, UnknownNameError
+from remask.policies import parse
 from remask_lab.harness.benchmark import benchmark, read_docs, read_role, read_shots, task_names, usual_role
 from remask_lab.harness.formats import FORMATS, Doc
 from remask_lab.harness.presets import preset_names, task_settings
@@ -133,11 +135,19 @@ def test_presets_are_the_papers() -> None:
         "mmlu": {"max_tokens": 32, "steps": 32, "block_length": 16},
         "gpqa": {"max_tokens": 128, "steps": 128, "block_length": 64},
     }
+    caches = {task: task_settings("dkv-cache-llada", f"remask_{task}").caches for task in ("mmlu", "mbpp")}
+    assert [caches[task]["dkv-greedy"] for task in caches] == [
+        {"refresh_interval": 2, "window": 4},
+        {"refresh_interval": 2, "window": 2},
+    ]
+    assert caches["mbpp"]["dkv-decode"] == {"refresh_interval": 8}
     shots = {task: task_settings("dkv-cache-dream", f"remask_{task}").shots for task in ("gsm8k", "mbpp", "mmlu")}
     assert shots == {"gsm8k": 8, "mbpp": 3, "mmlu": 5}
     for name in preset_names():
         for task in ("remask_gsm8k", "remask_humaneval"):
             SamplingParams.from_mapping(task_settings(name, task).sampling)
+            for cache, own in task_settings(name, task).caches.items():
+                parse(cache, own, lambda: DepthLookup({}))
     with pytest.raises(UnknownNameError, match="task of preset dkv-cache-llada 'remask_bbh'"):
         task_settings("dkv-cache-llada", "remask_bbh")
     with pytest.raises(UnknownNameError, match="dkv-cache-dream"):

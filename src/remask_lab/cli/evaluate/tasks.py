@@ -3,7 +3,7 @@
 import argparse
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from remask_lab.harness.local import chat_tokenizer, run_local
 from remask_lab.harness.presets import TaskSettings, preset_names, task_settings
 from remask_lab.harness.report import table
 from remask_lab.likelihood.estimator import KINDS, open_estimator
+from remask_lab.likelihood.perplexity import Policy
 from remask_lab.records.jsonl import field_names
 from remask_lab.records.record import about
 from remask_lab.records.sweep import Sweep
@@ -71,10 +72,15 @@ def add_parser(subjects: Any) -> None:
     parser.add_argument(
         "--preset",
         choices=preset_names(),
-        help="sampling parameters and worked examples of each task, as a paper has them; what is given overrides it",
+        help="sampling parameters, worked examples and settings of caches for each task, as a paper has them; what is "
+        "given overrides it",
     )
     parser.add_argument("--shots", type=int, metavar="N", help="worked examples before each question")
-    parser.add_argument("--shot-data", metavar="FILE", help="local JSONL that the examples of our own task come from")
+    parser.add_argument(
+        "--shot-data",
+        metavar="FILE",
+        help="local JSONL that the examples of our own task come from, such as its data set's training split",
+    )
     parser.add_argument("--sampling", metavar="JSON", help="sampling parameters, which override those of a task")
     parser.add_argument("--system-prompt", metavar="FILE", help="role and rules that replace the shipped ones")
     parser.add_argument(
@@ -105,7 +111,11 @@ def run(args: argparse.Namespace) -> int:
     local = args.data is not None
     begin = _local(args, tasks[0], role, settings_of) if local else _harness(args, tasks, role, settings_of, draws)
     llm = open_llm(args, engine=engine_config(args))
-    parsed = [llm.policy(policy.name, policy.settings) for policy in policies]
+    chosen: dict[str, list[tuple[Policy, CachePolicy]]] = {}
+    for task in tasks:
+        usual = settings_of[task].caches
+        own = [replace(each, settings={**usual.get(each.name, {}), **each.settings}) for each in policies]
+        chosen[task] = [(each, llm.policy(each.name, each.settings)) for each in own]
     settings = {
         "sampling": given,
         "preset": args.preset,
@@ -123,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     measure = begin(llm)
     rows, notes = [], []
     for task in tasks:
-        for policy, parsed_policy in zip(policies, parsed, strict=True):
+        for policy, parsed_policy in chosen[task]:
             point = {"task": task, "cache": policy.name, "settings": policy.settings}
             result = sweep.row(point, lambda task=task, own=parsed_policy: measure(task, own))  # type: ignore[misc]
             rows.append({**point, "result": result})
@@ -162,10 +172,11 @@ def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) 
     shots = own.shots if args.shots is None else args.shots
     if is_own(task) and bool(shots) is not (args.shot_data is not None):
         raise ConfigError(
-            f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL in the shape of its data "
-            "set; give both, or neither"
+            f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL with records of the shape of "
+            f"its data set {benchmark(task).data}: write another split of it than is asked, or records of your own. "
+            "Give both, or neither; --shots 0 asks without examples"
         )
-    return TaskSettings({**own.sampling, **sampling}, shots)
+    return replace(own, sampling={**own.sampling, **sampling}, shots=shots)
 
 
 def _local(
