@@ -176,5 +176,6 @@ def test_shift_variants_of_dream(tmp_path: Path) -> None:
     output = tmp_path / "grid.json"
     shifted = ["--model", "dream-tiny", "--load-format", "dummy", *SMALL, "--output", str(output)]
     assert grid(*shifted, "--cache", "dkv-decode", "--grid", '{"shift": ["un", "right", "un_right"]}') == 0
-    un, both = (row["result"]["policy"]["row_layers"] for row in rows(output))
+    un, right, both = (row["result"]["policy"]["row_layers"] for row in rows(output))
     assert un < both, "the stricter condition caches later"
+    assert right < both

@@ -86,7 +86,7 @@ def test_a_preset_sets_intervals_and_windows(tmp_path: Path) -> None:
     given = ["--sampling", sampling, "--cache-config", '{"dkv-greedy": {"refresh_interval": 3}}']
     assert tasks(*data, *options, *given) == 0
     rows = read_record(output, "eval tasks").data["rows"]
-    assert [row["settings"] for row in rows] == [{"refresh_interval": 3, "window": 4}, {"refresh_interval": 8}]
+    assert [row["point"]["settings"] for row in rows] == [{"refresh_interval": 3, "window": 4}, {"refresh_interval": 8}]
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def _settings(args: argparse.Namespace, task: str, sampling: Mapping[str, Any]) 
     shots = own.shots if args.shots is None else args.shots
     if is_own(task) and bool(shots) is not (args.shot_data is not None):
         raise ConfigError(
-            f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL with records of the shape of "
+            f"{task} takes its {shots} worked examples from --shot-data FILE, a local JSONL with records like those of "
             f"its data set {benchmark(task).data}: write another split of it than is asked, or records of your own. "
             "Give both, or neither; --shots 0 asks without examples"
         )
