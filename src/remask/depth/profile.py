@@ -88,7 +88,8 @@ class Cuts:
         definition: how similarity is computed.
     """
 
-    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings) -> None:
+    def __init__(self, llm: Subject, prompts: PromptSet, settings: ProfileSettings, *, behind: bool = False) -> None:
+        """As the class says; with `behind` what requests share stands behind their masks, and not in front."""
         shape = llm.model.config
         if shape.kind != "masked":
             raise ConfigError(
@@ -100,7 +101,7 @@ class Cuts:
             raise ConfigError(f"canvas={self.canvas} exceeds the model's {shape.max_length} positions")
         self.response = 0 if settings.official else settings.response or prompts.response
         self.definition: Measure = "official" if settings.official else "joint" if settings.joint else "flat"
-        self._prompts, self._seed = prompts, settings.seed
+        self._prompts, self._seed, self._behind = prompts, settings.seed, behind
         system = len(prompts.tokens) if isinstance(prompts, SystemPrompt) else None
         self.ratios = reachable(settings.ratios, self.canvas, system)
         self._probe = PrefixProbe(llm.model, self.canvas)
@@ -115,9 +116,15 @@ class Cuts:
         """
         rows = []
         for cut in self.cut(number, head):
-            rows.append(self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition).mean(axis=0))
+            rows.append(self._similarity(cut).mean(axis=0))
             tick()
         return np.stack(rows)
+
+    def _similarity(self, cut: Cut) -> NDArray[np.float64]:
+        if not self._behind:
+            return self._probe.similarity(cut.prompt, cut.masks, cut.prefix, self.definition)
+        shared, own = cut.prompt[: cut.prefix], cut.prompt[cut.prefix :]
+        return self._probe.behind(own, cut.masks, shared, self.definition)
 
     def cut(self, number: int, head: Sequence[int] | None = None) -> list[Cut]:
         """Return the canvases that `measure` compares, one per ratio."""

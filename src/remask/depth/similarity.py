@@ -74,6 +74,28 @@ class PrefixProbe:
         return layer_cosines(self._kv(0, prefix), self._kv(len(whole), prefix), measure)
 
     @torch.inference_mode()
+    def behind(
+        self, prompt: Sequence[int], response: int, affix: Sequence[int], measure: Measure = "flat"
+    ) -> NDArray[np.float64]:
+        """As `similarity`, of an affix that stands behind the response: [2, layers] for the tokens `affix`.
+
+        The canvas is `prompt`, `response` masks and `affix`. Computed alone the affix stands at positions from 0 on,
+        and its keys are turned to where it stands on the canvas.
+
+        Raises `ConfigError` where the affix is empty, or the canvas exceeds `max_tokens`.
+        """
+        if not affix:
+            raise ConfigError("the affix behind the masks is empty; give one token or more")
+        before = [*prompt, *[self.model.config.mask_id] * response]
+        whole = [*before, *affix]
+        self._check_length(len(whole))
+        canvases = [Canvas(tokens, (), 0) for tokens in (whole, affix)]
+        self.model.forward(pack_uncached(self.model, canvases), self._pool)
+        keys, values = self._kv(len(whole), len(affix))
+        moved = tuple(self.model.turned(k, len(before)) for k in keys)
+        return layer_cosines(self._kv(len(before), len(affix)), (moved, values), measure)
+
+    @torch.inference_mode()
     def states(self, tokens: Sequence[int], count: int | None = None) -> KV:
         """K and V of the first `count` positions (default: of all) of a canvas of `tokens`, computed without a cache.
 

@@ -76,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help=f"requests per ratio and task (default {SAMPLES})")
     parser.add_argument("--system-prompts", type=int, default=8, metavar="N", help="default 8")
     add_similarity_options(parser)
+    parser.add_argument(
+        "--behind-masks",
+        action="store_true",
+        help="what requests share stands behind the masks, as a suffix (default: in front, as a prefix)",
+    )
     parser.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     parser.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts (default 0)")
@@ -102,13 +107,14 @@ def measure(args: argparse.Namespace) -> Outcome:
     tasks = _tasks(llm, args.task)
     if args.system_prompt is not None:
         tasks = {name: under_system_prompt(args.system_prompt, own, llm.loaded) for name, own in tasks.items()}
-    report = measure_depths(llm, tasks, settings, args.system_prompts, progress=llm.progress)
-    names = ("tau", "task", "ratios", "system_prompts", "official", "joint", "canvas", "response")
+    report = measure_depths(llm, tasks, settings, args.system_prompts, progress=llm.progress, behind=args.behind_masks)
+    names = ("tau", "task", "ratios", "system_prompts", "official", "joint", "behind_masks", "canvas", "response")
     own = {name: getattr(args, name) for name in (*names, "system_prompt")} | {
         "samples": report.samples,
         "rule": str(settings.rule),
     }
     header = f"{llm.loaded.name}: {report.layers} layers, tau {report.tau:g}, {report.definition} similarity"
+    header += ", behind the masks" if args.behind_masks else ""
     return Outcome(
         f"{header}\n\n{text(report)}",
         Record("analyze depth", about(llm, seed=args.seed, settings=own), report),
@@ -251,9 +257,12 @@ def measure_depths(
     settings: ProfileSettings | None = None,
     system_prompts: int = 8,
     progress: bool = False,
+    *,
+    behind: bool = False,
 ) -> DepthReport:
     """Profile `llm` on each of `tasks` with the same settings, and on the first also under changed system prompts.
 
+    With `behind` what requests share stands behind their masks: the ratios are then those of a suffix.
     Canvases are cut as `profile` cuts them, all to one length and one number of masks that every task has. Raises
     `ConfigError` where `Cuts` does, without tasks, and for fewer than two system prompts.
     """
@@ -267,7 +276,7 @@ def measure_depths(
     canvas = settings.canvas or min(longest, llm.model.config.max_length)
     response = settings.response or min(prompts.response for prompts in tasks.values())
     settings = replace(settings, samples=samples, canvas=canvas, response=response)
-    cuts = {name: Cuts(llm, prompts, settings) for name, prompts in tasks.items()}
+    cuts = {name: Cuts(llm, prompts, settings, behind=behind) for name, prompts in tasks.items()}
     first = next(iter(cuts.values()))
     total = len(first.ratios) * (samples * len(cuts) + system_prompts * QUESTIONS)
     found: list[TaskDepth] = []
