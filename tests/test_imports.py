@@ -24,6 +24,7 @@ ORDER = (
     "remask.models",
     "remask.policies",
     "remask.sampling",
+    "remask.readers",
     "remask.parallel",
     "remask.engine",
     "remask.depth",
@@ -79,7 +80,7 @@ MAY_READ_ENVIRONMENT = {
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",
-    "remask.engine.event",
+    "remask.core.request",
     "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",

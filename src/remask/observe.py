@@ -24,7 +24,7 @@ from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.engine.runner import Items, Runner
-from remask.engine.running import RunningRequest
+from remask.engine.running import Reads, RunningRequest
 from remask.errors import ConfigError
 from remask.models.attention import Attention, Sink
 from remask.models.mixture import Routes
@@ -344,6 +344,6 @@ class _SectionedRunner(Runner):
         with self.section("watch"):
             return super().find_drift(watchers, layer)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
         with self.section("sampling"):
-            return super().read(hidden, requests)
+            return super().read(hidden, requests, reads)

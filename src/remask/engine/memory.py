@@ -176,8 +176,9 @@ class Memory:
             usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
             usage.cached_tokens = shared.found_tokens
         owned += [page.extent for page in shared.pages]
+        policy, shape, publishes = placement.policy, self.shape, shared.publishes
         running = RunningRequest(
-            pending, placement.policy, self.shape.layers, tuple(states), owned, usage, shared.leases, shared.publishes
+            pending, policy, shape.layers, shape.vocab, tuple(states), owned, usage, shared.leases, publishes
         )
         running.moves += shared.moves(first.slots(0))
         return running

@@ -13,7 +13,7 @@ from remask.engine.chunks import SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
-from remask.engine.running import RunningRequest
+from remask.engine.running import Reads, RunningRequest
 from remask.engine.stage_rows import send_run
 from remask.engine.still_rows import hold_still_rows
 from remask.engine.weighing import weigh
@@ -163,9 +163,9 @@ class Runner:
             source, target = send_run(each.source, device), send_run(each.target, device)
             everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
-        return read_rows(self.model, hidden, requests, self.board)
+        return read_rows(self.model, hidden, requests, reads, self.board)
 
 
 # What every rank does in a pass. On a model of one rank they are calls like any other.
