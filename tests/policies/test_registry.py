@@ -6,6 +6,7 @@ import pytest
 from remask.core.depth import Audits, DepthLookup
 from remask.errors import ConfigError, UnknownNameError
 from remask.policies import BiCache, Dense, Reuse, parse, policy_names, settings_of
+from remask.policies.registry import setting_names
 
 TABLE = DepthLookup({50: 3})
 
@@ -149,6 +150,18 @@ def test_unknown_settings(spec: str, settings: dict[Any, Any], message: str) -> 
 def test_bad_depths(depth: Any) -> None:
     with pytest.raises(ConfigError, match="depth must be a number of layers >= 0, 'table' or 'online'"):
         parse("bicache", {"depth": depth}, lambda: TABLE)
+
+
+def test_settings_have_names_whether_they_are_shown_or_not() -> None:
+    for spec, hidden in {
+        "none": set(),
+        "dkv-greedy": {"extent"},
+        "bicache+dkv-decode": {"tau", "audit_interval", "within_request"},
+        "acache+block-dual": {"anchor_interval"},
+    }.items():
+        policy = parse(spec, {"depth": 2} if "bicache" in spec else {}, no_table)
+        assert set(setting_names(spec)) == {*settings_of(policy), *hidden}
+        assert len(setting_names(spec)) == len(set(setting_names(spec)))
 
 
 def test_an_online_depth_shows_how_it_is_audited() -> None:

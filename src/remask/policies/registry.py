@@ -259,6 +259,17 @@ def _addressed(names: Sequence[str], types: Sequence[PolicyType], settings: Mapp
     return found
 
 
+def setting_names(spec: str) -> tuple[str, ...]:
+    """The settings that `spec` takes, as `settings_of` names them, whether their defaults are shown or not.
+
+    Raises `UnknownNameError` on a name that does not exist.
+    """
+    found: list[str] = []
+    for name in spec.split("+"):
+        found += [f"{name}.{key}" if key in found else key for key in POLICIES.get(name).settings]
+    return tuple(found)
+
+
 def settings_of(policy: CachePolicy) -> dict[str, Any]:
     """The settings of a policy, as `cache_config` names them; a depth table is "table".
 

@@ -11,7 +11,8 @@ from tqdm import tqdm
 from remask.core.depth import DepthLookup
 from remask.errors import ConfigError
 from remask.llm import LLM
-from remask.policies import CachePolicy, settings_of
+from remask.policies import CachePolicy
+from remask.policies.registry import setting_names
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import Contender, described
 from remask_lab.bench.undelayed import UndelayedDecode
@@ -128,7 +129,8 @@ class Grid:
 
     def _taken(self, llm: LLM, name: str) -> tuple[str, ...]:
         """Settings that a policy takes; they do not depend on a depth table."""
-        return tuple(settings_of(llm.policy(name, self.fixed.get(name), lambda: DepthLookup({}))))
+        llm.policy(name, self.fixed.get(name), lambda: DepthLookup({}))
+        return setting_names(name)
 
 
 MakeWorkload = Callable[[Mapping[str, Any], int | None], Workload]
