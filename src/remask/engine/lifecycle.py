@@ -234,7 +234,8 @@ class Lifecycle:
         stats.row_layers_saved += tally.saved
         if self.running.limits.max_refreshes is not None:
             self.refreshes.ran(running)
-        if running.plan.weigh is not None:
+        hook = running.plan.hook
+        if hook is not None and hook.releases_inputs:
             self.memory.forget_inputs(running)
         transfer = running.apply(scores)
         if running.closing:

@@ -266,7 +266,6 @@ class PlannedRequest:
 
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
-        last = self._last_pass
         return View(
             layers=self.layers,
             step=step,
@@ -284,9 +283,9 @@ class PlannedRequest:
             seed=self.pending.decoding.seed,
             steps=self.pending.decoding.scheduled_steps,
             decoding=_facts(decoder),
-            last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
+            last_pass=self._last_pass,
             memo=branch.memo,
-            weights=branch.weights,
+            told=branch.told,
         )
 
 
