@@ -40,6 +40,7 @@ class Lifecycle:
         ids: names of requests whose results are still to be reported.
         events: what is still to be reported.
         at_work: requests that are being worked on; other threads may read it.
+        grown: something has begun since that was last looked at.
     """
 
     def __init__(self, memory: Memory, observers: Observers, limits: StepLimits) -> None:
@@ -53,6 +54,7 @@ class Lifecycle:
         self._timed: set[str] = set()  # of these, those with a deadline
         self.events: list[Event] = []
         self.at_work: tuple[str, ...] = ()
+        self.grown = False
 
     @property
     def runner(self) -> Runner:
@@ -62,7 +64,7 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not (self.waiting or len(self.running))
+        return not (self.waiting.count or len(self.running))
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
@@ -93,6 +95,7 @@ class Lifecycle:
     def add(self, member: Member) -> None:
         """Let a member take part in passes."""
         self.running.add(member, member.owner, member.canvases)
+        self.grown = True
 
     def leave(self, work: SidePass) -> None:
         """Let a pass beside those of requests take part no more."""
@@ -241,8 +244,9 @@ class Lifecycle:
         if running.closing:
             return
         name = running.request.id
-        for event in (event for reader in running.readers for event in reader.events(name)):
-            self._tell(running, event)
+        for reader in running.readers:
+            for event in reader.events(name):
+                self._tell(running, event)
         settled = running.end.newly_settled()
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
