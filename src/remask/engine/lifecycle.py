@@ -136,7 +136,7 @@ class Lifecycle:
         self.waiting.nobody_holds()
         self.refreshes = RefreshWatch()
         for running in begun:
-            if running.reported or running.pending.starts >= MAX_STARTS:
+            if running.record.reported or running.pending.starts >= MAX_STARTS:
                 self._report(running.result("error", failure(running.request, error, LOST)))
             else:
                 self.waiting.add(running.pending)
@@ -179,8 +179,8 @@ class Lifecycle:
 
     def move(self, running: RunningRequest) -> None:
         """Copy the stored parts that a request reads at other positions, before its first pass."""
-        self.runner.move(running.moves)
-        running.moves.clear()
+        self.runner.move(running.claim.moves)
+        running.claim.moves.clear()
 
     def similarity(self, work: SidePass) -> list[float]:
         """How alike K and V of an entry are on the canvas of `work` and in the store, for each layer."""
@@ -253,7 +253,7 @@ class Lifecycle:
             self._tell(running, Event(name, transfer=transfer, settled=settled))
 
     def _tell(self, running: RunningRequest, event: Event) -> None:
-        running.reported = True
+        running.record.reported = True
         self.events.append(event)
 
     def _report(self, result: Result) -> None:
