@@ -345,7 +345,8 @@ class Engine:
                 step.join(batch)
             else:
                 member.enter(lifecycle, batch)
-        batch.requests.sort(key=lambda running: running.branches[0].sharing)
+        if len(batch.requests) > 1:
+            batch.requests.sort(key=lambda running: running.branches[0].sharing)
         lifecycle.at_work = batch.ids
         if batch.passes:
             waiting = [running.request.id for running in lifecycle.requests() if not running.ready]

@@ -34,7 +34,7 @@ def read_rows(
     has more for a part of these.
     """
     scores = []
-    more = max((sum(read.width for _, read in own) for own in reads), default=0)
+    more = max(sum(read.width for _, read in own) for own in reads) if any(reads) else 0
     for rows, members in _chunks(requests, reads, most):
         groups = [group for _, group in members]
         if board is not None:

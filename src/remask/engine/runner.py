@@ -58,7 +58,7 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if any(plan.hook is not None and plan.hook.layered for _, plan in items):
+            if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
                 hidden, ran = self._run_layers(batch, items, passes, hooks, begun, revised)
             else:
                 hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
@@ -78,6 +78,8 @@ class Runner:
         for number, (branch, plan) in enumerate(items):
             if plan.hook is not None:
                 kinds.setdefault(plan.hook.on_device, []).append(Hooked(number, branch, plan))
+        if not kinds:
+            return []
         return [resolve_name(kind)(self.model, self.pool, canvases) for kind, canvases in kinds.items()]
 
     def _run_layers(
