@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core import checks, fields, remasking
+from remask.core import checks, fields
 from remask.core.remasking import BlockStart, Remasking, Step
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
@@ -29,7 +29,7 @@ def example(section: str) -> str:
 @pytest.fixture
 def apart() -> Remasking:
     """The rule of the example."""
-    names: dict[str, Any] = dict(vars(remasking))
+    names: dict[str, Any] = {}
     exec(example("A remasking rule"), names)
     rule = names["APART"]
     assert isinstance(rule, Remasking)
