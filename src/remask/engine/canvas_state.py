@@ -155,8 +155,12 @@ class CanvasState:
             raise PlanError("rows add cached outputs on a canvas that keeps none")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
-            dead = rows[~plan.spans[-1].rows[rows]]
-            raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
+            (at, *_) = np.flatnonzero(~plan.spans[-1].rows[rows])
+            shifted = f", as a row of this model predicts the position {self.shift} further on" if self.shift else ""
+            raise PlanError(
+                f"row {rows[at]} should predict position {predicted[at]}{shifted}, but is not live in the last layer; "
+                "compute it there, or leave the position out of `predict`"
+            )
         self.ledger.enter(plan)
 
 
