@@ -23,6 +23,7 @@ ORDER = (
     "remask.store",
     "remask.models",
     "remask.policies",
+    "remask.policies.on_device",
     "remask.sampling",
     "remask.readers",
     "remask.parallel",

@@ -131,7 +131,7 @@ def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> N
         (running,) = engine._lifecycle.unfinished()
         (branch,) = running.branches
         assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
-        assert not running.moves
+        assert not running.claim.moves
         for part, lease in zip(branch.prefix.parts, running.leases, strict=True):
             stored, own = (torch.from_numpy(s) for s in (lease.entry.extent.slots(), branch.slots(0)[part]))
             for layer in range(LAYERS):
@@ -303,9 +303,9 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     assert engine.memory.extra_bytes == 0
     (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
-    assert branch.weights is not None
-    assert branch.weights[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
-    assert not branch.weights[[0, *range(8, 19)]].any()
+    assert branch.told is not None
+    assert branch.told[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
+    assert not branch.told[[0, *range(8, 19)]].any()
     run(engine, [])
 
 

@@ -12,9 +12,10 @@ from remask.core.plan import Plan, Reach
 from remask.core.spans import Span, Spans, crossing
 from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
-from remask.engine.stage_rows import Index, StageRows, send_run
+from remask.engine.stage_rows import StageRows
 from remask.engine.work import make_work
 from remask.errors import PlanError
+from remask.models.runs import Index, send_run
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 from remask.sending import send
 
@@ -85,6 +86,7 @@ class _Layout:
         tokens: those of each canvas, and which of them enter the first stage; None: all. Runs of them are views.
         offsets: of each canvas, what lies between a position and its row in the last stage, [N]. None where live rows
             are scattered on any.
+        picks: whether layers choose rows.
         entering: where the rows of the first stage stand on the board, once it was asked for.
     """
 
@@ -94,14 +96,17 @@ class _Layout:
     row_layers: int
     tokens: tuple[tuple[Index, Index | None], ...]
     offsets: Index | None
+    picks: bool
     entering: list[Tensor] = field(default_factory=list)
 
     def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
         """Whether `items` are the same canvases, with the same spans."""
-        return len(items) == len(self.canvases) and all(
-            branch is canvas and plan.spans is spans and plan.sees is sees
-            for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True)
-        )
+        if len(items) != len(self.canvases):
+            return False
+        for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True):
+            if branch is not canvas or plan.spans is not spans or plan.sees is not sees:
+                return False
+        return True
 
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
@@ -138,9 +143,7 @@ class _Layout:
         return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
 
     def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
-        stages = self.stages
-        if any(stage.partial is not None and stage.partial.picks for stage in stages):
-            stages = tuple(map(_unchosen, stages))
+        stages = tuple(map(_unchosen, self.stages)) if self.picks else self.stages
         return StepBatch(tokens, stages, predict, self.row_layers)
 
 
@@ -181,6 +184,7 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, fi
         sum(plan.cost for _, plan in items),
         tuple(_entering(branch.canvas.tokens, plan.spans[0].index) for branch, plan in items),
         np.array(offsets, dtype=np.int64) if len(offsets) == len(starts) else None,
+        any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from remask.engine.board import Board
-from remask.engine.capacity import DRAWN, logit_rows
+from remask.engine.capacity import DRAWN
 from remask.engine.running import Reads, RunningRequest
 from remask.models.transformer import Transformer
 from remask.sampling.rows import RowGroup
@@ -22,6 +22,7 @@ def read_rows(
     hidden: Tensor,
     requests: Sequence[RunningRequest],
     reads: Sequence[Reads],
+    most: int,
     board: Board | None = None,
 ) -> Arrival:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
@@ -29,11 +30,11 @@ def read_rows(
     The n rows below them are what the `reads` of each request measure (`sampling.score.score`). With a `board` there is
     one row more, which is 1 where the device has transferred a position: the board has its token then. Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
-    `requests` in order. Logits exist for a few requests at a time, and of one that has many rows for a few of these.
+    `requests` in order. Logits exist for a few requests at a time, of `most` rows together at most, and of one that
+    has more for a part of these.
     """
     scores = []
-    more = max((sum(read.width for _, read in own) for own in reads), default=0)
-    most = logit_rows(model.config)
+    more = max(sum(read.width for _, read in own) for own in reads) if any(reads) else 0
     for rows, members in _chunks(requests, reads, most):
         groups = [group for _, group in members]
         if board is not None:
