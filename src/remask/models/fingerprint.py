@@ -19,12 +19,12 @@ def fingerprint(config: ModelConfig, source: Path | int, quantization: str | Non
     Weights of few bits are another model: what was measured of one does not hold for the other. So `quantization`
     follows, after a hyphen.
 
-    `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder
-    covers the bytes of `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets) and a
-    sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB is
-    hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
-    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of dummy weights covers
-    the configuration and the seed. That of a GGUF file covers what that of a weight file does, but not its name.
+    `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder covers the
+    bytes of `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets)
+    and a sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB
+    is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
+    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
+    same of it, but not its name; that of dummy weights covers the configuration and the seed.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.

@@ -56,7 +56,8 @@ def resolve(model: str) -> Path:
     if not hub_id:
         raise CheckpointError(
             f"There is no model {model!r}: no such folder, and not a hub id, which reads 'organisation/name'. "
-            f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or one of {', '.join(map(repr, BUNDLED_MODELS))}."
+            f"Give a folder, a GGUF file, a hub id, 'organisation/name:file{SUFFIX}', or one of "
+            f"{', '.join(map(repr, BUNDLED_MODELS))}."
         )
     return _downloaded(model, lambda: snapshot_download(model, allow_patterns=_PATTERNS))
 
