@@ -137,15 +137,18 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
     layers, wide, inner, experts = 2, 32, 32, 4
     writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "llada-moe")
     for key, value in {
-        "block_count": layers, "embedding_length": wide, "context_length": 64, "vocab_size": 40, "expert_count": experts,
-        "expert_used_count": 2, "expert_feed_forward_length": inner, "attention.head_count": 4,
+        "block_count": layers, "embedding_length": wide, "context_length": 64, "vocab_size": 40,
+        "expert_count": experts, "expert_used_count": 2, "expert_feed_forward_length": inner, "attention.head_count": 4,
         "attention.head_count_kv": 4,
     }.items():  # fmt: skip
         writer.add_uint32(f"llada-moe.{key}", value)
     writer.add_float32("llada-moe.rope.freq_base", 5e4)
     writer.add_float32("llada-moe.attention.layer_norm_rms_epsilon", 1e-5)
     writer.add_uint32("tokenizer.ggml.mask_token_id", 39)
-    stacked = {"ffn_gate_exps": (experts, inner, wide), "ffn_up_exps": (experts, inner, wide)}
+    stacked: dict[str, tuple[int, ...]] = {
+        "ffn_gate_exps": (experts, inner, wide),
+        "ffn_up_exps": (experts, inner, wide),
+    }
     stacked |= {"ffn_down_exps": (experts, wide, inner), "ffn_gate_inp": (experts, wide)}
     matrices = {f"attn_{name}": (wide, wide) for name in ("q", "k", "v", "output")}
     norms = {"attn_norm": (wide,), "ffn_norm": (wide,), "attn_q_norm": (8,), "attn_k_norm": (8,)}
@@ -271,7 +274,7 @@ def _number(key: str, value: int) -> Callable[[bytes], bytes]:
         (_number("llada.feed_forward_length", 96), r"header asks for \[96, 64\]"),
         (_swap(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"), r"'blk\.0\.attn_q\.weight' is there twice"),
         (_swap(b"blk.1.attn_q.weight", b"blk.9.attn_q.weight"), r"1 missing: blk\.1\.attn_q.*1 unexpected: blk\.9"),
-        (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llama"), "'general.architecture' is \"llama\"; supported"),
+        (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llama"), "'general.architecture' is \"llama\""),
         (_swap(b"llada.block_count", b"llada.clock_count"), "the key 'llada.block_count' is missing"),
         (_swap(b"llada.rope.freq_base", b"llada.rope.freq_case"), "'llada.rope.freq_base' is missing"),
         (_number("llada.block_count", 2**31), "'llada.block_count' is 2147483648; supported: an integer"),
