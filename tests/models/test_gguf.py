@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remask import LLM
+from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.models import source
 from remask.models.fingerprint import fingerprint
 from remask.models.gguf.header import read_header
-from remask.models.gguf.tensors import OpenGGUF
+from remask.models.gguf.tensors import OpenGGUF, locate
 from remask.models.load import check_tensors, load_weights, read_config
 from remask.models.quantised import QuantisedMatrix, Quantization
 from remask.models.quantised_files import save_quantised
@@ -94,6 +95,8 @@ def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any)
         value = changed.pop(key, field.contents())
         if value is not None:
             writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for key, value in changed.items():
+        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(key, value)
     for each in reader.tensors:
         matrix = each.data.ndim == 2
         data = gguf.quantize(np.array(each.data), kind) if matrix else np.array(each.data)
@@ -130,6 +133,53 @@ def test_other_types_are_unpacked(tmp_path: Path, kind: Type) -> None:
     for tensor, other in zip(loaded(rewritten(tmp_path / "x.gguf", kind)).tensors(), given.tensors(), strict=True):
         assert float((tensor - other).abs().max()) <= float(other.abs().max()) / 7
     assert loaded(tmp_path / "x.gguf", "int8").layers[0].down.nbytes == 160 * 64 + 64 * 4
+
+
+DOWN = "blk.0.ffn_down.weight"
+
+
+def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any]) -> Path:
+    """A file of one matrix, whose bytes are `raw` [rows, bytes of a row]."""
+    writer = gguf.GGUFWriter(target, "dream")
+    writer.add_tensor(DOWN, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_int4_keeps_the_codes_of_nested_blocks(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    raw = drawn.integers(0, 256, (6, 2, 144), dtype=np.uint8)
+    raw[..., :4] = drawn.uniform(0.01, 0.1, (6, 2, 2)).astype(np.float16).view(np.uint8)
+    numbers = torch.from_numpy(gguf.dequantize(raw.reshape(6, -1), Type.Q4_K))
+    with OpenGGUF(with_one(tmp_path / "x.gguf", Type.Q4_K, raw.reshape(6, -1))) as file:
+        codes = file.read(DOWN, None, "int4")
+    assert not isinstance(codes, Tensor)
+    assert codes.zeros is not None
+    steps, zeros = (each.repeat_interleave(32, dim=1) for each in (codes.scales, codes.zeros))
+    again = (codes.values.float() - 8) * steps + zeros
+    assert float((again - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-7  # scales have eight bits
+
+
+PACKED = [kind for kind in Type if kind.name not in ("F64", "F32", "F16", "BF16")]
+
+
+@pytest.mark.parametrize("kind", PACKED, ids=[kind.name for kind in PACKED])
+def test_a_type_is_unpacked_as_by_the_library_or_refused(tmp_path: Path, kind: Type) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (3, 2 * gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    path = with_one(tmp_path / "x.gguf", kind, raw)
+    try:
+        with np.errstate(all="ignore"):
+            expected = gguf.dequantize(raw, kind)
+    except NotImplementedError:
+        assert locate(path)[DOWN].item is None
+        return
+    with OpenGGUF(path) as file:
+        numbers = file.read(DOWN, None, None)
+    assert isinstance(numbers, Tensor)
+    assert np.array_equal(numbers.numpy(), expected, equal_nan=True)
 
 
 def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
@@ -180,6 +230,27 @@ def test_the_tokenizer_is_in_the_file(file: str) -> None:
     tokens = tokenizer.encode(text)
     assert tokens == list(text.encode())  # the vocabulary is the bytes, in their order
     assert tokenizer.decode(tokens) == text
+
+
+@pytest.mark.parametrize(("file", "before"), [("dream-f16", [254]), ("llada-f32", [])])
+def test_what_converters_say_of_every_llada_is_not_followed(tmp_path: Path, file: str, before: list[int]) -> None:
+    changed = {
+        "tokenizer.ggml.token_type": [1] * 254 + [3, 1],
+        "tokenizer.ggml.bos_token_id": 254,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = load_tokenizer(rewritten(tmp_path / "x.gguf", Type.F16, file, **changed))
+    assert tokenizer is not None
+    assert tokenizer.encode("xy") == [*before, *b"xy"]
+
+
+def test_commands_take_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "model", str(FILES / "llada-q8_0.gguf")]) == 0
+    assert "Q8_0" in capsys.readouterr().out
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + bytes(40))
+    assert main(["inspect", "model", str(path)]) == 2
+    assert f"{path} cannot be read as GGUF: its version is 0" in capsys.readouterr().err
 
 
 def test_one_tensor_is_in_memory_at_a_time() -> None:
@@ -257,6 +328,12 @@ def _number(key: str, value: int) -> Callable[[bytes], bytes]:
     return change
 
 
+def _described(ahead: int, form: str, value: int) -> Callable[[bytes], bytes]:
+    """Another number in the description of a matrix, so many bytes behind its name."""
+    name = b"blk.0.attn_q.weight"
+    return lambda content: _at(content.index(name) + len(name) + ahead, form, value)(content)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -274,6 +351,12 @@ def _number(key: str, value: int) -> Callable[[bytes], bytes]:
         (_number("llada.feed_forward_length", 96), r"header asks for \[96, 64\]"),
         (_swap(b"blk.1.attn_q.weight", b"blk.0.attn_q.weight"), r"'blk\.0\.attn_q\.weight' is there twice"),
         (_swap(b"blk.1.attn_q.weight", b"blk.9.attn_q.weight"), r"1 missing: blk\.1\.attn_q.*1 unexpected: blk\.9"),
+        (_described(0, "<I", 9), "has 9 dimensions; supported: 1 to 4"),
+        (_described(4, "<Q", 0), "is empty"),
+        (_described(12, "<Q", 2**62), "of type F32 ends at byte 1180591"),
+        (_described(20, "<I", 99), "a type of the number 99, which is not known"),
+        (_described(24, "<Q", 33), "is at offset 33; supported: multiples of the alignment 32"),
+        (_described(24, "<Q", 2**40), "of type F32 ends at byte 10995"),
         (_swap(b"\x05\0\0\0\0\0\0\0llada", b"\x05\0\0\0\0\0\0\0llama"), "'general.architecture' is \"llama\""),
         (_swap(b"llada.block_count", b"llada.clock_count"), "the key 'llada.block_count' is missing"),
         (_swap(b"llada.rope.freq_base", b"llada.rope.freq_case"), "'llada.rope.freq_base' is missing"),
@@ -293,6 +376,16 @@ def test_damage_is_told_in_a_sentence(tmp_path: Path, change: Callable[[bytes], 
     with pytest.raises(CheckpointError, match=f"(?s){message}") as caught:
         read_without_weights(path)
     assert str(path) in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(counts=st.tuples(st.integers(0, 3), st.integers(0, 3)), content=st.binary(max_size=200))
+def test_random_headers_are_refused(tmp_path: Path, counts: tuple[int, int], content: bytes) -> None:
+    path = tmp_path / "x.gguf"
+    path.unlink(missing_ok=True)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + content)
+    with pytest.raises(CheckpointError, match=r"x\.gguf"):
+        read_without_weights(path)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +24,8 @@ _STEP = 2**22  # numbers that are unpacked at a time, which takes several times 
 _STACKED = "_exps.weight"
 # Types whose numbers PyTorch has.
 _PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Types that the library lists and does not unpack.
-_REFUSED = ("I8", "I16", "I32", "I64", "Q8_1", "Q8_K", "Q1_0")
+# Types whose blocks of four bits are those of our int4: a step and an offset for each 32 columns.
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,20 @@ def locate(path: Path) -> dict[str, TensorLocation]:
 
 
 def _location(path: Path, view: _View) -> TensorLocation:
-    name = view.stored.kind.name
-    block, width = GGML_QUANT_SIZES[view.stored.kind]
-    return TensorLocation(path, view.shape, name, packed=None if name in _REFUSED else width / block)
+    kind = view.stored.kind
+    block, width = GGML_QUANT_SIZES[kind]
+    return TensorLocation(path, view.shape, kind.name, packed=width / block if _unpacks(kind) else None)
+
+
+@cache
+def _unpacks(kind: GGMLQuantizationType) -> bool:
+    """Whether numbers of `kind` can be read: the library lists types that it does not unpack."""
+    try:
+        if kind.name not in _PLAIN:
+            _unpacked(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _views(header: Header) -> dict[str, _View]:
@@ -99,7 +111,7 @@ class OpenGGUF:
             # The order of rows is undone on their bytes, whatever these mean.
             whole = self._bytes(view, slice(0, view.shape[0]))
             raw = whole.reshape(heads, -1, 2, whole.shape[1]).swapaxes(1, 2).reshape(whole.shape)[start:stop]
-        if kind == "int4" and view.stored.kind.name in ("Q4_0", "Q4_1"):
+        if kind == "int4" and view.stored.kind.name in _FOUR_BITS:
             return _part(name, _codes(raw, view.stored.kind.name), columns)
         return self._plain(view, raw, stop - start)[:, columns]
 
@@ -133,18 +145,43 @@ def _unpacked(raw: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
 
 
 def _codes(raw: NDArray[np.uint8], kind: str) -> Codes:
-    """The codes of rows of Q4_0, d (q - 8), or Q4_1, d q + m, in blocks of 32 columns.
+    """The codes of rows of Q4_0, d (q - 8), Q4_1, d q + m, or Q4_K, which `_nested` tells.
 
-    Scales are rounded to bfloat16, in which the kernel for int4 keeps them.
+    Steps and zeros are rounded to bfloat16, in which the kernel for int4 keeps them.
     """
-    ahead = 2 if kind == "Q4_0" else 4
-    blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, ahead + GROUP // 2)
-    numbers = blocks[..., :ahead].contiguous().view(torch.float16).float()
-    packed = blocks[..., ahead:]
-    values = torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
-    scales = numbers[..., 0].bfloat16().float()
-    zeros = torch.zeros_like(scales) if ahead == 2 else (numbers[..., 1] + 8 * scales).bfloat16().float()
+    width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    blocks = torch.from_numpy(np.ascontiguousarray(raw)).view(len(raw), -1, width)
+    least: Tensor | None = None
+    if kind == "Q4_K":
+        values, steps, least = _nested(blocks)
+    else:
+        ahead = width - GROUP // 2
+        numbers = blocks[..., :ahead].contiguous().view(torch.float16).float()
+        packed = blocks[..., ahead:]
+        values = torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)
+        steps = numbers[..., 0]
+        if kind == "Q4_1":
+            least = numbers[..., 1]
+    scales = steps.bfloat16().float()
+    zeros = torch.zeros_like(scales) if least is None else (least + 8 * scales).bfloat16().float()
     return Codes(values, scales, zeros)
+
+
+def _nested(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of Q4_K, and the step and the least number of each 32 columns; `blocks` is [rows, blocks, bytes].
+
+    A block of 256 columns has two numbers, what its eight steps and its eight least numbers are multiples of. The
+    multiples have six bits each in twelve bytes: the first four of both whole, of the other four the low four bits side
+    by side, and the high two in the spare bits of the first ones.
+    """
+    units = blocks[..., :4].contiguous().view(torch.float16).float()
+    first, second, rest = torch.split(blocks[..., 4:16], 4, dim=-1)
+    steps = torch.cat((first & 63, (rest & 15) | ((first >> 2) & 48)), dim=-1)
+    least = torch.cat((second & 63, (rest >> 4) | ((second >> 2) & 48)), dim=-1)
+    # Each 32 bytes hold 32 columns in their low bits, and the next 32 in their high ones.
+    packed = blocks[..., 16:].reshape(*blocks.shape[:2], 4, GROUP)
+    values = torch.stack((packed & 15, packed >> 4), dim=-2).flatten(1)
+    return values, (units[..., :1] * steps).flatten(1), (-units[..., 1:] * least).flatten(1)
 
 
 def _part(name: str, codes: Codes, columns: slice) -> Codes:

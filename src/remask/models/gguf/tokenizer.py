@@ -25,8 +25,12 @@ PATTERNS: Mapping[str, str | None] = {
     "llama-bpe": _LLAMA,
     "llada-moe": _BAILING,
     "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
 }
 """The pre-tokenizers that are known, by `tokenizer.ggml.pre`; None: that of GPT-2."""
+# Architectures of whose files the converter always says that texts begin with the first token, which their own
+# tokenizers do not put there: a prompt is to have the ids that it has with the model's folder.
+_NO_BOS = ("llada",)
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "mask": "mask_token", "unknown": "unk_token"}
 
 
@@ -73,7 +77,9 @@ def read_backend(header: Header) -> Any | None:
         for role, number in ids.items()
         if values.get(f"{_KEY}{role}_token_id") is not None and kinds[number] == _CONTROL
     }
-    _put_around(backend, fields, special, vocab)
+    bos = fields.flag(f"{_KEY}add_bos_token", False) and values.get("general.architecture") not in _NO_BOS
+    eos = fields.flag(f"{_KEY}add_eos_token", False)
+    _put_around(backend, special.get("bos_token") if bos else None, special.get("eos_token") if eos else None, vocab)
     made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
     )
@@ -84,13 +90,12 @@ def read_backend(header: Header) -> Any | None:
     return made
 
 
-def _put_around(backend: Any, fields: Fields, special: Mapping[str, str], vocab: Mapping[str, int]) -> None:
-    """The tokens that the file says to put before and after a text."""
-    before = [special["bos_token"]] if fields.flag(f"{_KEY}add_bos_token", False) and "bos_token" in special else []
-    after = [special["eos_token"]] if fields.flag(f"{_KEY}add_eos_token", False) and "eos_token" in special else []
-    if before or after:
-        names = [(name, vocab[name]) for name in (*before, *after)]
-        backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=names)
+def _put_around(backend: Any, before: str | None, after: str | None, vocab: Mapping[str, int]) -> None:
+    """Make the tokenizer put a token before each text, and one after it; None: none."""
+    names = [(name, vocab[name]) for name in (before, after) if name is not None]
+    if names:
+        parts = [part for part in (before, "$A", after) if part is not None]
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=names)
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
