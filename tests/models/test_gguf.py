@@ -19,6 +19,7 @@ from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.models import source
 from remask.models.fingerprint import fingerprint
+from remask.models.gguf import tensors
 from remask.models.gguf.header import read_header
 from remask.models.gguf.tensors import OpenGGUF, locate
 from remask.models.load import check_tensors, load_weights, read_config
@@ -96,7 +97,8 @@ def rewritten(target: Path, kind: Type, like: str = "llada-f32", **changed: Any)
         if value is not None:
             writer.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
     for key, value in changed.items():
-        (writer.add_bool if isinstance(value, bool) else writer.add_uint32)(key, value)
+        adders: dict[type, Any] = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}
+        adders[type(value)](key, value)
     for each in reader.tensors:
         matrix = each.data.ndim == 2
         data = gguf.quantize(np.array(each.data), kind) if matrix else np.array(each.data)
@@ -138,10 +140,10 @@ def test_other_types_are_unpacked(tmp_path: Path, kind: Type) -> None:
 DOWN = "blk.0.ffn_down.weight"
 
 
-def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any]) -> Path:
-    """A file of one matrix, whose bytes are `raw` [rows, bytes of a row]."""
+def with_one(target: Path, kind: Type, raw: np.ndarray[Any, Any], name: str = DOWN) -> Path:
+    """A file of one tensor, whose bytes are `raw` [..., rows, bytes of a row]."""
     writer = gguf.GGUFWriter(target, "dream")
-    writer.add_tensor(DOWN, raw, raw_dtype=kind)
+    writer.add_tensor(name, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -220,6 +222,22 @@ def test_experts_are_rows_of_one_tensor(tmp_path: Path) -> None:
         assert torch.equal(own.mixture.gate_up, torch.cat((of["ffn_gate_exps"], of["ffn_up_exps"]), dim=1))
         assert torch.equal(own.mixture.down, of["ffn_down_exps"])
         assert torch.equal(own.qkv, torch.cat([of[f"attn_{name}"] for name in "qkv"]))
+
+
+def test_experts_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_one(tmp_path / "x.gguf", Type.F32, np.zeros((8, 1, 128), np.uint8), "blk.0.ffn_up_exps.weight")
+    assert len(locate(path)) == 8
+    monkeypatch.setattr(tensors, "TENSORS", 7)
+    with pytest.raises(CheckpointError, match=r"x\.gguf has 'blk\.0\.ffn_up_exps\.weight' \[8, 1, 32\].*more than 7"):
+        locate(path)
+
+
+def test_the_chat_template_is_in_the_file(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message['content'] }}|{% endfor %}"
+    path = rewritten(tmp_path / "x.gguf", Type.F32, **{"tokenizer.chat_template": template})
+    tokenizer = load_tokenizer(path)
+    assert tokenizer is not None
+    assert tokenizer.chat_template == template
 
 
 @pytest.mark.parametrize("file", ["llada-f32", "dream-f16"])

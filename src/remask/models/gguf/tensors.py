@@ -17,7 +17,7 @@ from remask.errors import CheckpointError
 from remask.models.checkpoint import TensorLocation
 from remask.models.families.fields import EXPERTS
 from remask.models.gguf.architecture import EXPERT, interleaved_heads
-from remask.models.gguf.header import Header, StoredTensor, read_header
+from remask.models.gguf.header import TENSORS, Header, StoredTensor, read_header
 from remask.models.quantised import GROUP, Codes, Quantization
 
 _STEP = 2**22  # numbers that are unpacked at a time, which takes several times their memory
@@ -40,7 +40,7 @@ class _View:
 def locate(path: Path) -> dict[str, TensorLocation]:
     """Every tensor of a GGUF file by name, each expert's matrices by a name of their own.
 
-    Raises `CheckpointError` as `read_header`.
+    Raises `CheckpointError` as `read_header`, and where experts are more than any model has.
     """
     return {name: _location(path, view) for name, view in _views(read_header(path)).items()}
 
@@ -66,6 +66,11 @@ def _views(header: Header) -> dict[str, _View]:
     views: dict[str, _View] = {}
     for name, stored in header.tensors.items():
         if name.endswith(_STACKED) and len(stored.shape) == 3 and stored.shape[0] <= EXPERTS:
+            if len(views) + stored.shape[0] > TENSORS:  # a short header may describe any number of them
+                raise CheckpointError(
+                    f"{header.file} has {name!r} {list(stored.shape)}, with which it holds more than {TENSORS} tensors "
+                    "(each expert has its own); supported: at most so many."
+                )
             before, _, last = name.removesuffix(".weight").rpartition(".")
             for expert in range(stored.shape[0]):
                 own = f"{before}.{EXPERT.format(expert)}{last}.weight"
