@@ -1,5 +1,6 @@
 """GGUF files: the same model as its safetensors checkpoint, and one sentence on each kind of damage."""
 
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from remask import LLM
@@ -67,6 +69,23 @@ def test_a_file_decodes_as_recorded() -> None:
     with LLM(str(FILES / "llada-f32.gguf"), dtype="float32") as llm:
         [answer] = llm.generate([line["prompt_token_ids"]], line["sampling"], cache=line["cache"])
     assert list(answer.token_ids) == run["output_ids"]
+
+
+@pytest.mark.parametrize(("file", "model"), [("llada_gqa-f16", "llada_gqa"), ("dream-f16", "dream")])
+def test_a_rounded_file_decodes_as_a_folder_of_its_numbers(tmp_path: Path, file: str, model: str) -> None:
+    given, folder = goldens.model_dir(model), tmp_path / model
+    folder.mkdir()
+    shutil.copy(given / "config.json", folder)
+    held = load_file(given / "model.safetensors")
+    rounded = {name: each.half().float() if each.dim() == 2 else each for name, each in held.items()}
+    save_file(rounded, folder / "model.safetensors")
+    line = goldens.request_line(goldens.runs(f"{model}_baseline")[0], "x")
+    answers = []
+    for path in (FILES / f"{file}.gguf", folder):
+        with LLM(str(path), dtype="float32") as llm:
+            [answer] = llm.generate([line["prompt_token_ids"]], line["sampling"], cache=line["cache"])
+        answers.append(list(answer.token_ids))
+    assert answers[0] == answers[1]
 
 
 def half_split(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
