@@ -79,9 +79,11 @@ MAY_READ_ENVIRONMENT = {
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",
+    "remask.engine.event",
     "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",
+    "remask.engine.stats",
     "remask.engine.uncached",
 }
 MUTATORS = {"append", "extend", "add", "update", "clear", "pop", "popitem", "setdefault", "remove", "insert"}

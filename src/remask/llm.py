@@ -31,7 +31,8 @@ from remask.detokenize import ResponseText
 from remask.device_defaults import read_defaults
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Engine
+from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
 from remask.infill import response_of

@@ -1,6 +1,7 @@
 """Observation of a running engine, for measurements: read-only values about each pass, and hooks around operations.
 
-An engine runs none of this code unless a measurement asks for it. Observers get no object of a running request.
+An engine runs none of this code unless a measurement asks for it. Each function attaches an observer to the engine and
+returns it for `Engine.detach`; any number may be attached. What measures gets no object of a running request.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.core.meter import CacheMeter
+from remask.core.pass_cost import CostMeter
 from remask.core.plan import Plan, PrefixHit
 from remask.engine.canvas_state import SlotTable
 from remask.engine.chunks import SidePass
 from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
+from remask.engine.isolation import Ran
+from remask.engine.observer import EngineObserver
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
@@ -95,18 +100,65 @@ Observer: TypeAlias = Callable[[Sequence[ObservedPass]], None]
 """Called after every pass with the requests' passes. For a pass over prefixes alone the sequence is empty."""
 
 
-def observe_passes(engine: Engine, observer: Observer | None) -> None:
-    """Call `observer` after every pass of `engine`, in inference mode. None removes the observer."""
-    if observer is None:
-        engine.probe = None
-        return
+def observe_passes(engine: Engine, observer: Observer) -> EngineObserver:
+    """Call `observer` after every pass of `engine`, in inference mode, until what is returned is detached from it."""
     _check_one_process(engine)
-    chosen = observer
+    return _attached(engine, _Passes(engine, observer))
 
-    def probe(requests: Sequence[RunningRequest], hidden: Tensor) -> None:
-        chosen(_observed(engine, requests, hidden))
 
-    engine.probe = torch.inference_mode()(probe)
+class _Passes(EngineObserver):
+    waits = True
+
+    def __init__(self, engine: Engine, observer: Observer) -> None:
+        self.engine, self.observer = engine, observer
+
+    @torch.inference_mode()
+    def computed(self, ran: Ran) -> None:
+        self.observer(_observed(self.engine, ran.batch.requests, ran.hidden))
+
+
+def observe_cache(engine: Engine, meter: CacheMeter) -> EngineObserver:
+    """Let `meter` note every pass of every request of `engine`, until what is returned is detached from it."""
+    return _attached(engine, _Cache(meter))
+
+
+class _Cache(EngineObserver):
+    waits = True
+
+    def __init__(self, meter: CacheMeter) -> None:
+        self.meter = meter
+
+    def settling(self, running: RunningRequest) -> None:
+        for branch, plan in running.items():
+            self.meter.note(branch.ledger, plan)
+
+
+def observe_costs(engine: Engine, meter: CostMeter) -> EngineObserver:
+    """Let `meter` note the cost of every pass of `engine`, until what is returned is detached from it."""
+    return _attached(engine, _Costs(meter, engine.config.batch_invariant))
+
+
+class _Costs(EngineObserver):
+    def __init__(self, meter: CostMeter, apart: bool) -> None:
+        self.meter, self.apart = meter, apart
+
+    def launched(self, ran: Ran) -> None:
+        self.meter.note([branch.passed(plan, self.apart) for branch, plan in ran.items])
+
+
+def _attached(engine: Engine, observer: EngineObserver) -> EngineObserver:
+    engine.attach(observer)
+    return observer
+
+
+class _Replaced(EngineObserver):
+    """Runs passes by what `make` returns."""
+
+    def __init__(self, make: Callable[[Transformer, Pool], Runner]) -> None:
+        self.make = make
+
+    def runner(self, model: Transformer, pool: Pool) -> Runner:
+        return self.make(model, pool)
 
 
 def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor) -> list[ObservedPass]:
@@ -141,10 +193,10 @@ def _observed(engine: Engine, requests: Sequence[RunningRequest], hidden: Tensor
     return passes
 
 
-def replace_attention(engine: Engine, attention: Attention) -> None:
-    """Make `engine` compute attention by `attention`. It keeps its weights and memory."""
+def replace_attention(engine: Engine, attention: Attention) -> EngineObserver:
+    """Make `engine` compute attention by `attention`, until what is returned is detached. It keeps its memory."""
     _check_one_process(engine)
-    engine.runner = Runner(engine.model.with_attention(attention), engine.pool)
+    return _attached(engine, _Replaced(lambda model, pool: Runner(model.with_attention(attention), pool)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +214,14 @@ class RoutedRows:
     experts: Tensor
 
 
-def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> None:
-    """Call `observer` whenever a layer of `engine` routes rows, those of passes over prefixes alone included.
+def observe_routes(engine: Engine, observer: Callable[[RoutedRows], None]) -> EngineObserver:
+    """Call `observer` whenever a layer of `engine` routes rows, until what is returned is detached from it.
 
-    Raises `ConfigError` where no layer has experts.
+    Those of passes over prefixes alone are included. Raises `ConfigError` where no layer has experts.
     """
     if engine.model.config.mixture is None:
         raise ConfigError("this model has no experts, so there are no routes to observe")
-    engine.runner = Runner(_RoutedTransformer(engine.model, observer), engine.pool)
+    return _attached(engine, _Replaced(lambda model, pool: Runner(_RoutedTransformer(model, observer), pool)))
 
 
 class _RoutedTransformer(Transformer):
@@ -202,8 +254,8 @@ Section: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 SECTIONS = ("projections", "attention", "mlp", "head", "norms", "selection", "watch", "sampling", "packing")
 
 
-def run_in_sections(engine: Engine, section: Section) -> None:
-    """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`.
+def run_in_sections(engine: Engine, section: Section) -> EngineObserver:
+    """Run each operation of `engine` inside `section(name)`, with the names of `SECTIONS`, until that is detached.
 
     "projections" are Q, K, V and the attention output, with RoPE and the writing of K/V. "selection" is the choice of
     rows by how far they moved (dLLM-Cache, drift), "watch" reads attention (Elastic-Cache), "sampling" is everything
@@ -211,7 +263,11 @@ def run_in_sections(engine: Engine, section: Section) -> None:
     residuals, and rows that are carried or restored between stages.
     """
     _check_one_process(engine)
-    engine.runner = _SectionedRunner(_SectionedTransformer(engine.model, section), engine.pool, section)
+
+    def sectioned(model: Transformer, pool: Pool) -> Runner:
+        return _SectionedRunner(_SectionedTransformer(model, section), pool, section)
+
+    return _attached(engine, _Replaced(sectioned))
 
 
 def _check_one_process(engine: Engine) -> None:

@@ -4,9 +4,12 @@ import importlib.util
 import json
 import os
 import queue
+import shutil
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +25,13 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: make soak EXTRAS=dev,ray"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def rays_folder_goes() -> Iterator[None]:
+    """Ray keeps the folders of its sessions."""
+    yield
+    shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)
 
 
 LIMITS = ("--max-queue", "4", "--max-num-seqs", "4", "--max-body-bytes", "50000", "--min-replicas", "2")

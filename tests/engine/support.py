@@ -229,7 +229,7 @@ def as_if_asked_for(item: Work, result: Result) -> Work:
 
 def let_pass(engine: Engine, name: str, seconds: float) -> None:
     """As if a request had arrived so much earlier."""
-    unfinished = [*engine._waiting, *(running.pending for running in engine._unfinished())]
+    unfinished = [*engine._lifecycle.waiting, *(running.pending for running in engine._lifecycle.unfinished())]
     (pending,) = [each for each in unfinished if each.request.id == name]
     pending.arrived -= seconds
 

@@ -15,9 +15,10 @@ import pytest
 from remask.core.request import Draft, Result
 from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Engine
+from remask.engine.event import Event
 from remask.engine.pending import PendingRequest
-from remask.engine.request import Request
+from remask.engine.request import Owner, Request
 from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
@@ -155,6 +156,24 @@ def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: li
     assert all(work.reused + work.refreshed == 5 for work in told)
     restored = [draft.step for draft in drafts if any(work.restored for each in draft.passes for work in each)]
     assert restored == ([] if isinstance(policy, Dense) else [0, 3, 6])
+
+
+def test_a_client_has_room_for_some_requests_and_some_work() -> None:
+    async def act(engine: AsyncEngine) -> None:
+        engine.check_room("a", 3, 2000)
+        engine.submit(checked(engine, *(replace(request(f"r{i}"), owner=Owner("a", "")) for i in range(2))))
+        work = sum(each[1] for each in engine._work.values())
+        engine.check_room("a", 1, 2000 - work)
+        engine.check_room("b", 1, 2000)
+        for client, requests, row_layers, words in (
+            ("a", 1, 2001 - work, f"{work} are open, and this one asks for {2001 - work}; try again later"),
+            ("b", 1, 2001, "0 are open, and this one asks for 2001; ask for fewer answers"),
+            ("b", 2, 1, "2 requests are running or waiting, this one needs room for 2"),
+        ):
+            with pytest.raises(QueueFullError, match=words):
+                engine.check_room(client, requests, row_layers)
+
+    drive(act, make_engine(max_num_seqs=1), max_queue=2, max_client_work=2000)
 
 
 def test_drafts_that_nobody_reads_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,14 @@ from remask.core.request import Draft, Result
 from remask.core.sampling import SamplingParams
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
+from remask.engine.isolation import Ran
+from remask.engine.observer import EngineObserver
 from remask.engine.request import Request
-from remask.engine.running import RunningRequest
 from remask.errors import ConfigError
 from remask.models.invariant import TILE, TiledArithmetic, batch_invariant
 from remask.models.loaded import load_model
 from remask.models.transformer import Transformer
+from remask.observe import observe_costs
 from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
@@ -59,15 +61,19 @@ class Bits:
 def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
     found = {item.request.id: Bits() for item in work}
 
-    def keep(requests: Sequence[RunningRequest], hidden: Tensor) -> None:
-        at = 0
-        for running in requests:
-            rows = running.predicted * len(running.items())
-            if rows:
-                found[running.request.id].hidden.append(hidden[at : at + rows].clone())
-            at += rows
+    class Keep(EngineObserver):
+        waits = True
 
-    engine.probe = keep
+        def computed(self, ran: Ran) -> None:
+            at = 0
+            for running in ran.batch.requests:
+                rows = running.predicted * len(running.items())
+                if rows:
+                    found[running.request.id].hidden.append(ran.hidden[at : at + rows].clone())
+                at += rows
+
+    keep = Keep()
+    engine.attach(keep)
     todo = sorted(work, key=lambda item: item.joins)
     for step in range(2000):
         while todo and todo[0].joins <= step:
@@ -78,6 +84,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
             if event.result is not None:
                 found[event.id].result = event.result
         if not todo and not engine.busy:
+            engine.detach(keep)
             return found
     raise AssertionError("stuck")
 
@@ -312,12 +319,13 @@ def test_the_cost_of_a_pass_counts_a_shared_prefix_as_often_as_it_is_read(apart:
 
     def read(*some: Work) -> int:
         engine = poisoned_engine(model, batch_invariant=apart)
-        engine.costs = CostMeter(widths)
+        costs = CostMeter(widths)
+        observe_costs(engine, costs)
         for item in some:
             engine.add(item.asked)
         engine.step()  # the pass over the prefix
         engine.step()
-        return engine.costs.last.operations["attention"].kv_read
+        return costs.last.operations["attention"].kv_read
 
     saved = 2 * (6 * model.config.layers) * 2 * widths.keys * widths.item  # what two of three requests need not read
     assert read(*work) == 3 * read(work[0]) - (0 if apart else saved)

@@ -57,7 +57,7 @@ def prefix_kv(engine: Engine, policy: BiCache, passes: int) -> list[tuple[Tensor
     engine.add(request("r", 12, PREFIX).with_policy(policy))
     for _ in range(1 + passes):  # the prefix-only pass comes first
         engine.step()
-    (running,) = engine._unfinished()
+    (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
     assert branch.lease is not None
     assert branch.ledger.step == passes - 1

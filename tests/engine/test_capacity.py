@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remask import LLM
 from remask.core.sampling import SamplingParams
 from remask.engine import memory as engine_memory
-from remask.engine import proof
+from remask.engine import proof, sizing
 from remask.engine.capacity import (
     DeviceMemory,
     TokenBytes,
@@ -174,7 +174,7 @@ class _Pool(Pool):
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, **limits: Any) -> Engine:
     """An engine as it would be made on a CUDA device with so much memory."""
-    monkeypatch.setattr(engine_memory, "_device_memory", lambda _: (free, total))
+    monkeypatch.setattr(sizing, "device_memory", lambda _: (free, total))
     monkeypatch.setattr(engine_memory, "Pool", _Pool)
     monkeypatch.setattr(proof, "prove", lambda *_, **__: [])
     model = _Cuda(TINY, dummy_weights(TINY, torch.float32, CPU), ranks=Ranks())
@@ -238,7 +238,7 @@ def test_passes_run_in_parts_where_those_of_all_canvases_do_not_fit(monkeypatch:
             continue
         rows = engine.memory.pass_rows
         assert rows is not None
-        assert engine._running.limits.rows == rows
+        assert engine._lifecycle.running.limits.rows == rows
         taken = 10**9 - megabytes * 10**6 + (16 * longest + engine.memory.store_budget) * token.kv
         taken += engine.memory.store_budget * token.state
         assert taken + workspace_bytes(TINY, rows, longest, item, attention=engine.model.attention) <= 10**9

@@ -84,7 +84,7 @@ def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
     engine = make_engine(overlap=False, max_row_layers=budget, max_model_len=128, store_budget_tokens=128)
     engine.add(request("short", 8, max_tokens=16))
     engine.step()
-    (short,) = engine._unfinished()
+    (short,) = engine._lifecycle.unfinished()
     engine.add(request("long", 104, 100).with_policy(Reuse()))
     done, work = [short.usage.forwards], [engine.stats.row_layers]
     while not engine.store.entries or not engine.store.entries[0].ready:
@@ -181,7 +181,7 @@ def test_passes_that_are_all_alike_do_not_wait() -> None:
     for _ in range(3):
         engine.step()
         forwards.append(
-            [each.usage.forwards for each in sorted(engine._unfinished(), key=lambda each: each.request.id)]
+            [each.usage.forwards for each in sorted(engine._lifecycle.unfinished(), key=lambda each: each.request.id)]
         )
     assert forwards == [[1, 2, 1, 2], [2, 3, 2, 3], [3, 4, 3, 4]]
     run(engine, [])
@@ -205,4 +205,4 @@ def test_nothing_is_remembered_of_requests_that_ended() -> None:
         engine.step()
     engine.cancel("r0")
     run(engine, [])
-    assert not engine._refreshes._least
+    assert not engine._lifecycle.refreshes._least

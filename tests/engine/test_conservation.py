@@ -39,7 +39,7 @@ def slots_have_one_owner(engine: Engine) -> None:
     for entry in engine.store.entries:
         for layer in range(LAYERS):
             owned[layer].append(entry.extent.slots())
-    for running in engine._unfinished():
+    for running in engine._lifecycle.unfinished():
         for lease in running.leases:
             assert any(lease.entry is entry for entry in engine.store.entries)
         for branch in running.branches:
@@ -131,7 +131,7 @@ class Conservation(RuleBasedStateMachine):
         engine = self.engine
         engine.check_integrity()
         slots_have_one_owner(engine)
-        running = engine._unfinished()
+        running = engine._lifecycle.unfinished()
         assert engine.waiting + len(running) == len(self.alive)
         assert engine.running == sum(each.pending.canvases for each in running)
         assert engine.running <= engine.config.max_num_seqs or len(running) == 1
@@ -152,8 +152,8 @@ class Conservation(RuleBasedStateMachine):
         self.engine.store.drop()
         assert self.engine.allocator.used == 0
         assert not self.engine.store.entries
-        assert not self.engine._refreshes._least
-        assert not self.engine._ids
+        assert not self.engine._lifecycle.refreshes._least
+        assert not self.engine._lifecycle.ids
         ended = [name for name, result in self.results.items() if result.finish_reason in ("stop", "length")]
         for name in ended[:COMPARED]:
             same = as_if_asked_for(self.work[name], self.results[name])

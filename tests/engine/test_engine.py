@@ -757,7 +757,7 @@ def test_nothing_of_an_ended_request_is_kept_while_others_run() -> None:
     engine.add(request("long", max_tokens=16))
     engine.add(request("short", max_tokens=4))
     engine.step()
-    canvases = {each.request.id: weakref.ref(each.branches[0].canvas) for each in engine._running_requests()}
+    canvases = {each.request.id: weakref.ref(each.branches[0].canvas) for each in engine._lifecycle.requests()}
     while engine.running == 2:
         engine.step()
     engine.step()

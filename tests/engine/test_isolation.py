@@ -12,7 +12,8 @@ from remask.core.canvas import Canvas
 from remask.core.request import Result
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import SidePass
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Engine
+from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest

@@ -57,7 +57,7 @@ class Mixture:
                 self.submit(asked)
             if rng.random() < 0.03:
                 engine.cancel(rng.choice([*self.asked, "nobody"]))
-            open_ = [*engine._waiting, *(running.pending for running in engine._unfinished())]
+            open_ = [*engine._lifecycle.waiting, *(running.pending for running in engine._lifecycle.unfinished())]
             late = [each.request.id for each in open_ if each.request.deadline_s is not None]
             if late and rng.random() < 0.05:
                 let_pass(engine, rng.choice(late), DEADLINE)

@@ -130,7 +130,7 @@ def test_the_depth_says_all(family: str, seed: int) -> None:
         work.append(replace(item, request=replace(item.request, cache_salt=salt)))
     results = run(engine, work)
     assert engine.stats.audits > 0
-    assert not engine.memory.audits
+    assert not engine.memory.audits.passes
     depths = set()
     for item in work:
         result = results[item.request.id]
@@ -205,7 +205,7 @@ def test_an_audit_without_room_waits_for_a_later_request() -> None:
     assert taken is not None
     engine.add(asks("b", online(-1)).asked)
     engine._admit()
-    assert (engine.running, engine.memory.audits) == (1, [])
+    assert (engine.running, engine.memory.audits.passes) == (1, [])
     engine.allocator.release(taken)
     run(engine, [asks("c", online(-1), joins=1)])
     assert engine.stats.audits == 2
@@ -216,7 +216,7 @@ def test_a_request_that_gives_up_leaves_its_audit_behind() -> None:
     engine.add(asks("gone", online(-1)).asked)
     engine.add(replace(asks("late", online(-1)).asked, deadline_s=1e6))
     engine.step()
-    assert (engine.running, engine.waiting, len(engine.memory.audits)) == (0, 2, 1)
+    assert (engine.running, engine.waiting, len(engine.memory.audits.passes)) == (0, 2, 1)
     engine.check_integrity()
     assert engine.cancel("gone")
     let_pass(engine, "late", 2e6)
@@ -255,7 +255,7 @@ def fails(engine: Engine, part: str, monkeypatch: pytest.MonkeyPatch, error: Exc
         return acted
 
     def audits(items: Sequence[Any], passes: Sequence[Any], *_: Any) -> bool:
-        return any(work in engine.memory.audits for work in passes)
+        return any(work in engine.memory.audits.passes for work in passes)
 
     always = lambda *_: True  # noqa: E731
     if part == "compare":

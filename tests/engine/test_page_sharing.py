@@ -12,7 +12,7 @@ from remask.core.plan import Plan, View
 from remask.core.request import Result
 from remask.core.spans import Span
 from remask.engine.engine import Engine
-from remask.engine.sharing import PageSharing
+from remask.engine.sharing.publishing import PageSharing
 from remask.policies import CachePolicy
 from remask.policies.base import Traits
 from remask.policies.exact import Exact

@@ -127,7 +127,7 @@ def test_what_is_copied_is_what_is_stored_turned_and_nothing_writes_there() -> N
     engine.step()  # the passes over the parts
     for _ in range(3):
         engine.step()
-        (running,) = engine._unfinished()
+        (running,) = engine._lifecycle.unfinished()
         (branch,) = running.branches
         assert branch.prefix == PrefixHit(12, 2, 3, (range(3, 10), range(12, 17)))
         assert not running.moves
@@ -300,7 +300,7 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     assert states == (LAYERS - 1) * 19 * 32 * 8
     engine.step()
     assert engine.memory.extra_bytes == 0
-    (running,) = engine._unfinished()
+    (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
     assert branch.weights is not None
     assert branch.weights[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"

@@ -204,7 +204,7 @@ def test_passes_are_cut_to_the_rows_that_have_room(cache: str, monkeypatch: pyte
         weights = dummy_weights(config, torch.float64, CPU)
         engine = Engine(Transformer(config, weights), EngineConfig(max_num_seqs=4, max_model_len=64), "x")
         engine.memory.pass_rows = most
-        engine._running.limits = replace(engine._running.limits, rows=most)
+        engine._lifecycle.running.limits = replace(engine._lifecycle.running.limits, rows=most)
         for number in range(3):
             guided = {"cfg_scale": 1.0} if number == 2 and cache != "elastic-cache" else {}
             params = SamplingParams.from_mapping({"max_tokens": 16, "ignore_eos": True, **guided})

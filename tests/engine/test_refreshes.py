@@ -58,7 +58,7 @@ def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[in
     params = SamplingParams(**{"max_tokens": RESPONSE, "ignore_eos": True, "seed": 0, **how})
     engine.add(Request("r", prompt, params, prefix, policy=parse(cache, settings, lambda: DepthLookup({}))))
     engine.step()
-    (running,) = engine._unfinished()
+    (running,) = engine._lifecycle.unfinished()
     usage, length, canvases = running.usage, running.pending.decoding.length, running.pending.canvases
     while engine.busy:
         engine.step()  # a pass for others may follow the result, so the usage is read at the end
@@ -67,7 +67,7 @@ def served(engine: Engine, cache: str, settings: dict[str, Any], prompt: list[in
     canvases = usage.forwards * (1 if running.policy.traits.schedule.own_clocks else canvases)
     whole = canvases * length * engine.model.config.layers
     assert stats.row_layers_saved == whole - usage.row_layers
-    assert not engine._refreshes._least
+    assert not engine._lifecycle.refreshes._least
 
 
 @pytest.mark.parametrize(("cache", "settings", "sampling", "refreshes", "of_the_prefix"), MASKED)

@@ -63,7 +63,9 @@ def test_requests_come_and_go_for_thousands_of_steps(family: str, seed: int) -> 
             engine.cancel(rng.choice(alive))
         late = [name for name in alive if work[name].request.deadline_s and name not in results]
         if late and rng.random() < 0.02:
-            still = {each.request.id for each in engine._waiting} | {each.request.id for each in engine._unfinished()}
+            still = {each.request.id for each in engine._lifecycle.waiting} | {
+                each.request.id for each in engine._lifecycle.unfinished()
+            }
             for name in still.intersection(rng.sample(late, 1)):
                 let_pass(engine, name, DEADLINE)
         for event in engine.step():

@@ -31,7 +31,7 @@ from tests.engine.support import (
 
 
 def started(engine: Engine) -> list[str]:
-    return [running.request.id for running in engine._unfinished()]
+    return [running.request.id for running in engine._lifecycle.unfinished()]
 
 
 def test_lower_priorities_begin_first_and_equal_ones_as_they_came() -> None:
@@ -165,7 +165,7 @@ def test_what_only_completes_pages_for_others_is_not_ended_twice() -> None:
     results, closing = [], 0
     while engine.busy:
         results += [event.result.finish_reason for event in engine.step() if event.result]
-        for running in engine._running:
+        for running in engine._lifecycle.running:
             assert isinstance(running, RunningRequest)
             assert running.closing == bool(results)
             if running.closing:
@@ -190,7 +190,7 @@ def test_an_id_may_come_again_while_its_first_request_completes_pages() -> None:
                     assert engine.running == 1
                     engine.add(again)
     assert ended == 2
-    assert not engine._refreshes._least
+    assert not engine._lifecycle.refreshes._least
 
 
 @pytest.mark.parametrize(

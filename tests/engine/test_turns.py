@@ -118,7 +118,7 @@ def test_a_client_has_its_share_of_row_layers_where_others_compute() -> None:
     for _ in range(8):
         step()
     assert costs[1:] == [(32 + 16) * 4] * 8
-    assert "canary" not in engine._ids, "it took part in every step"
+    assert "canary" not in engine._lifecycle.ids, "it took part in every step"
     finish(engine)
 
 
@@ -232,3 +232,17 @@ def test_no_client_may_hold_all_of_the_queue() -> None:
         await ends(outer.submit(checked(outer, *(asked(f"again {n}", HOSTILE) for n in range(3)))))
 
     drive(act, max_client_work=3 * one)
+
+
+def test_waiting_is_told_by_the_clock_of_the_engine() -> None:
+    """Nobody has waited: a request that leads begins before that of a client which holds nothing."""
+    engine = make_engine(max_num_seqs=2)
+    engine.clock = lambda: 0.0
+    for each in (*flood(1, tokens=4), *flood(1, Owner("another", "one"), tokens=2)):
+        engine.add(each)
+    engine.step()
+    engine.add(asked("later", CANARY, priority=5))
+    engine.add(asked("leads", HOSTILE, priority=-1))
+    begun = [event.id for _ in range(3) for event in engine.step() if event.queued_s is not None]
+    assert begun == ["leads", "later"]
+    finish(engine)

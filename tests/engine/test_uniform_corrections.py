@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from remask.core.request import Result
-from remask.engine.engine import Event
+from remask.engine.event import Event
 from tests.engine import kinds
 from tests.engine.support import poisoned_engine
 from tests.engine.test_block_causal_against_oracles import work_of

@@ -207,7 +207,7 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     states = (LAYERS - 1) * 14 * config.hidden * 8
     assert engine.memory.bytes_used - plain.memory.bytes_used == 2 * states
     assert engine.stats.peak_memory_bytes - plain.stats.peak_memory_bytes == 2 * states
-    (running,) = [item for item in engine._unfinished() if item.request.id == "r"]
+    (running,) = [item for item in engine._lifecycle.unfinished() if item.request.id == "r"]
     assert engine.cancel("r")
     assert engine.memory.extra_bytes == 0
     assert all(branch.states is None and branch.tracker is None for branch in running.branches)

@@ -18,6 +18,8 @@ import torch
 from remask import LLM
 from remask.engine.async_engine import AsyncEngine
 from remask.engine.config import EngineConfig
+from remask.engine.isolation import Ran
+from remask.engine.observer import EngineObserver
 from remask.errors import CheckpointError, ConfigError, EngineDeadError, RankLostError
 from remask.models.transformer import Transformer
 from remask.observe import observe_passes, replace_attention, run_in_sections
@@ -57,11 +59,14 @@ def raises(model: Transformer, rank: int | None) -> None:
 def test_a_pass_exchanges_two_sums_a_layer_and_three_numbers_a_predicted_row(two: LLM, cache: str) -> None:
     ranks, engine, predicted, passes = lead_of(two), two.engine, 0, 0
 
-    def probe(_requests: Any, hidden: torch.Tensor) -> None:
-        nonlocal predicted, passes
-        predicted, passes = predicted + len(hidden), passes + 1
+    class Count(EngineObserver):
+        waits = True
 
-    engine.probe = probe
+        def computed(self, ran: Ran) -> None:
+            nonlocal predicted, passes
+            predicted, passes = predicted + len(ran.hidden), passes + 1
+
+    engine.attach(Count())
     settings = {"depth": 3} if cache.startswith("bicache") else None
     sent, received, operations = ranks.sent, ranks.received, ranks.operations
     prompts = [list(range(3, 33)) for _ in range(3)]

@@ -4,7 +4,7 @@ import pytest
 
 from remask.core.request import Draft, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
-from remask.engine.engine import Event
+from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.models.source import resolve
 from remask.models.tokenizer import load_tokenizer

@@ -7,10 +7,10 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -22,7 +22,7 @@ from tests.server.test_hostile import COMPLETIONS, HOSTILE
 from tests.waiting import LONGEST_S
 
 CHAT = "/v1/chat/completions"
-GENERATORS = 4  # clients beside the canary, each of which sends its next request when the last one is over
+GENERATORS = ["127.0.0.1"] * 4  # connections beside the canary's: each sends its next request when the last is over
 CANARIES = 12  # beside each of the two loads, in every run of the tests
 ROW_LAYERS = 40_000  # of one request: some hundred steps of a usual canvas
 KINDS = 8  # of hostile requests; they take turns, so that slow machines send all of them too
@@ -78,11 +78,19 @@ class Load:
         assert response.status_code < 500 or response.status_code in (503, 504), response.read()
 
 
+Send: TypeAlias = Callable[[Load, httpx.Client, random.Random], None]
+
+
+def client_at(base: str, address: str) -> httpx.Client:
+    """A client of the server at `base`, at a loopback address of its own."""
+    return httpx.Client(base_url=base, timeout=LONGEST_S, transport=httpx.HTTPTransport(local_address=address))
+
+
 @contextmanager
-def running_load(running: Running, generate: Callable[[Load, httpx.Client, random.Random], None]) -> Iterator[Load]:
-    """Generators that call `generate` again and again until the block ends."""
+def running_load(base: str, generate: Send, addresses: Sequence[str]) -> Iterator[Load]:
+    """Connections from `addresses` that call `generate` again and again until the block ends."""
     load = Load()
-    clients = [httpx.Client(base_url=running.base, timeout=LONGEST_S) for _ in range(GENERATORS)]
+    clients = [client_at(base, address) for address in addresses]
     threads = []
     for number, client in enumerate(clients):
         rng = random.Random(number)
@@ -145,7 +153,7 @@ def abusive(load: Load, client: httpx.Client, rng: random.Random, kind: int) -> 
             ordinary(load, client, rng)
 
 
-def at_random(running: Running) -> Callable[[Load, httpx.Client, random.Random], None]:
+def at_random(running: Running) -> Send:
     """Hostile clients that also send bodies from the whole ranges of the declared fields."""
     vocab = running.service.llm.loaded.config.vocab
     kinds = itertools.cycle(range(KINDS))
@@ -176,9 +184,9 @@ def test_a_canary_is_answered_beside_hostile_clients() -> None:
     """Beside ordinary clients, then beside hostile ones, on one server."""
     with serving(make_llm(max_request_row_layers=ROW_LAYERS)) as running:
         watch(running.client, Load(), lambda load: len(load.times) > 1)  # the first requests fill caches
-        with running_load(running, ordinary) as usual:
+        with running_load(running.base, ordinary, GENERATORS) as usual:
             watch(running.client, usual, partial(enough, 0))
-        with running_load(running, at_random(running)) as hostile:
+        with running_load(running.base, at_random(running), GENERATORS) as hostile:
             watch(running.client, hostile, partial(enough, KINDS))
         running.settle()
         assert running.client.get("/health").status_code == 200

@@ -8,11 +8,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import pytest
@@ -22,12 +21,22 @@ from remask.server.config import ServerConfig
 from tests.cli.test_serve import Process, served
 from tests.server.largest import Bounds, largest_bodies
 from tests.server.serving import CHATS, make_llm
-from tests.server.test_hostile_neighbour import KINDS, Load, abusive, ordinary, watch
+from tests.server.test_hostile_neighbour import (
+    KINDS,
+    Load,
+    Send,
+    abusive,
+    client_at,
+    ordinary,
+    running_load,
+    watch,
+)
 from tests.waiting import LONGEST_S, eventually
 
 pytestmark = pytest.mark.soak
-SECONDS = float(os.environ.get("REMASK_SOAK_SECONDS", "900"))  # of each load
-GENERATORS = 6
+SECONDS = float(os.environ.get("REMASK_SOAK_SECONDS", "600"))  # of each load
+SIX = [f"127.0.0.{10 + number}" for number in range(6)]  # connections of as many clients
+ONE = ["127.0.0.10"] * 6  # of one
 PATIENCE_S = 5.0  # a hostile client leaves what takes longer
 MOST_WAIT, MOST_MEMORY = 3.0, 1.25  # beside and after hostile clients, over ordinary ones
 COMPLETIONS = "/v1/completions"
@@ -43,7 +52,6 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 900, "steps": 900, "cache": "none"}),
     (COMPLETIONS, {"prompt": "a", "n": 128, "max_tokens": 64, "steps": 64, "block_length": 64, "cache": "none"}),
 ]
-Send: TypeAlias = Callable[[Load, httpx.Client, random.Random], None]
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,18 @@ def impatient(load: Load, client: httpx.Client, path: str, body: object) -> None
         load.note(client.post(path, json=body, timeout=PATIENCE_S))
     except httpx.TimeoutException:
         load.statuses[0] += 1
+
+
+def mixed(load: Load, client: httpx.Client, rng: random.Random) -> None:
+    """A question of the bundled task, or, once in 20 times, a long text."""
+    if rng.random() < 0.95:
+        ordinary(load, client, rng)
+        return
+    length = rng.choice((256, 512, 896))
+    body = {**SMALL, "max_tokens": length, "block_length": 32, "steps": length // 8, "ignore_eos": True}
+    answer = client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 200, answer.text
+    load.note(answer)
 
 
 def slow_form(load: Load, client: httpx.Client, rng: random.Random) -> None:
@@ -146,30 +166,6 @@ def hostile(process: Process) -> Send:
     return send
 
 
-@contextmanager
-def generating(base: str, send: Send, *, apart: bool) -> Iterator[Load]:
-    """Connections that `send` again and again until the block ends: of as many clients, or, unless `apart`, of one."""
-    load = Load()
-    clients = [_client(base, f"127.0.0.{10 + number * apart}") for number in range(GENERATORS)]
-    threads = []
-    for number, client in enumerate(clients):
-        rng = random.Random(number)
-        threads.append(load.start(lambda client=client, rng=rng: send(load, client, rng)))  # type: ignore[misc]
-    try:
-        yield load
-    finally:
-        load.over.set()
-        for thread in threads:
-            thread.join()
-        for client in clients:
-            client.close()
-    assert not load.failures, load.failures[0]
-
-
-def _client(base: str, address: str) -> httpx.Client:
-    return httpx.Client(base_url=base, timeout=LONGEST_S, transport=httpx.HTTPTransport(local_address=address))
-
-
 def idle(process: Process) -> Held:
     """What the process holds once nothing runs, and memory was given back."""
     eventually(lambda: not process.accepted(), 10 * LONGEST_S)
@@ -178,23 +174,24 @@ def idle(process: Process) -> Held:
 
 
 def test_hostile_clients_for_half_an_hour() -> None:
-    """The canary waits at most `MOST_WAIT` times as long as beside ordinary clients, its text never differs, and the
-    process holds afterwards what it held after as long a time of ordinary requests.
+    """The canary waits at most `MOST_WAIT` times as long as beside as many clients who ask for short and long texts.
+
+    Its text never differs, and the process holds afterwards what it held after those.
     """
-    with served("bundled-transit") as process, _client(process.base, "127.0.0.2") as canary:
+    with served("bundled-transit") as process, client_at(process.base, "127.0.0.2") as canary:
         longest = {"prompt": "a", "n": 128, "max_tokens": 900, "steps": 1, "block_length": 900, "ignore_eos": True}
         assert canary.post(COMPLETIONS, json=longest).status_code == 200  # what the longest canvases take is taken
         loads, held = {}, {}
-        for name, send in (("ordinary", ordinary), ("hostile", hostile(process))):
+        for name, send in (("short", ordinary), ("mixed", mixed), ("hostile", hostile(process))):
             end = time.monotonic() + SECONDS
-            with generating(process.base, send, apart=name == "ordinary") as load:
+            with running_load(process.base, send, ONE if name == "hostile" else SIX) as load:
                 watch(canary, load, lambda _, end=end: time.monotonic() >= end, 1.0)  # type: ignore[misc]
             loads[name], held[name] = load, idle(process)
             assert canary.get("/health").status_code == 200
-        assert loads["ordinary"].texts == loads["hostile"].texts
+        assert len({frozenset(load.texts) for load in loads.values()}) == 1
     for name, load in loads.items():
         print(f"{name}: canary {load.told}; answers {dict(sorted(load.statuses.items()))}; afterwards {held[name]}")
-    usual, after = held["ordinary"], held["hostile"]
-    assert loads["hostile"].p99 <= MOST_WAIT * loads["ordinary"].p99
+    usual, after = held["mixed"], held["hostile"]
+    assert loads["hostile"].p99 <= MOST_WAIT * loads["mixed"].p99
     assert after.memory <= MOST_MEMORY * usual.memory
     assert after.descriptors <= usual.descriptors + 8, "beside the pipes of a process that reads large bodies"

@@ -141,6 +141,23 @@ def test_no_more_texts_wait_than_requests_may(wide: Running, texts: Texts) -> No
     assert not wide.service._long
 
 
+def test_choices_without_room_are_refused_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(make_llm(max_num_seqs=2), max_queue=100, max_client_work=10_000) as running:
+        engine, counted = running.service.llm.engine, list[str]()
+
+        def check(request: Request) -> Any:
+            counted.append(request.id)
+            return Engine.check(engine, request)
+
+        monkeypatch.setattr(engine, "check", check)
+        refused = running.client.post(COMPLETIONS, json={**SMALL, "n": 50})
+        assert refused.status_code == 429
+        assert "asks for" in refused.json()["error"]["message"]
+        assert len(counted) == 1
+        assert running.client.post(COMPLETIONS, json={**SMALL, "n": 2}).status_code == 200
+        assert len(counted) == 3
+
+
 def test_texts_of_clients_that_have_gone_are_not_read(wide: Running, texts: Texts) -> None:
     with ExitStack() as stack:
         for _ in range(3):
@@ -280,7 +297,7 @@ def test_a_request_that_waits_is_overtaken_for_a_while_only() -> None:
     overtaken = begun.index("patient")
     assert begun[:overtaken] == ["first", *(f"urgent-{number}" for number in range(overtaken - 1))]
     assert overtaken - 1 == 5 - 1, "those that came within five steps of priority"
-    for name in tuple(engine._ids):
+    for name in tuple(engine._lifecycle.ids):
         engine.cancel(name)
 
 

@@ -54,7 +54,7 @@ dataset_kwargs:
 
 def evaluate(server: Running, folder: Path, task: str, *options: str) -> Any:
     """What `lm_eval` finds on `task`, whose config is in `folder`."""
-    model = f"model=bundled,base_url={server.base}{URL},num_concurrent=2,max_retries=1,tokenized_requests=False"
+    model = f"model=bundled-transit,base_url={server.base}{URL},num_concurrent=2,max_retries=1,tokenized_requests=False"
     words = [sys.executable, "-m", "lm_eval", "run", "--model", "local-chat-completions", "--model_args", model]
     words += ["--tasks", task, "--include_path", str(folder), "--apply_chat_template", "--log_samples"]
     words += ["--output_path", str(folder / "out"), *options]

@@ -23,6 +23,7 @@ MAX_QUESTIONS = 8192
 MAX_ALTERNATIVES = 1000
 """Of one question."""
 MAX_STATE_VALUES = 2**18
+"""Of one state, those within others included."""
 MAX_LABEL_TOKENS = 4
 ANSWER = "{answer}"
 """Where the label stands in a question's `template`."""

@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 
 from remask.core.checks import real, whole
 from remask.core.request import Result, Usage
-from remask.engine.engine import Engine, Event
+from remask.engine.engine import Engine
+from remask.engine.event import Event
 from remask.engine.pending import PendingRequest
 from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
@@ -168,21 +169,39 @@ class AsyncEngine:
         or `EngineDeadError`, and `ConfigError` for ids that are in use.
         """
         self._check_open()
-        room = self.engine.config.max_num_seqs + self.max_queue - len(self._tickets)
-        if len(pending) > room:
-            raise QueueFullError(
-                f"the queue is full: {len(self._tickets)} requests are running or waiting, this one needs room for "
-                f"{len(pending)}, and the limit is {self.engine.config.max_num_seqs + self.max_queue}; try again later"
-            )
+        work = Counter[str]()
+        for each in pending:
+            work[each.request.owner.client] += each.row_layers
+        for client, row_layers in work.items():
+            self.check_room(client, len(pending), row_layers)
         ids = [each.request.id for each in pending]
         if len(set(ids)) < len(ids) or not self._tickets.keys().isdisjoint(ids):
             raise ConfigError(f"ids {ids} are in use by other requests; ids must differ")
-        self._count_work(pending)
+        self._client_work += work
+        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
         ticket = Ticket(ids, self._cancel)
         self._tickets.update(dict.fromkeys(ids, ticket))
         self._idle.clear()
         self._post(lambda: self._submit(pending))
         return ticket
+
+    def check_room(self, client: str, requests: int, row_layers: int) -> None:
+        """Raise what `submit` would raise of so many requests of a client for want of room. Any thread may call it."""
+        self._check_open()
+        held, most = len(self._tickets), self.engine.config.max_num_seqs + self.max_queue
+        if held + requests > most:
+            raise QueueFullError(
+                f"the queue is full: {held} requests are running or waiting, this one needs room for {requests}, and "
+                f"the limit is {most}; try again later"
+            )
+        work, most = self._client_work[client], self.max_client_work
+        if work + row_layers > most:
+            fits = row_layers <= most
+            way_out = "try again later" if fits else "ask for fewer answers, fewer steps or less text"
+            raise QueueFullError(
+                f"the requests of one client may come to {most} row-layers at a time: {work} are open, and this one "
+                f"asks for {row_layers}; {way_out}, or raise max_client_work"
+            )
 
     async def call(self, act: Callable[[Engine], T]) -> T:
         """Run `act` on the engine's thread between two steps. Returns what it returns, and raises what it raises.
@@ -263,26 +282,6 @@ class AsyncEngine:
             raise DrainingError("the server is draining and takes no new requests; use another one")
         if not self._thread.is_alive():
             raise EngineDeadError("the engine has not been started")
-
-    def _count_work(self, pending: Sequence[PendingRequest]) -> None:
-        """Note whose work these requests are. Raises `QueueFullError`, and notes nothing, where that is too much."""
-        more = Counter[str]()
-        for each in pending:
-            more[each.request.owner.client] += each.row_layers
-        for client, work in more.items():
-            held = self._client_work[client]
-            if held + work > self.max_client_work:
-                way_out = (
-                    "try again later"
-                    if work <= self.max_client_work
-                    else "ask for fewer answers, fewer steps or less text"
-                )
-                raise QueueFullError(
-                    f"the requests of one client may come to {self.max_client_work} row-layers at a time: {held} are "
-                    f"open, and this one asks for {work}; {way_out}, or raise max_client_work"
-                )
-        self._client_work += more
-        self._work.update((each.request.id, (each.request.owner.client, each.row_layers)) for each in pending)
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -10,26 +11,62 @@ from remask.core.plan import Plan
 from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, Kept
 from remask.engine.pending import PendingRequest
+from remask.engine.request import Owner
+from remask.engine.running import RequestLoop, Scores
+from remask.engine.stats import EngineStats
 from remask.models.stage import Save, Stage, StepBatch
 from remask.store.entry import PrefixEntry
-from remask.store.pages import PageRange
 from remask.store.prefix import Lease
+
+
+class Loop(RequestLoop, Protocol):
+    """What members of passes need of the engine's loop."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        ...
+
+    def similarity(self, work: "SidePass") -> list[float]:
+        """How alike K and V of its entry are on its canvas and in the store, for each layer."""
+        ...
+
+    def leave(self, work: "SidePass") -> None:
+        """Take it out of what runs."""
+        ...
+
+    def fail_readers(self, entry: PrefixEntry, error: Exception) -> None:
+        """End what leases `entry`, which cannot be computed."""
+        ...
+
+    def fail_waiting(self, pending: PendingRequest | None, error: Exception, what: str) -> None:
+        """End a request with `error`, of which `what` is said, if it still waits."""
+        ...
+
+
+class PassList(Protocol):
+    """Where the passes beside those of requests are listed."""
+
+    passes: list["SidePass"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SidePass(ABC):
-    """A pass over a whole canvas beside those of requests, which runs some layers at a time.
+    """A pass over a whole canvas beside those of requests, which runs some layers at a time: a `Member` of passes.
 
     The hidden states that leave the last layer of a piece are kept like every boundary state. The next piece restarts
     from them, so the pieces compute what one pass would. `done` layers have run, and `offered` more may run in this
-    step. `whole` has a span a layer.
+    step. `whole` has a span a layer. It takes the turns of `owner`.
     """
 
     entry: PrefixEntry
     branch: CanvasState
     whole: Plan
+    owner: Owner
     done: int = 0
     offered: int = 0
+    canvases: int = 1
+    refreshes: bool = False
 
     def __post_init__(self) -> None:
         states = self.branch.states
@@ -41,9 +78,32 @@ class SidePass(ABC):
         """Whether its next piece can run."""
 
     @property
+    @abstractmethod
+    def leases(self) -> Sequence[Lease]:
+        """The stored parts that it reads."""
+
+    @abstractmethod
+    def ran(self, loop: Loop, scores: Scores) -> None:
+        """See `Member`; it predicts nothing, so there are no `scores`."""
+
+    @abstractmethod
+    def failed(self, loop: Loop, error: Exception) -> None:
+        """See `Member`."""
+
+    @property
     def rows(self) -> int:
         """Positions of its canvas."""
         return len(self.branch.canvas)
+
+    @property
+    def widest(self) -> int:
+        """Most rows of a piece in any layer: all of them."""
+        return self.rows
+
+    @property
+    def cost(self) -> int:
+        """Row-layers of the next piece."""
+        return self.offered * self.rows
 
     @property
     def piece(self) -> range:
@@ -60,7 +120,23 @@ class SidePass(ABC):
         self.offered = self.whole.layers - self.done
         if row_layers is not None:
             self.offered = min(self.offered, max(1, row_layers // self.rows))
-        return self.offered * self.rows
+        return self.cost
+
+    def prepare(self, loop: Loop) -> bool:  # noqa: ARG002
+        """See `Member`: there is nothing to plan."""
+        return True
+
+    def enter(self, loop: Loop, batch: PassList) -> None:  # noqa: ARG002
+        """See `Member`."""
+        batch.passes.append(self)
+
+    def join(self, batch: PassList) -> None:
+        """See `Member`."""
+        batch.passes.append(self)
+
+    def items(self) -> Sequence[tuple[CanvasState, Plan]]:
+        """See `Member`."""
+        return ((self.branch, self.plan),)
 
     @property
     def plan(self) -> Plan:
@@ -76,38 +152,6 @@ class SidePass(ABC):
         """Note that the piece has run."""
         self.done += self.offered
         self.offered = 0
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class PrefixPass(SidePass):
-    """The prefix-only pass of a store entry, whose hidden states are kept in the entry."""
-
-    @property
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class AuditPass(SidePass):
-    """A pass over the whole canvas of a request at its first step, without any cache, to measure what its prefix bears.
-
-    Attributes:
-        lease: keeps the entry that the prefix's K and V are compared with.
-        extent: pages of the canvas, its own.
-        ratio: the request's prefix ratio in percent.
-        awaited_by: the request that begins when its depth is known; None where the request runs.
-    """
-
-    lease: Lease
-    extent: PageRange
-    ratio: int
-    awaited_by: PendingRequest | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Whether the prefix-only pass is done: only then there is something to compare with."""
-        return self.entry.ready
 
 
 def keep_leaving_states(batch: StepBatch, passes: Sequence[SidePass]) -> StepBatch:

@@ -2,74 +2,21 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from remask.engine.chunks import SidePass
+from remask.engine.faults import exhausts, poisons
+from remask.engine.member import Batch, Member
 from remask.engine.runner import Items, Runner
 from remask.engine.running import RunningRequest, Scores
-from remask.errors import IntegrityError, RankLostError
 from remask.sending import Arrival
 
 log = logging.getLogger(__name__)
 
-Member: TypeAlias = RunningRequest | SidePass
 Fail: TypeAlias = Callable[[Member, Exception], None]
-
-# How PyTorch's errors begin or what they contain where the device itself failed, and not one kernel's arguments.
-_DEVICE = ("CUDA error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error", "device-side assert")
-_NO_MEMORY = "DefaultCPUAllocator"
-
-
-def poisons(error: Exception) -> bool:
-    """Whether `error` says that the device or the engine's memory cannot be relied on any more."""
-    if isinstance(error, IntegrityError | RankLostError | torch.AcceleratorError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _DEVICE)
-
-
-def exhausts(error: Exception) -> bool:
-    """Whether `error` says that there is not enough memory."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_MEMORY in str(error)
-
-
-@dataclass(slots=True)
-class Batch:
-    """What takes part in one pass."""
-
-    requests: list[RunningRequest] = field(default_factory=list)
-    passes: list[SidePass] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, members: list[Member]) -> "Batch":
-        """A batch of `members`, in their order."""
-        passes = [member for member in members if isinstance(member, SidePass)]
-        return cls([member for member in members if isinstance(member, RunningRequest)], passes)
-
-    @property
-    def members(self) -> list[Member]:
-        """Side passes, then requests."""
-        return [*self.passes, *self.requests]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The requests' names."""
-        return tuple(running.request.id for running in self.requests)
-
-    def items(self) -> Items:
-        """The canvases with their plans, in the order of `members`."""
-        items = [(work.branch, work.plan) for work in self.passes]
-        return items + [item for running in self.requests for item in running.items()]
-
-    def enter(self, items: Items) -> None:
-        """Tell the requests with which plans their pass runs; `items` are in the order of `members`."""
-        left = iter(items[len(self.passes) :])
-        for running in self.requests:
-            running.ran([next(left) for _ in running.items()])
 
 
 @dataclass(frozen=True, slots=True)

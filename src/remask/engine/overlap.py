@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.select import Ranked
-from remask.engine.isolation import Ran, Scored, poisons
-from remask.engine.running import RunningRequest, Scores
+from remask.engine.faults import poisons
+from remask.engine.isolation import Ran, Scored
+from remask.engine.member import Member
+from remask.engine.running import NO_SCORES, RunningRequest, Scores
 from remask.sampling.decoder import Decoder
 
-Steps = dict[RunningRequest, RunningRequest]
+Read = list[tuple[Member, Scores]]
+"""Members of a pass, with what was read of each."""
 
 
 @dataclass(slots=True)
@@ -30,9 +33,9 @@ class InFlight:
         trouble: what no request is to blame for, and is raised once the pass is read.
     """
 
-    steps: Steps = field(default_factory=dict)
+    steps: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
     parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
-    failed: dict[RunningRequest, Exception] = field(default_factory=dict)
+    failed: dict[Member, Exception] = field(default_factory=dict)
     trouble: Exception | None = None
     _rolled_back: set[RunningRequest] = field(default_factory=set)
     _noisy: dict[RunningRequest, NDArray[np.bool_]] = field(default_factory=dict)  # of the predicted positions
@@ -47,10 +50,10 @@ class InFlight:
         found = [self._request(member) for ran, _ in self.parts for member in ran.batch.requests]
         return [running for running in found if running is not None]
 
-    def read(self) -> Iterator[tuple[Ran, list[tuple[RunningRequest, Scores]]]]:
-        """Each part with the numbers of the requests that it still runs. Waits for the device."""
+    def read(self) -> Iterator[tuple[Ran, Read]]:
+        """Each part with the members that it still runs, and what was read of them. Waits for the device."""
         for ran, scored in self.parts:
-            read = list[tuple[RunningRequest, Scores]]()
+            read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
             for member, scores in (own for each in scored for own in each.read()):
                 running = self._request(member)
                 if running is not None:
@@ -80,14 +83,27 @@ class InFlight:
         return None if running.released or member in self._rolled_back else running
 
 
-def next_steps(flight: InFlight) -> dict[RunningRequest, RunningRequest | None] | None:
-    """The speculative step of each request in flight, and None for a request that ends with this pass.
+@dataclass(slots=True)
+class NextSteps:
+    """The speculative steps of the requests in flight.
 
-    None in place of all where the pass must be read first, because a plan is not known to repeat.
+    Attributes:
+        planned: the step of each request, and None for one that ends with the pass in flight.
+        origins: the request of each step.
+    """
+
+    planned: dict[Member, RunningRequest | None] = field(default_factory=dict)
+    origins: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
+
+
+def next_steps(flight: InFlight) -> NextSteps | None:
+    """The speculative steps after `flight`.
+
+    None where the pass must be read first, because a plan is not known to repeat.
     """
     if flight.passes:
         return None
-    steps: dict[RunningRequest, RunningRequest | None] = {}
+    steps = NextSteps()
     for running in flight.requests():
         try:
             found = _next_step(running)
@@ -98,7 +114,11 @@ def next_steps(flight: InFlight) -> dict[RunningRequest, RunningRequest | None] 
             return None
         if found is None:
             return None
-        steps[running] = None if found.decoder.finished else found
+        if found.decoder.finished:
+            steps.planned[running] = None
+        else:
+            steps.planned[running] = found
+            steps.origins[found] = running
     return steps
 
 

@@ -1,6 +1,6 @@
 """Which refreshes are heavy: those that cost more than other passes of their requests."""
 
-from remask.engine.running import RunningRequest
+from remask.engine.member import Member
 
 
 class RefreshWatch:
@@ -11,19 +11,18 @@ class RefreshWatch:
     """
 
     def __init__(self) -> None:
-        self._least: dict[RunningRequest, int] = {}  # row-layers of the cheapest pass
+        self._least: dict[Member, int] = {}  # row-layers of the cheapest pass
 
-    def heavy(self, running: RunningRequest, step: RunningRequest | None = None) -> bool:
-        """Whether the next pass of `running`, or that of its speculative `step`, is a heavy refresh."""
-        following = step or running
-        return following.refreshes and following.cost > self._least.get(running, 0)
+    def heavy(self, member: Member, step: Member) -> bool:
+        """Whether the next pass of `member` is a heavy refresh: that of `step`, its speculative step or itself."""
+        return step.refreshes and step.cost > self._least.get(member, 0)
 
-    def ran(self, running: RunningRequest) -> None:
-        """Note the cost of the next pass of `running`, which has run and has not been applied."""
-        cost = running.cost
-        if cost < self._least.get(running, cost + 1):
-            self._least[running] = cost
+    def ran(self, member: Member) -> None:
+        """Note the cost of the next pass of `member`, which has run and has not been applied."""
+        cost = member.cost
+        if cost < self._least.get(member, cost + 1):
+            self._least[member] = cost
 
-    def forget(self, running: RunningRequest) -> None:
-        """Drop what is known of a request that has ended."""
-        self._least.pop(running, None)
+    def forget(self, member: Member) -> None:
+        """Drop what is known of a member that has ended."""
+        self._least.pop(member, None)

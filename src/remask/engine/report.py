@@ -125,8 +125,8 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         holders.append(_holder(name, tokens, extents, counts, filled, running.usage.cached_tokens, tables))
         if detail:
             held[name] = set().union(*map(_pairs, extents))
-    for number, audit in enumerate(memory.audits):
-        name, extents = f"audit {number}", [audit.extent, audit.lease.extent]
+    for number, audit in enumerate(memory.audits.passes):
+        name, extents = f"audit {number}", [*audit.owned, *(lease.extent for lease in audit.leases)]
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
         holders.append(_holder(name, audit.rows, extents, counts, filled, tables=tables))
     prefixes = [entry.extent for entry in memory.store.entries]

@@ -9,7 +9,7 @@ from torch import Tensor
 from remask.core.plan import Plan
 from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, Move
-from remask.engine.chunks import AuditPass, SidePass, keep_leaving_states
+from remask.engine.chunks import SidePass, keep_leaving_states
 from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
@@ -145,13 +145,13 @@ class Runner:
         """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""
         return find_drift(self.model, self.pool, watchers, layer)
 
-    def similarity(self, audit: AuditPass) -> list[float]:
-        """How alike a prefix's K and V in the canvas of `audit` and in the store are, for each layer, from -1 to 1.
+    def similarity(self, work: SidePass) -> list[float]:
+        """How alike a prefix's K and V on the canvas of `work` and in the store are, for each layer, from -1 to 1.
 
         The mean of one cosine over flattened K and one over flattened V, as `remask profile` measures it. Waits for the
         device.
         """
-        slots = audit.branch.slots(0)[: len(audit.entry)], audit.entry.extent.slots()
+        slots = work.branch.slots(0)[: len(work.entry)], work.entry.extent.slots()
         these, those = (send_run(each, self.model.device) for each in slots)
         found: list[float] = self.model.ranks.everywhere(_similarity, self.model, self.pool, these, those).tolist()
         return found

@@ -70,7 +70,7 @@ def make_graphs(model: Transformer, pool: Pool) -> Graphs:
     hindrance = check_graphs(model)
     if hindrance is not None:
         raise ConfigError(hindrance)
-    return Graphs(pool, capture_on(model.device), model.attention, poisoned=model.device.type == "cpu")
+    return Graphs(pool, capture_on(model.device), model.attention)
 
 
 def resolve_executor(

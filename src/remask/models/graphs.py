@@ -64,12 +64,9 @@ class Graphs:
         captured: how many graphs were made.
     """
 
-    def __init__(self, pool: Pool, capture: Capture, attention: Attention, *, poisoned: bool = False) -> None:
-        """For layers that attend by `attention`.
-
-        With `poisoned` the buffers are NaN whenever nothing runs, so that a test finds what reads spare rows.
-        """
-        self._pool, self._capture, self._poisoned = pool, capture, poisoned
+    def __init__(self, pool: Pool, capture: Capture, attention: Attention) -> None:
+        """For layers that attend by `attention`."""
+        self._pool, self._capture = pool, capture
         self._attention = attention if isinstance(attention, SizedAttention) else None
         self._buffers: dict[int, _Buffers] = {}
         self._kept: OrderedDict[Shape, _Kept] = OrderedDict()
@@ -93,10 +90,7 @@ class Graphs:
         else:
             self._run_apart(model, stage, buffers, rows)
         self.stages += 1
-        left = buffers.h[: len(h)].clone()
-        if self._poisoned:
-            buffers.poison()
-        return left
+        return buffers.h[: len(h)].clone()
 
     def _run_whole(self, model: Layers, attention: SizedAttention, stage: Stage, h: Tensor, rows: Rows) -> None:
         """With attention in the graphs."""
@@ -210,11 +204,6 @@ class _Buffers:
     def nbytes(self) -> int:
         """Bytes of all of them."""
         return sum(each.nbytes for each in (self.h, self.q, self.attended, self.cos, self.sin, self.slots))
-
-    def poison(self) -> None:
-        """Forget all numbers that a stage has left."""
-        for tensor in (self.h, self.q, self.attended):
-            tensor.fill_(torch.nan)
 
 
 def round_up(rows: int) -> int:

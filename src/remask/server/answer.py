@@ -8,7 +8,7 @@ from remask.core.canvas import OPEN
 from remask.core.request import Draft, Result, Transfer
 from remask.core.rollout import TokenLogprob, read_tokens
 from remask.detokenize import ResponseText
-from remask.engine.engine import Event
+from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
 from remask.server.tools import CallPiece

@@ -4,6 +4,7 @@ Both send frames (`remask.models.workers`), whose content is pickled: first the 
 each time. The answers are a body that was read, or what the error is made of that says why it was refused.
 """
 
+import os
 import pickle
 import sys
 from importlib import import_module
@@ -12,12 +13,15 @@ from remask.models.template_worker import HEAD, allow, limit_memory
 from remask.server.bodies import READ, REFUSED, error_fields, read_body
 from remask.server.errors import ApiError
 
+NICE = 5  # whoever waits for a step goes before whoever sends a large body
+
 
 def main() -> None:
     """Answer frames until standard input ends."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
     job = pickle.loads(source.read(HEAD.unpack(source.read(HEAD.size))[1]))
     if sys.platform != "win32":
+        os.nice(NICE)
         limit_memory(job["bytes"])
     while len(head := source.read(HEAD.size)) == HEAD.size:
         name, content = pickle.loads(source.read(HEAD.unpack(head)[1]))

@@ -111,7 +111,9 @@ def invalid_body(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     if field is None and first["type"] in ("missing", "model_attributes_type"):
         return ApiError(400, "the body must be an object, such as '{\"model\": ...}'")
     if first["type"] == "string_unicode":
-        return ApiError(400, f"{field}: the text is not valid Unicode. Remove the lone surrogates.", field)
+        return ApiError(
+            400, f"{field or 'the body'}: the text is not valid Unicode. Remove the lone surrogates.", field
+        )
     # A field that allows several types has one problem for each type.
     messages = dict.fromkeys(str(p["msg"]) for p in problems if _field(p) == field)
     text = "; or ".join(list(messages)[:3])

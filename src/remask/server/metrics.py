@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from remask.core.request import Result
 from remask.engine.async_engine import AsyncEngine
-from remask.engine.engine import Event
+from remask.engine.event import Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -160,8 +160,20 @@ class Service:
     def _checked(
         self, make: Callable[[Body, str], list[engine_request.Request]], body: Body, name: str, owner: Owner
     ) -> list[PendingRequest]:
-        """Build the requests of a body and check them. Raises `ConfigError` if the engine cannot run one of them."""
-        return [self.llm.engine.check(replace(request, owner=owner)) for request in make(body, name)]
+        """Build the requests of a body and check them.
+
+        Raises `ConfigError` if the engine cannot run one of them, and `QueueFullError` where there is no room for all:
+        after the first choice of a prompt, as the checks of many choices take long.
+        """
+        requests, choices = make(body, name), body.n or 1
+        checked: list[PendingRequest] = []
+        work = 0
+        for number, request in enumerate(requests):
+            checked.append(self.llm.engine.check(replace(request, owner=owner)))
+            if number % choices == 0:
+                work += choices * checked[-1].row_layers
+                self.engine.check_room(owner.client, len(requests), work)
+        return checked
 
     @property
     def _fingerprint(self) -> str:

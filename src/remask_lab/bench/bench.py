@@ -13,6 +13,7 @@ from remask.core.sampling import SamplingParams
 from remask.cpu import read_cpu
 from remask.engine.config import EngineConfig
 from remask.llm import LLM, Output
+from remask.observe import observe_cache
 from remask_lab.bench.contenders import Contender
 from remask_lab.bench.workload import Task, Workload, token_agreement
 from remask_lab.ops.flops import Executed
@@ -111,7 +112,8 @@ def _turn(
 ) -> BenchRound:
     engine = llm.new_engine(replace(config, prefix_match=row.contender.prefix_match))
     if metered:
-        engine.meter, row.executed = row.meter, Executed(engine)
+        observe_cache(engine, row.meter)
+        row.executed = Executed(engine)
     work = [task.request.with_policy(row.contender.policy) for task in tasks]
     start = time.perf_counter()
     outputs = {}

@@ -16,6 +16,7 @@ from remask.core.cost import PassCost
 from remask.core.executors import AttentionName
 from remask.core.pass_cost import CostMeter, ExecutedPlan
 from remask.engine.engine import Engine
+from remask.observe import observe_costs
 from remask_lab.bench.workload import random_workload
 from remask_lab.gpu.shapes import Shape
 from remask_lab.ops.peaks import Peaks
@@ -83,7 +84,8 @@ def measure_cell(llm: LLM, shape: Shape, cell: Cell, peaks: Peaks, attention: At
     _run(engine, cycle)
     synchronize(llm.model.device)
     seconds, host = time.perf_counter() - start, engine.stats.step_cpu_seconds - computed
-    engine.costs = meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
+    meter = RoofMeter(llm.model.config.widths(llm.model.dtype.itemsize), peaks=peaks)
+    observe_costs(engine, meter)
     _run(engine, cycle)
     return {
         "cell": cell.name,

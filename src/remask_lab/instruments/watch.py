@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from remask.engine.engine import Event
+from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, RemaskError
 from remask.llm import LLM
@@ -57,15 +57,18 @@ class Watcher:
             for each in passes:
                 observe(each)
 
-        observe_passes(self.engine, observer)
-        self.engine.add(item)
-        while self.engine.busy:
-            seen.clear()
-            events = self.engine.step()
-            check_ends(events)
-            if change is not None:
-                for each in seen:
-                    change(_changed(each.tokens, events)[each.prompt : each.end])
+        attached = observe_passes(self.engine, observer)
+        try:
+            self.engine.add(item)
+            while self.engine.busy:
+                seen.clear()
+                events = self.engine.step()
+                check_ends(events)
+                if change is not None:
+                    for each in seen:
+                        change(_changed(each.tokens, events)[each.prompt : each.end])
+        finally:
+            self.engine.detach(attached)
 
 
 def _changed(before: NDArray[np.int64], events: Sequence[Event]) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from remask.core.pass_cost import CostMeter
 from remask.engine.engine import Engine
 from remask.models.attention import Attention, Sink
 from remask.models.work_list import WorkList
-from remask.observe import replace_attention
+from remask.observe import observe_costs, replace_attention
 
 
 @dataclass(slots=True)
@@ -69,7 +69,8 @@ class Executed:
 
     def __init__(self, engine: Engine) -> None:
         model = engine.model
-        self.meter = engine.costs = CostMeter(model.config.widths(model.dtype.itemsize))
+        self.meter = CostMeter(model.config.widths(model.dtype.itemsize))
+        observe_costs(engine, self.meter)
         self.pairs = PairCount(model.attention)
         replace_attention(engine, self.pairs)
 

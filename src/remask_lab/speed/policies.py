@@ -21,6 +21,7 @@ from remask.core.meter import CacheMeter
 from remask.core.plan import Plan
 from remask.engine.engine import Engine
 from remask.errors import ConfigError
+from remask.observe import observe_cache
 from remask.outputs import write_whole
 from remask.policies import policy_names, settings_of
 from remask_lab.bench.contenders import COMPOSITIONS, described
@@ -129,8 +130,9 @@ def _admitted(llm: LLM, name: str, workload: Workload) -> PolicySteps | None:
 
 def _step(llm: LLM, own: PolicySteps, keys: int, batch: int) -> None:
     count = RowCount()
-    own.engine.meter = count
+    attached = observe_cache(own.engine, count)
     own.seconds.append(time_call(own.engine.step, llm.model.device))
+    own.engine.detach(attached)
     own.row_layers.append(sum(count.rows))
     few = sum(count.rows) < MANY * len(count.rows)
     own.bare.append(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from remask.engine.engine import EngineStats
+from remask.engine.stats import EngineStats
 from remask_lab.load.target import Target, find_target, read_metrics
 from remask_lab.speed.command import REMASK
 

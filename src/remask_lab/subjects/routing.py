@@ -224,14 +224,17 @@ class RouteTracer:
                 RoutedPass(each.step, self._before, self._sets.copy(), self._computed.copy()) for each in observed
             )
 
-        observe_passes(engine, observe)
-        engine.add(item)
-        while engine.busy:
-            events = engine.step()
-            check_ends(events)
-            for event in events:
-                if event.result is not None:
-                    tokens = event.result.token_ids
+        attached = observe_passes(engine, observe)
+        try:
+            engine.add(item)
+            while engine.busy:
+                events = engine.step()
+                check_ends(events)
+                for event in events:
+                    if event.result is not None:
+                        tokens = event.result.token_ids
+        finally:
+            engine.detach(attached)
         return RouteTrace(tuple(passes), tuple(tokens))
 
     def _begin(self, length: int) -> None:

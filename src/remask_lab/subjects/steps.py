@@ -183,14 +183,17 @@ class StepTracer:
     def time(self, item: Request) -> Floats:
         """Seconds of each denoising pass of the request, [passes]; only whether a step has such a pass is observed."""
         engine, seconds, ran = self._watcher.engine, [], []
-        observe_passes(engine, lambda passes: ran.append(bool(passes)))
-        engine.add(item)
-        while engine.busy:
-            ran.clear()
-            start = time.perf_counter()
-            check_ends(engine.step())
-            if any(ran):
-                seconds.append(time.perf_counter() - start)
+        attached = observe_passes(engine, lambda passes: ran.append(bool(passes)))
+        try:
+            engine.add(item)
+            while engine.busy:
+                ran.clear()
+                start = time.perf_counter()
+                check_ends(engine.step())
+                if any(ran):
+                    seconds.append(time.perf_counter() - start)
+        finally:
+            engine.detach(attached)
         return np.array(seconds)
 
     def _changed(self, changed: NDArray[np.bool_]) -> None:

@@ -290,6 +290,7 @@ def test_a_name_that_nobody_looks_up_costs_seconds(monkeypatch: pytest.MonkeyPat
     def look_up(*_: object) -> None:
         asked.set()
         looked_up.wait(LONGEST_S)
+        raise OSError("nobody knows the name")
 
     monkeypatch.setattr(socket, "create_connection", look_up)
     try:
@@ -321,7 +322,7 @@ def test_the_command_measures_likelihoods_once(tmp_path: Path, capsys: pytest.Ca
     options = ["--tasks", "stops", "--caches", "none,bicache", "--output", str(output), "--mc-samples", "16"]
     assert main([*given, *options]) == 0
     told = capsys.readouterr().out
-    assert "stops scores log-likelihoods, in which no cache has a part: it is measured once." in told
+    assert "stops scores log-likelihoods, which use no cache, so it is measured once." in told
     assert "acc,none " in told
     (row,) = read_record(output, "eval tasks").data["rows"]
     assert row["point"]["cache"] == "none"

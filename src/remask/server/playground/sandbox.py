@@ -8,7 +8,7 @@ import numpy as np
 from remask.core.canvas import Canvas
 from remask.core.plan import Plan
 from remask.core.spans import Mask, Span
-from remask.engine.sharing import PageSharing
+from remask.engine.sharing.publishing import PageSharing
 from remask.errors import RemaskError
 from remask.store.chain import PageChain
 from remask.store.pages import PageAllocator, PageRange

@@ -1,0 +1,91 @@
+"""Who begins: requests in the order of their turns, as far as slots and pages go."""
+
+from collections import Counter
+
+from remask.engine.lifecycle import Lifecycle
+from remask.engine.memory import Memory
+from remask.engine.pending import PendingRequest
+from remask.engine.placement import AuditPlan, Awaiting, NoRoom, Placement
+from remask.engine.prefix_pass import PrefixPass
+from remask.engine.request import Owner
+from remask.engine.running import POLICY
+from remask.store.prefix import Lease
+
+
+class Admission:
+    """Gives waiting requests their places in memory."""
+
+    def __init__(self, lifecycle: Lifecycle, memory: Memory, max_num_seqs: int) -> None:
+        """At most `max_num_seqs` canvases run beside each other, but for those whose clients have less than a part."""
+        self._lifecycle, self._memory, self._most = lifecycle, memory, max_num_seqs
+
+    def admit(self, now: float) -> None:
+        """Begin waiting requests in the order of their turns at `now`, as far as slots and pages go.
+
+        A request that awaits a page of a running one lets others pass.
+        """
+        waiting, passed = self._lifecycle.waiting, Counter[Owner]()
+        while len(waiting) and (pending := waiting.first(now, passed)) is not None:
+            if not self._has_slot(pending) or not self._consider(pending, passed):
+                return
+
+    def _consider(self, pending: PendingRequest, passed: Counter[Owner]) -> bool:
+        """Begin a request, end it with its error, or count it as `passed`, as memory decides; False: it has no room."""
+        while True:
+            decision = self._lifecycle.attempt(pending, lambda: self._memory.plan(pending), POLICY)
+            match decision:
+                case NoRoom():
+                    # What nobody reads gives way to it.
+                    if self._memory.give_way(decision):
+                        continue
+                    return False
+                case Placement():
+                    self._begin(pending, decision)
+                case AuditPlan():
+                    passed[pending.request.owner] += 1
+                    self._audit(pending, decision)
+                case Awaiting():
+                    passed[pending.request.owner] += 1
+            return True
+
+    def _has_slot(self, pending: PendingRequest) -> bool:
+        """Whether a request may begin beside what runs, if there is memory."""
+        running = self._lifecycle.requests()
+        canvases = sum(each.canvases for each in running) + len(self._memory.audits.passes)
+        if not canvases:
+            return True
+        # One of them was running when the engine failed.
+        if pending.starts > 0 or any(each.pending.starts > 1 for each in running):
+            return False
+        return canvases + pending.canvases <= self._most or self._lifecycle.waiting.beyond(
+            pending, canvases, self._most
+        )
+
+    def _begin(self, pending: PendingRequest, placement: Placement) -> None:
+        """Give a waiting request its place. It ends with the error where it cannot begin."""
+        running = self._lifecycle.attempt(pending, lambda: self._memory.place(pending, placement), "it could not begin")
+        if running is None:
+            return
+        self._lifecycle.begin(running)
+        for lease in running.leases:
+            self._bring(lease, running.owner)
+        audit = placement.audit
+        if audit is not None and audit.own is not None:
+            self._lifecycle.add(self._memory.audits.place(pending, audit, awaited=False))
+
+    def _audit(self, pending: PendingRequest, plan: AuditPlan) -> None:
+        """Begin an audit that a waiting request awaits. The request ends with the error where it cannot begin."""
+        audit = self._lifecycle.attempt(
+            pending,
+            lambda: self._memory.audits.place(pending, plan, awaited=True),
+            "the audit of its prefix could not begin",
+        )
+        if audit is not None:
+            self._bring(audit.lease, audit.owner)
+            self._lifecycle.add(audit)
+
+    def _bring(self, lease: Lease, owner: Owner) -> None:
+        """Queue the pass over the entry that was made for this lease, if one was."""
+        work = PrefixPass.of(lease, self._memory.store, self._memory.shape.layers, owner)
+        if work is not None:
+            self._lifecycle.add(work)

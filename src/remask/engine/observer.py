@@ -1,0 +1,73 @@
+"""Observers of an engine: one registration for all that watches its passes, or stands in for what runs them."""
+
+from typing import ClassVar
+
+from remask.engine.isolation import Ran
+from remask.engine.runner import Runner
+from remask.engine.running import RunningRequest
+from remask.models.pool import Pool
+from remask.models.transformer import Transformer
+
+
+class EngineObserver:
+    """What an engine tells, while it is attached (`Engine.attach`). What is not overridden does nothing.
+
+    Attributes:
+        waits: passes are read before the next one is queued, so that each is seen before its tokens change.
+    """
+
+    waits: ClassVar[bool] = False
+
+    def runner(self, model: Transformer, pool: Pool) -> Runner | None:  # noqa: ARG002
+        """What runs passes of `model` over `pool` from now on; None leaves that as it is."""
+        return None
+
+    def launched(self, ran: Ran) -> None:
+        """A pass was launched. Its ledgers have entered it last."""
+
+    def computed(self, ran: Ran) -> None:
+        """A pass has run that was not queued ahead, and none of its tokens has changed."""
+
+    def settling(self, running: RunningRequest) -> None:
+        """What the pass of a request predicted is about to be transferred."""
+
+
+class Observers:
+    """The observers of one engine, in the order in which they came.
+
+    Attributes:
+        attached: all of them.
+        runner: what runs passes: that of the last observer that has one, else the engine's own.
+        wait: whether any of them waits.
+    """
+
+    def __init__(self, runner: Runner, model: Transformer) -> None:
+        """`runner` is the engine's own, and `model` what it runs, without graphs."""
+        self._own, self._model = runner, model
+        self._runners: dict[EngineObserver, Runner] = {}
+        self.attached: list[EngineObserver] = []
+        self.runner = runner
+        self.wait = False
+
+    def attach(self, observer: EngineObserver) -> None:
+        """Tell `observer` of passes from now on."""
+        self.attached.append(observer)
+        self._take(observer)
+        self.wait = any(each.waits for each in self.attached)
+
+    def detach(self, observer: EngineObserver) -> None:
+        """Tell it of none any more. Raises `ValueError` where it is not attached."""
+        self.attached.remove(observer)
+        if observer in self._runners:  # those of later observers may stand on its own
+            self._runners.clear()
+            self.runner = self._own
+            for each in self.attached:
+                self._take(each)
+        self.wait = any(each.waits for each in self.attached)
+
+    def _take(self, observer: EngineObserver) -> None:
+        """Run passes by the runner of `observer`, if it has one, over the model that the last one ran."""
+        model = self.runner.model if self._runners else self._model
+        made = observer.runner(model, self._own.pool)
+        if made is not None:
+            self._runners[observer] = self.runner = made

@@ -1,0 +1,289 @@
+"""The passes of a request: what its policy plans for its canvases, and for how many steps a plan holds."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeAlias
+
+from remask.core.canvas import Template
+from remask.core.plan import LastPass, Plan, StepFacts, View
+from remask.core.request import Usage
+from remask.core.spans import Mask
+from remask.engine.canvas_state import CanvasState
+from remask.engine.ending import ResponseEnd
+from remask.engine.pending import PendingRequest
+from remask.engine.request import Request
+from remask.engine.sharing.publishing import PageSharing
+from remask.errors import PlanError
+from remask.policies.base import CachePolicy, Schedule
+from remask.sampling.choice import Candidates
+from remask.sampling.decoder import Decoder, Transfers
+from remask.store.pages import PageRange
+from remask.store.prefix import Lease
+
+Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a pass of a request counts as.
+
+    Attributes:
+        cost: row-layers that it computes.
+        rows: most rows that it has in any layer.
+        saved: row-layers of its canvases that it does not compute.
+        refreshes: it fills or renews what the policy caches, on any of its canvases.
+        refreshes_prefix: it computes rows of the leased prefix, above the boundary.
+    """
+
+    cost: int
+    rows: int
+    saved: int
+    refreshes: bool
+    refreshes_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """A plan that `repeats` in as many steps after `step`, which was the one numbered `block_step` of its block."""
+
+    plan: Plan
+    repeats: int
+    step: int
+    block_step: int
+    block: range
+
+
+@dataclass(slots=True, eq=False)
+class PlannedRequest:
+    """A request with its place in memory, and the plan of its next pass.
+
+    Attributes:
+        pending: what it was before it began.
+        policy: the cache policy that plans its passes.
+        layers: the model's layers.
+        branches: the conditional canvas and, under guidance, the unconditional one.
+        owned: pages that it holds references to, beside those of its leases.
+        usage: work done so far.
+        leases: the stored parts that it reads, in the order of its canvas.
+        sharing: the pages that it publishes, if its pages are shared.
+        closing: the result is reported, and one more pass completes a page for other requests.
+        request: the request as it was given.
+        decoder: which positions are denoised next.
+        end: what is known of the end of its response.
+    """
+
+    pending: PendingRequest
+    policy: CachePolicy
+    layers: int
+    branches: tuple[CanvasState, ...]
+    owned: list[PageRange]
+    usage: Usage
+    leases: tuple[Lease, ...] = ()
+    sharing: PageSharing | None = None
+    closing: bool = False
+    request: Request = field(init=False)
+    decoder: Decoder = field(init=False)
+    end: ResponseEnd = field(init=False)
+    _template: Template = field(init=False)  # of the response
+    _items: Items | None = None  # the next pass, once it is planned
+    _tally: Tally = field(init=False)  # of that pass
+    _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
+    _schedule: Schedule = field(init=False)
+    _clock: int = 0  # steps in which the unconditional canvas took part
+    _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
+    _pass_index: int = 0  # passes since the step began
+    _left_out: int = 0  # of these, fill passes in which the unconditional canvas took no part
+    _last_pass: LastPass = field(default_factory=LastPass)
+
+    def __post_init__(self) -> None:
+        canvas = self.branches[0].canvas
+        self.request = asked = self.pending.request
+        traits = self.policy.traits
+        self._schedule = traits.schedule
+        self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
+        by_host = (asked.constraint, asked.reading, asked.replay)
+        self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
+        self._template = asked.response
+        formed = asked.formed or asked.constraint is not None or asked.reading is not None
+        self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=formed)
+
+    def items(self) -> Items:
+        """What the next pass computes: a plan for each canvas that takes part.
+
+        Each pass is planned once, however long it waits for its turn.
+        """
+        if self._items is None:
+            again = self.repeated(self.decoder, self.branches[0].canvas.noisy)
+            if again is not None:
+                self._items = ((self.branches[0], again),)
+            else:
+                self._items = self._planned()
+                self._tally = self._counted(self._items)
+        return self._items
+
+    def _planned(self) -> Items:
+        first, decoder = self.branches[0], self.decoder
+        if self.closing:
+            return ((first, self._closing_plan(first)),)
+        plan = self._plan(first, decoder.step)
+        if self.request.reading is not None and not plan.fills:
+            # What is read is a matter of the request: the first pass of a policy may be made to predict less.
+            plan = replace(plan, predict=first.canvas.noisy.copy(), commit=None)
+        if len(self.branches) == 1 or not self.policy.guides(decoder.step):
+            return ((first, plan),)
+        second = self.branches[1]
+        other = self._plan(second, self._clock)
+        if plan.fills and not other.fills:
+            return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
+        if other.fills and not plan.fills:
+            raise PlanError("the unconditional canvas has a fill pass where the other one predicts")
+        # Canvases with clocks of their own still predict, and commit, the same positions.
+        return (first, plan), (second, replace(other, predict=plan.predict, commit=plan.commit))
+
+    def repeated(self, decoder: Decoder, noisy: Mask) -> Plan | None:
+        """The plan of the step of `decoder` where the last plan repeats in it; else None. Positions may be `noisy`."""
+        last = self._standing
+        if last is None or self.closing or decoder.cut is not None:
+            return None
+        since = decoder.step - last.step
+        if since > last.repeats or decoder.block_step - last.block_step != since or decoder.block != last.block:
+            return None
+        return last.plan.repeated(last.block, noisy)
+
+    def _counted(self, items: Items) -> Tally:
+        cost = sum(plan.cost for _, plan in items)
+        first, live = items[0][0], items[0][1].spans[-1].rows
+        lent = first.prefix.parts if self.leases and first.prefix is not None else ()
+        return Tally(
+            cost=cost,
+            rows=sum(plan.widest for _, plan in items),
+            saved=sum(len(branch.canvas) for branch, _ in items) * self.layers - cost,
+            refreshes=any(plan.refreshes for _, plan in items),
+            refreshes_prefix=any(live[part.start : part.stop].any() for part in lent),
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The conditional canvas' plan."""
+        return self.items()[0][1]
+
+    @property
+    def tally(self) -> Tally:
+        """What the next pass counts as."""
+        if self._items is None:
+            self.items()
+        return self._tally
+
+    @property
+    def cost(self) -> int:
+        """Row-layers of the next pass."""
+        return self.tally.cost
+
+    @property
+    def widest(self) -> int:
+        """Most rows of the next pass in any layer."""
+        return self.tally.rows
+
+    @property
+    def predicted(self) -> int:
+        """Number of positions that the next pass predicts."""
+        return len(self.plan.predicted)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the next pass fills or renews what its policy caches, on any of its canvases."""
+        return self.tally.refreshes
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What is known of the positions that the next pass transfers; None where the host must choose."""
+        if not self._foreseeable or self.closing:
+            return None
+        plan = self.plan
+        if plan.fills:
+            return plan.predicted[:0]
+        known = self.decoder.transfers
+        return known if known is None or plan.commit is None else plan.commit.nonzero()[0]
+
+    @property
+    def candidates(self) -> Candidates:
+        """The positions that the next pass predicts, as the device sees them."""
+        places = [branch.places for branch in self.branches]
+        return Candidates(self.transfers, self.plan.predicted, self.decoder.block, places)
+
+    def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
+        """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
+        other = copy(self)
+        other.decoder, other._pass_index = decoder, 0
+        other._items = None if plan is None else ((self.branches[0], plan),)
+        return other
+
+    def take(self, step: Self) -> None:
+        """Take the pass of a copy of this request, which ran its next step (`at`), for its own."""
+        predict = self.plan.predict
+        self._items = tuple((branch, plan.predicting(predict)) for branch, plan in step.items())
+        self._tally = step.tally
+
+    def repeats(self, step: int) -> bool:
+        """Whether the next pass is that of `step`, over the same rows as the last one."""
+        return self.decoder.step == step and self.plan.again
+
+    def revised(self, items: Sequence[tuple[CanvasState, Plan]]) -> None:
+        """Take the plans with which the admitted pass runs: watching attention, or a failure, may change them."""
+        self._items = tuple(items)
+        self._tally = self._counted(self._items)
+
+    def _plan(self, branch: CanvasState, step: int) -> Plan:
+        view = self._view(branch, step)
+        plan = self.policy.plan(view)
+        plan = plan if plan.sees is view.sees else replace(plan, sees=view.sees)
+        if self.decoder.cut is not None:
+            self._standing = None
+            return plan.below(self.decoder.cut, branch.memo)
+        repeats = self.policy.repeats(view) if len(self.branches) == 1 else 0
+        self._standing = _Standing(plan, repeats, step, view.block_step, view.block) if repeats else None
+        return plan
+
+    def _closing_plan(self, branch: CanvasState) -> Plan:
+        # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
+        stop = 0 if self.sharing is None else self.sharing.ready()
+        block = range(stop - self.pending.decoding.block, stop)
+        view = replace(self._view(branch, self.decoder.step), block=block)
+        plan = self.policy.closing(view)
+        if plan is None:
+            raise PlanError("a policy that shares pages has no plan for the last block's commit pass")
+        return replace(plan, sees=view.sees)
+
+    def _view(self, branch: CanvasState, step: int) -> View:
+        decoder, canvas = self.decoder, branch.canvas
+        last = self._last_pass
+        return View(
+            layers=self.layers,
+            step=step,
+            block_step=decoder.block_step,
+            block=decoder.block,
+            prompt=canvas.prompt,
+            noisy=canvas.noisy,
+            settled=canvas.settled,
+            prefix=branch.prefix,
+            pass_index=self._pass_index - (0 if branch is self.branches[0] else self._left_out),
+            shift=branch.shift,
+            sees=decoder.sees,
+            response=canvas.end,
+            stop=self.end.stop,
+            seed=self.pending.decoding.seed,
+            steps=self.pending.decoding.scheduled_steps,
+            decoding=_facts(decoder),
+            last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
+            memo=branch.memo,
+            weights=branch.weights,
+        )
+
+
+_NO_FACTS = StepFacts()
+
+
+def _facts(decoder: Decoder) -> StepFacts:
+    order, touched, fresh = decoder.order, decoder.touched, decoder.fresh
+    return _NO_FACTS if order is None and touched is None and fresh is None else StepFacts(order, touched, fresh)

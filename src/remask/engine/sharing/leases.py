@@ -1,0 +1,125 @@
+"""Leases of stored entries: what a prefix and parts that stand elsewhere have in common."""
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from remask.core.canvas import Canvas
+from remask.engine.config import EngineConfig
+from remask.engine.pending import PendingRequest
+from remask.engine.placement import AuditPlan, Decision, LeasePlan, NoRoom, PartPlan, Placement
+from remask.engine.request import Request
+from remask.engine.sharing.audits import Audits
+from remask.engine.sharing.way import Shared, reserved
+from remask.models.config import ModelConfig
+from remask.store.prefix import Lease, PrefixStore
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request would lease.
+
+    Attributes:
+        lease: what it would lease.
+        audit: what audits have to do with its depth, where they bound it.
+        unknown: the audit without which nobody knows how deep it may read.
+        note: why it leases nothing although it asked to.
+        refused: its prefix is larger than the whole store may be.
+    """
+
+    lease: LeasePlan | None = None
+    audit: AuditPlan | None = None
+    unknown: AuditPlan | None = None
+    note: str | None = None
+    refused: bool = False
+
+
+class Leases(ABC):
+    """A `Sharing` of whole entries of the store, which are leased for as long as a request runs."""
+
+    def __init__(self, config: EngineConfig, shape: ModelConfig, store: PrefixStore, audits: Audits) -> None:
+        """For requests under `config` to a model of `shape`."""
+        self.config, self.shape, self.store, self.audits = config, shape, store, audits
+        self.allocator = store.allocator
+
+    @abstractmethod
+    def wish(self, pending: PendingRequest) -> Wish:
+        """What a request would lease as things stand."""
+
+    def plan(self, pending: PendingRequest) -> Decision:
+        """See `Sharing`: a place with leases, where they are asked for and the store can hold what is shared."""
+        policy, length, layers = pending.request.policy, pending.decoding.length, self.shape.layers
+        wish = self.wish(pending)
+        if wish.unknown is not None:
+            return self.audits.plan(pending, wish.unknown)
+        lease = wish.lease
+        entries = () if lease is None else lease.entries
+        # Of what is not read in place the canvas has a copy of its own, so one extent serves all layers.
+        shared = 0 if lease is None else lease.prefix.lead
+        leased = lease.prefix.layers if lease is not None and shared else 0
+        parts = [(length - shared, range(leased)), (length, range(leased, layers))]
+        # A lease of all layers leaves nothing for the layers above, and none leaves nothing for those below.
+        wanted = [(tokens, part) for tokens, part in parts if len(part)]
+        others = [(length, range(layers))] * (pending.canvases - 1)
+        found = self.allocator.find([*wanted, *others])
+        if found is None:
+            return NoRoom(entries)
+        missing = {} if lease is None else _missing(pending.request, lease)
+        if missing and not self.store.has_room(list(missing), pending.request.cache_salt, found, entries):
+            return NoRoom(evictable=False)
+        own = (found[: len(wanted)], *((extent,) for extent in found[len(wanted) :]))
+        audit = self.audits.beside(pending, wish.audit, [*wanted, *others])
+        chosen = policy if lease else policy.without_prefix
+        return Placement(chosen, own, lease, note=wish.note, refused=wish.refused, audit=audit)
+
+    def claim(
+        self,
+        pending: PendingRequest,
+        placement: Placement,
+        canvas: Canvas,  # noqa: ARG002
+        undo: ExitStack,
+    ) -> Shared:
+        """See `Sharing`."""
+        plan = placement.lease
+        if plan is None:
+            return Shared()
+        leases = self._leases(pending, plan, undo)
+        self.store.stats.found += pending.common is not None and plan.asked > pending.request.prefix_length
+        return Shared(plan.prefix, leases)
+
+    def longest(self, pending: PendingRequest) -> int:
+        """The rows that predict the response must be live, so what is shared may not reach into them."""
+        return len(pending.request.prompt_token_ids) - self.shape.shift
+
+    def _leases(self, pending: PendingRequest, plan: LeasePlan, undo: ExitStack) -> tuple[Lease, ...]:
+        """The leases that were planned, in the order of the parts; `undo` gets what gives each of them back."""
+        made: dict[int, Lease] = {}
+        # What is there is leased first, so that none of it is evicted for what is not.
+        for number in sorted(range(len(plan.parts)), key=lambda number: plan.parts[number].entry is None):
+            made[number] = self._lease(pending, plan.parts[number], plan.prefix.layers)
+            undo.callback(self._unlease, made[number])
+        return tuple(made[number] for number in range(len(plan.parts)))
+
+    def _lease(self, pending: PendingRequest, plan: PartPlan, layers: int) -> Lease:
+        """The lease that was planned. Raises `IntegrityError` where the store has changed since then."""
+        request, entry = pending.request, plan.entry
+        tokens = request.prompt_token_ids[plan.asked.start : plan.asked.stop]
+        if entry is None:
+            entry = self.store.whole(tokens, request.cache_salt)  # of an equal part before it
+        if entry is None:
+            return reserved(self.store, tokens, layers, request.cache_salt)
+        if entry.key == pending.brought:
+            return self.store.hold(entry, layers)
+        return self.store.lend(entry, layers, tokens)
+
+    def _unlease(self, lease: Lease) -> None:
+        """Give a new lease back, and the entry too that was made for it."""
+        self.store.release(lease)
+        if not lease.hit and not lease.entry.leases:
+            self.store.withdraw(lease.entry)
+
+
+def _missing(request: Request, plan: LeasePlan) -> dict[tuple[int, ...], None]:
+    """What has to be stored for a lease, each once."""
+    missing = [part.asked for part in plan.parts if part.entry is None]
+    return dict.fromkeys(tuple(request.prompt_token_ids[part.start : part.stop]) for part in missing)
