@@ -21,7 +21,7 @@ from remask.cli import main
 from remask.errors import CheckpointError, ConfigError
 from remask.models import source
 from remask.models.fingerprint import fingerprint
-from remask.models.gguf import tensors
+from remask.models.gguf import header, tensors
 from remask.models.gguf.header import read_header
 from remask.models.gguf.tensors import OpenGGUF, locate
 from remask.models.load import check_tensors, load_weights, read_config
@@ -182,6 +182,62 @@ def test_int4_keeps_the_codes_of_nested_blocks(tmp_path: Path) -> None:
     steps, zeros = (each.repeat_interleave(32, dim=1) for each in (codes.scales, codes.zeros))
     again = (codes.values.float() - 8) * steps + zeros
     assert float((again - numbers).abs().max()) <= float(numbers.abs().max()) * 2**-7  # scales have eight bits
+
+
+def mixed(target: Path, kinds: dict[str, Type], raw: dict[str, np.ndarray[Any, Any]]) -> Path:
+    """A Dream model of one layer, 256 wide; `raw` has the bytes or the numbers of each matrix."""
+    writer = gguf.GGUFWriter(target, "dream")
+    for key, value in {
+        "block_count": 1, "embedding_length": 256, "feed_forward_length": 512, "context_length": 64, "vocab_size": 64,
+        "attention.head_count": 4, "attention.head_count_kv": 2,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"dream.{key}", value)
+    writer.add_float32("dream.rope.freq_base", 1e6)
+    writer.add_float32("dream.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_uint32("tokenizer.ggml.mask_token_id", 63)
+    for name, content in raw.items():
+        writer.add_tensor(f"{name}.weight", content, raw_dtype=kinds.get(name))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
+    for name, width in (("q", 256), ("k", 128), ("v", 128)):
+        writer.add_tensor(f"blk.0.attn_{name}.bias", np.zeros(width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_a_model_of_mixed_k_quants_is_the_one_of_its_numbers(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    shapes = {"token_embd": (64, 256), "output": (64, 256)} | {
+        f"blk.0.{name}": shape
+        for name, shape in {
+            "attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256),
+            "ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512),
+        }.items()
+    }  # fmt: skip
+    # As in files named Q4_K_M.
+    six = ("output", "blk.0.attn_v", "blk.0.ffn_down")
+    kinds = {name: Type.Q6_K if name in six else Type.Q4_K for name in shapes}
+    raw = {}
+    for name, (rows, columns) in shapes.items():
+        width = gguf.GGML_QUANT_SIZES[kinds[name]][1]
+        blocks = drawn.integers(0, 256, (rows, columns // 256, width), dtype=np.uint8)
+        # The block's own scales are to be finite: the last number, or the first two.
+        place = slice(-2, None) if kinds[name] == Type.Q6_K else slice(0, 4)
+        count = blocks[..., place].shape[-1] // 2
+        blocks[..., place] = drawn.uniform(1e-5, 1e-4, (*blocks.shape[:2], count)).astype(np.float16).view(np.uint8)
+        raw[name] = blocks.reshape(rows, -1)
+    numbers = {name: gguf.dequantize(each, kinds[name]) for name, each in raw.items()}
+    given, plain = mixed(tmp_path / "k.gguf", kinds, raw), mixed(tmp_path / "f32.gguf", {}, numbers)
+    ours, theirs = named(loaded(given)), named(loaded(plain))
+    assert all(torch.equal(ours[key], tensor) for key, tensor in theirs.items())
+    matrix = loaded(given, "int4").layers[0].gate_up
+    assert isinstance(matrix, QuantisedMatrix)
+    expected = torch.from_numpy(np.concatenate((numbers["blk.0.ffn_gate"], numbers["blk.0.ffn_up"])))
+    error = (matrix.product(torch.eye(256)).T - expected).abs().max()
+    assert float(error) <= float(expected.abs().max()) * 2**-7  # codes are kept, and scales have eight bits
 
 
 PACKED = [kind for kind in Type if kind.name not in ("F64", "F32", "F16", "BF16")]
@@ -413,6 +469,47 @@ def test_damage_is_told_in_a_sentence(tmp_path: Path, change: Callable[[bytes], 
     with pytest.raises(CheckpointError, match=f"(?s){message}") as caught:
         read_without_weights(path)
     assert str(path) in str(caught.value)
+
+
+def with_tokens(target: Path, tokens: list[str], kinds: list[int]) -> Path:
+    """A file of a tokenizer alone."""
+    writer = gguf.GGUFWriter(target, "dream")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])  # the writer leaves out empty lists
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return target
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "message"),
+    [
+        (["a", "a"], 1, "holds 'a' twice; each token has one id"),
+        (["a" * 513], 1, "holds a token of 513 characters; supported: at most 512"),
+        (["a" * 129, "b"], 3, "calls 2 tokens control or user-defined ones, of up to 129 characters"),
+        ([f"t{number}" for number in range(8193)], 4, "calls 8193 tokens control"),
+    ],
+)
+def test_tokens_without_bounds_are_refused(tmp_path: Path, tokens: list[str], kind: int, message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"x\.gguf: .* {message}"):
+        load_tokenizer(with_tokens(tmp_path / "x.gguf", tokens, [kind] * len(tokens)))
+
+
+def test_long_tokens_load(tmp_path: Path) -> None:
+    special = [("a" * number) for number in range(2, 129)]
+    tokenizer = load_tokenizer(with_tokens(tmp_path / "x.gguf", ["b", *special], [1] + [3] * len(special)))
+    assert tokenizer is not None
+    assert tokenizer.encode("a" * 128 + "b") == [127, 0]
+
+
+def test_a_header_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "HEADER", 5000)
+    with pytest.raises(CheckpointError, match="description of tensor 10 of 57 reaches beyond byte 5000"):
+        read_header(Path(shutil.copy(FILES / "llada-f32.gguf", tmp_path / "x.gguf")))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,5 +1,8 @@
 """The header of a GGUF file: its keys, and where each tensor lies. Every count is checked before it is believed.
 
+The `gguf` package's own reader believes the file: it makes an array of each item of a vocabulary, which takes seconds
+and hundreds of megabytes, and on hostile files ends in whatever NumPy raises. Types are the package's.
+
 The layout is that of the GGUF specification, versions 2 and 3, in little-endian order: magic, version, number of
 tensors, number of keys, the keys with their values, the tensors' descriptions, padding, the tensors' bytes.
 """
@@ -23,10 +26,11 @@ from remask.errors import CheckpointError
 SUFFIX = ".gguf"
 # Far above what any published file has.
 KEYS, TENSORS, NAME, DIMENSIONS = 2**12, 2**17, 2**8, 4
-ITEMS = 2**24  # of one array: as many as there may be tokens
-TEXT = 2**24  # bytes of one text
+ITEMS = 2**21  # of one array, such as tokens and merges
+HEADER = 2**26  # bytes; its texts are kept
 ALIGNMENT = 2**20
 
+_LENGTH = struct.Struct("<Q")
 _STRING, _ARRAY, _BOOL, _FLOAT = 8, 9, 7, 6
 # How a value of each kind is written, by the kind's number; arrays and texts apart.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
@@ -89,7 +93,7 @@ class Header:
             with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 reader = _Reader(self.file, data, value.offset)
                 if value.kind == _STRING:
-                    return [reader.text(key, TEXT) for _ in range(value.count)]
+                    return [reader.text(key, HEADER) for _ in range(value.count)]
                 content = reader.take(value.count * _width(value.kind), key)
                 return list(struct.unpack(f"<{value.count}{_SCALARS[value.kind]}", content))
         except (OSError, ValueError) as error:
@@ -114,7 +118,7 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
 
 
-@lru_cache(maxsize=4)  # loading asks again and again, and to walk over a vocabulary takes a tenth of a second
+@lru_cache(maxsize=4)  # loading asks again and again, and to walk over a vocabulary takes a twentieth of a second
 def _read(path: Path, size: int, _changed: int) -> Header:
     if size < 24:
         raise CheckpointError(f"{path} is no GGUF file: it has {size} bytes, and the shortest header has 24.")
@@ -140,6 +144,19 @@ class _Reader:
         if count > left:
             self.fail(f"{what} needs {count} bytes, and the file ends after {left} more: it is truncated or corrupt")
         self.at += count
+        if self.at > HEADER:
+            self.fail(f"{what} reaches beyond byte {HEADER}; supported: headers of up to so many bytes")
+
+    def skip_texts(self, count: int, what: str) -> None:
+        at, end = self.at, min(len(self.data), HEADER)
+        for _ in range(count):  # a vocabulary has some hundred thousand
+            following = at + 8
+            if following <= end:
+                following += _LENGTH.unpack_from(self.data, at)[0]
+            at = following
+            if at > end:
+                break
+        self.skip(at - self.at, what)
 
     def scalar(self, form: str, what: str) -> Any:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
@@ -192,14 +209,13 @@ def _values(reader: _Reader, count: int) -> dict[str, Any]:
 def _value(reader: _Reader, what: str) -> Any:
     kind = reader.scalar("I", what)
     if kind == _STRING:
-        return reader.text(what, TEXT)
+        return reader.text(what, HEADER)
     if kind != _ARRAY:
         return _scalar(reader, kind, what)
     inner = reader.scalar("I", what)
     count, offset = reader.length(what, ITEMS), reader.at
     if inner == _STRING:
-        for _ in range(count):
-            reader.skip(reader.length(f"an item of {what}", TEXT), f"an item of {what}")
+        reader.skip_texts(count, what)
     elif inner in _SCALARS:
         reader.skip(count * _width(inner), what)
     else:

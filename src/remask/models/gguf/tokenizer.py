@@ -13,6 +13,9 @@ from remask.models.gguf.header import Header
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens; others are texts that BPE does not make
+# Longest texts of tokens, and of those that are no part of the BPE, and how many of the latter: several times what
+# published files have. An expression that nests with each of their characters finds these in texts.
+_LONGEST, _ADDED_LONGEST, _ADDED = 2**9, 2**7, 2**13
 # Where a text is cut before BPE, as the tokenizers of these models say it themselves.
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,6 +72,12 @@ def read_backend(header: Header) -> Any | None:
         for number, kind in enumerate(kinds)
         if kind in (_CONTROL, _OWN) and tokens[number]
     ]
+    if len(added) > _ADDED or any(len(token.content) > _ADDED_LONGEST for token in added):
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}token_type' calls {len(added)} tokens control or user-defined ones, of up to "
+            f"{max(len(token.content) for token in added)} characters; supported: at most {_ADDED} of up to "
+            f"{_ADDED_LONGEST} characters."
+        )
     backend.add_tokens(added)
     ids = {role: fields.token(f"{_KEY}{role}_token_id", len(tokens), 0) for role in _ROLES}
     # A token of the text stays one, also where a key names it: its name in a prompt is no command.
@@ -101,6 +110,11 @@ def _put_around(backend: Any, before: str | None, after: str | None, vocab: Mapp
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
     """Every token's text, and its kind."""
     tokens = _texts(header, "tokens")
+    longest = max(map(len, tokens), default=0)
+    if longest > _LONGEST:
+        raise CheckpointError(
+            f"{header.file}: '{_KEY}tokens' holds a token of {longest} characters; supported: at most {_LONGEST}."
+        )
     if len(set(tokens)) != len(tokens):
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
