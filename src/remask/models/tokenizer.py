@@ -147,7 +147,8 @@ class Tokenizer:
         if not self.has_chat_template:
             raise ConfigError(
                 "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
-                "token ids, or put a template into the model's folder as chat_template.jinja."
+                "token ids, or give the model a template: in its folder as chat_template.jinja, or in its GGUF file as "
+                "tokenizer.chat_template."
             )
         template = self._template or self._chat_template()
         self._template = template
