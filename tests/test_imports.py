@@ -23,7 +23,9 @@ ORDER = (
     "remask.store",
     "remask.models",
     "remask.policies",
+    "remask.policies.on_device",
     "remask.sampling",
+    "remask.readers",
     "remask.parallel",
     "remask.engine",
     "remask.depth",
@@ -79,7 +81,7 @@ MAY_READ_ENVIRONMENT = {
 ENGINE_DOORS = {
     "remask.engine.config",
     "remask.engine.engine",
-    "remask.engine.event",
+    "remask.core.request",
     "remask.engine.proof",
     "remask.engine.request",
     "remask.engine.report",

@@ -121,7 +121,7 @@ def test_every_answer_has_its_form(llm: LLM, seed: int) -> None:
     for number, form in enumerate(forms):
         params: dict[str, Any] = {"max_tokens": 48, "steps": 24, "seed": number, **rng.choice(SAMPLERS)}
         (request,) = llm.requests([[USER]], params, policy=policy)
-        requests.append(replace(request, id=str(number), constraint=llm.constraint(form)))
+        requests.append(replace(request, id=str(number)).with_readers(llm.constraint(form)))
     outputs = {output.id: output for output in llm.run(requests)}
     for number, form in enumerate(forms):
         output = outputs[str(number)]

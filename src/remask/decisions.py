@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from remask.core.decisions import ANSWER, MASK, MAX_LABEL_TOKENS, Decision, Decisions, Question
-from remask.core.reading import Reading
 from remask.core.request import Usage
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.models.tokenizer import Tokenizer
 from remask.policies.base import CachePolicy
+from remask.readers.decision import Reading
 
 CONTENT_FREE = "N/A"
 """The state of a pass that calibrates (contextual calibration, arXiv 2102.09690)."""
 
 Reads = Mapping[int, tuple[float, ...]]
-"""What `core.request.Result.reads` holds."""
+"""What `Result.reads` holds of a `Reading`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DecisionPlan:
             params=SamplingParams(max_tokens=len(ask.reading.token_ids)),
             prefix_length=len(state),
             policy=policy,
-            reading=ask.reading,
+            readers=(ask.reading,),
             **terms,
         )
 

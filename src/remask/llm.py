@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,8 +17,7 @@ from remask.core.decisions import Decision, Decisions
 from remask.core.depth import DepthLookup
 from remask.core.infill import Part
 from remask.core.kinds import ModelKind
-from remask.core.reading import Reading
-from remask.core.request import FinishReason, Result, Transfer, Usage
+from remask.core.request import Event, FinishReason, Result, Transfer, Usage
 from remask.core.rollout import TokenLogprob, token_logprobs
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
@@ -32,7 +31,6 @@ from remask.device_defaults import read_defaults
 from remask.engine.capacity import DeviceMemory, check_weights_fit
 from remask.engine.config import DEFAULT_UTILIZATION, EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.errors import ConfigError, DecisionError
 from remask.infill import response_of
@@ -45,7 +43,10 @@ from remask.models.transformer import Transformer
 from remask.parallel import lead
 from remask.policies import CachePolicy, name_of, parse, settings_of
 from remask.prompts import Prompt, as_prompts, encode
-from remask.sampling.constraint import Constraint
+from remask.readers.base import Reader
+from remask.readers.constraint import Constraint
+from remask.readers.decision import Reading
+from remask.readers.logprobs import Logprobs
 from remask.sampling.defaults import fit, overlaid
 from remask.structure import Structures
 
@@ -76,7 +77,7 @@ class Output:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     holes: tuple[str, ...] | None = None
-    reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # of a request with a `Reading`
+    reads: Mapping[str, Any] = field(default_factory=dict)  # what its readers have found, see `Result`
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +358,7 @@ class LLM:
         trace: bool = False,
         top_logprobs: int | None = None,
         structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None,
+        readers: Sequence[Reader] = (),
         control_tokens: bool | None = None,
     ) -> list[Output]:
         """Answer prompts, batched together, in their order.
@@ -369,7 +371,8 @@ class LLM:
         checkpoint's own defaults, as `params` of this object resolves them. `cache` and
         `cache_config` are as in `LLM`; without `cache` the default policy runs. With `top_logprobs` outputs have the
         log-probability of each token, and of so many of the most probable ones in the same step. `structured_outputs`
-        is the form of all answers, as in `docs/sampling.md`. Names of special tokens become these tokens in prompts
+        is the form of all answers, as in `docs/sampling.md`. What `readers` of one's own find in each step is in
+        `Output.reads`, by their names. Names of special tokens become these tokens in prompts
         that are text, and not in chat messages; `control_tokens` says that they do in both, or in neither. Raises
         `ConfigError`, before anything runs, where a prompt or a setting cannot be used.
         """
@@ -381,7 +384,7 @@ class LLM:
             policy=self._chosen_policy(cache, cache_config),
             control_tokens=control_tokens,
         )
-        return self._answered(requests, trace, top_logprobs, structured_outputs)
+        return self._answered(requests, trace, top_logprobs, structured_outputs, readers)
 
     def infill(
         self,
@@ -454,10 +457,12 @@ class LLM:
         trace: bool,
         top_logprobs: int | None,
         form: StructuredOutputs | Mapping[str, Any] | None,
+        readers: Sequence[Reader] = (),
     ) -> list[Output]:
         """Run `requests` under these terms. Returns their outputs in their order."""
         constraint = self.constraint(form)
-        asked = [replace(each, top_logprobs=top_logprobs, constraint=constraint) for each in requests]
+        logprobs = None if top_logprobs is None else Logprobs(top_logprobs)
+        asked = [each.with_readers(logprobs, constraint, *readers) for each in requests]
         outputs = {output.id: output for output in self.run(asked, trace=trace)}
         return [outputs[request.id] for request in requests]
 
@@ -491,7 +496,9 @@ class LLM:
         failed = next((output.error for output in ordered if output.error is not None), None)
         if failed is not None:
             raise DecisionError(f"a question could not be read: {failed}")
-        return Decided(plan.answers([output.reads for output in ordered]), total_usage([o.usage for o in ordered]))
+        return Decided(
+            plan.answers([output.reads[Reading.name] for output in ordered]), total_usage([o.usage for o in ordered])
+        )
 
     def decisions(self, asked: Decisions, most: int | None = None) -> DecisionPlan:
         """The passes that answer decisions, and what follows from them. Safe on any thread.
@@ -590,7 +597,7 @@ class LLM:
             error=error,
             reads=result.reads,
             logprobs=None
-            if request.top_logprobs is None
+            if request.reader(Logprobs) is None
             else token_logprobs(result.trace, len(request.prompt_token_ids), len(result.token_ids)),
             holes=holes,
         )

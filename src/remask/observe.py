@@ -19,12 +19,11 @@ from remask.core.pass_cost import CostMeter
 from remask.core.plan import Plan, PrefixHit
 from remask.engine.canvas_state import SlotTable
 from remask.engine.chunks import SidePass
-from remask.engine.drift_watcher import DriftWatcher
 from remask.engine.engine import Engine
 from remask.engine.isolation import Ran
 from remask.engine.observer import EngineObserver
 from remask.engine.runner import Items, Runner
-from remask.engine.running import RunningRequest
+from remask.engine.running import Reads, RunningRequest
 from remask.errors import ConfigError
 from remask.models.attention import Attention, Sink
 from remask.models.mixture import Routes
@@ -33,6 +32,7 @@ from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 from remask.models.weights import LayerWeights, MixtureWeights
 from remask.models.work_list import WorkList
+from remask.policies.on_device.base import DeviceHook
 from remask.sending import Arrival
 
 
@@ -336,14 +336,16 @@ class _SectionedRunner(Runner):
         with self.section("packing"):
             return super().pack_layer(items, layer)
 
-    def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
+    def before_layer(
+        self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
+    ) -> dict[int, Plan]:
         with self.section("watch"):
-            super().keep_references(watchers, layer)
+            return super().before_layer(hooks, stage, h, plans)
 
-    def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
+    def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
         with self.section("watch"):
-            return super().find_drift(watchers, layer)
+            return super().after_layer(hooks, layer, plans)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
         with self.section("sampling"):
-            return super().read(hidden, requests)
+            return super().read(hidden, requests, reads)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from remask.core.structure import StructuredOutputs
 from remask.errors import ConfigError
 from remask.models import structure_worker
+from remask.readers.constraint import Constraint
 from remask.sampling.automaton import TokenAutomaton
-from remask.sampling.constraint import Constraint
 
 MAX_SECONDS = 2
 """Processor time of one compilation, for a small vocabulary; a large one has a second more for each 50,000 tokens."""

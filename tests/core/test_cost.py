@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from remask.core.cost import NOTHING, OPERATIONS, FeedForward, OperationCost, Widths
 from remask.core.pass_cost import CostMeter, ExecutedPlan, pass_cost
-from remask.core.plan import Plan, PrefixHit, Watch
+from remask.core.plan import Plan, PrefixHit
 from remask.core.spans import Mask, Span, TopRho
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, Reuse
 from remask.policies.block import BlockDual
 from remask.policies.dllm import DllmCache
+from remask.policies.elastic import Watch
 from tests.policies.views import Walk
 
 D, Q, K, UP, F, V, ITEM = 8, 12, 4, 20, 10, 50, 2
@@ -137,9 +138,11 @@ def test_a_shared_prefix_is_read_once_where_it_is_lent(hit: PrefixHit) -> None:
 def test_watching_projects_queries_and_scores_again() -> None:
     spans = [Span(range(i, i + 1), rows(4, 5), save=rows(4, 5) if i else None) for i in range(3)]
     widths, score = replace(WIDTHS, feeds=(FEED,) * 3), 2 * Q * (D + T)
-    first = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9, rows()))
-    later = Plan(tuple(spans), predict=rows(4), watch=Watch(rows(4, 5), ALL, 0.9, rows(0, 2, 3)))
-    costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, later.refreshed(1))]
+    first = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows()))
+    later = Plan(tuple(spans), predict=rows(4), hook=Watch(rows(4, 5), ALL, 0.9, rows(0, 2, 3)))
+    assert isinstance(later.hook, Watch)
+    refreshed = later.hook.refresh(later, 1)
+    costs = [pass_cost(widths, [ExecutedPlan(plan)]).operations["watch"] for plan in (first, later, refreshed)]
     assert costs[0].flops == 3 * 2 * score, "three layers, and the window"
     assert costs[1].flops == (3 * 2 + 2 * 2 * 3) * score, "and what is tracked, before and after all but the last"
     assert costs[2].flops == (3 * 2 + 2 * 1 * 3) * score, "nothing is compared where all is computed anew"

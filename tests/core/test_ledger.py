@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.ledger import LEASED, UNWRITTEN, Ledger
-from remask.core.plan import Plan, PrefixHit, Watch
+from remask.core.plan import Plan, PrefixHit
 from remask.core.spans import Mask, Span, TopRho
 from remask.errors import PlanError
+from remask.policies.elastic import Watch
 
 
 def rows(length: int, *positions: int) -> Mask:
@@ -190,7 +191,7 @@ def test_leased_pages_are_attended_to_in_front_of_own_rows() -> None:
 
 def layered(live: Mask, watch: Watch | None = None, keep: bool = True) -> Plan:
     spans = tuple(Span(range(i, i + 1), live, save=live if i and keep else None) for i in range(3))
-    return Plan(spans, predict=np.zeros_like(live), watch=watch)
+    return Plan(spans, predict=np.zeros_like(live), hook=watch)
 
 
 def test_rows_restart_where_their_states_are_kept() -> None:
@@ -209,7 +210,7 @@ def test_rows_restart_where_their_states_are_kept() -> None:
 def test_what_is_watched_must_be_fit_to_be_refreshed() -> None:
     watch = Watch(rows(4, 3), rows(4, 0), 0.5, rows(4, 0))
     ledger = Ledger(3, 4, None)
-    with pytest.raises(PlanError, match="attention is watched, but of position 0 no input to layer 1 is kept"):
+    with pytest.raises(PlanError, match="may make all rows live, but of position 0 no input to layer 1 is kept"):
         ledger.apply(layered(rows(4, 0, 1, 2, 3), watch, keep=False))
     assert ledger.step == -1
     ledger.apply(layered(rows(4, 0, 1, 2, 3), watch))
@@ -255,6 +256,6 @@ def test_a_plan_that_cannot_change_is_not_revised() -> None:
     with pytest.raises(PlanError, match="none can take its place"):
         ledger.revise(one(1, rows(2, 0, 1)))
     ledger.apply(one(1, rows(2, 0, 1)))
-    with pytest.raises(PlanError, match="neither watches attention nor picks rows"):
+    with pytest.raises(PlanError, match="neither picks rows nor has a hook"):
         ledger.revise(one(1, rows(2, 0, 1)))
     assert ledger.step == 0

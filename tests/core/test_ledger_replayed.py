@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.core.ledger import LEASED, UNWRITTEN, Ledger
-from remask.core.plan import Plan, PrefixHit, Watch
+from remask.core.plan import Plan, PrefixHit
 from remask.core.spans import Mask, Span, Spans, TopRho
 from remask.errors import PlanError
+from remask.policies.elastic import Watch
 
 
 class RefusedError(Exception):
@@ -47,7 +48,7 @@ class Replay:
                     new.kept[layer] |= ones(span.save)
                 new._write(layer, span, plan)
                 live = here
-        if plan.watch is not None and any(len(kept) < self.length for kept in new.kept[1:]):
+        if plan.hook is not None and any(len(kept) < self.length for kept in new.kept[1:]):
             raise RefusedError
         return new
 
@@ -143,7 +144,7 @@ def test_it_is_what_a_replay_says(data: st.DataObject) -> None:
         watch = Watch(ONE, ONE, 0.5, ONE) if layered and data.draw(st.booleans()) else None
         revises = plan is not None and plan.may_change and data.draw(st.booleans())
         start = before if revises and before is not None else replay
-        plan_now = Plan(spans, NOTHING, sees=sees, watch=watch)
+        plan_now = Plan(spans, NOTHING, sees=sees, hook=watch)
         act = ledger.revise if revises else ledger.apply
         repeats = plan is not None and plan.spans is plan_now.spans and plan.sees is sees
         rolled_back = repeats and not revises and watch is None and data.draw(st.booleans())

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.core.plan import NEVER, Plan, PrefixHit, View, Watch
+from remask.core.plan import NEVER, Plan, PrefixHit, View
 from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho, crossing
 from remask.errors import PlanError
+from remask.policies.elastic import Watch
 
 LENGTH = 6
 
@@ -164,17 +165,17 @@ def test_spans_stay_the_same_object() -> None:
 
 def layered(rows: Mask, layers: int = 3, watch: Watch | None = None) -> Plan:
     spans = tuple(Span(range(i, i + 1), rows, save=rows if i else None) for i in range(layers))
-    return Plan(spans, predict=mask(4), watch=watch)
+    return Plan(spans, predict=mask(4), hook=watch)
 
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_refreshed_plans_are_whole_from_a_layer_on(at: int) -> None:
     watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
     plan = layered(mask(1, 4, 5), watch=watch)
-    refreshed = plan.refreshed(at)
+    refreshed = watch.refresh(plan, at)
     assert refreshed.spans[:at] == plan.spans[:at]
     assert all(span.rows.all() and span.save is not None and span.save.all() for span in refreshed.spans[at:])
-    assert (refreshed.predict, refreshed.watch) == (plan.predict, replace(watch, refreshed=at))
+    assert (refreshed.predict, refreshed.hook) == (plan.predict, replace(watch, refreshed=at))
     assert refreshed.cost == at * 3 + (3 - at) * LENGTH
     assert plan.cost == 9
     refreshed.check(LENGTH)
@@ -206,7 +207,7 @@ def test_what_cannot_be_watched_is_refused() -> None:
     watch = Watch(mask(4, 5), mask(0, 1), 0.5, mask(0))
     layered(mask(4), watch=watch).check(LENGTH)
     with pytest.raises(PlanError, match="a span for each layer"):
-        Plan((Span(range(2), mask(4)),), predict=mask(4), watch=watch).check(LENGTH)
+        Plan((Span(range(2), mask(4)),), predict=mask(4), hook=watch).check(LENGTH)
     for bad in (Watch(mask(), mask(0), 0.5, mask()), Watch(mask(4), mask(), 0.5, mask())):
         with pytest.raises(PlanError, match="watched of no row, or to no position"):
             layered(mask(4), watch=bad).check(LENGTH)

@@ -12,7 +12,6 @@ from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Text, Values, 
 from remask.core.depth import DepthLookup
 from remask.core.fields import Nested, declared
 from remask.core.kinds import ModelKind
-from remask.core.reading import Reading
 from remask.core.remasking import names_on
 from remask.core.rollout import TOP_LOGPROBS
 from remask.core.sampling import SamplingParams
@@ -23,6 +22,10 @@ from remask.errors import ConfigError
 from remask.models.families import FAMILIES
 from remask.policies import CachePolicy, parse
 from remask.policies.registry import POLICIES, names_for
+from remask.readers.base import Reader
+from remask.readers.decision import Reading
+from remask.readers.drafts import Drafts
+from remask.readers.logprobs import Logprobs
 from tests.engine.support import (
     DEADLINE,
     EOS,
@@ -224,6 +227,15 @@ def random_template(rng: random.Random) -> Template:
     return Template(tuple(tokens), tuple(holes), rng.choice([(), (EOS,)]))
 
 
+def random_readers(rng: random.Random) -> Iterator[Reader]:
+    """What has no say in what is written."""
+    if rng.random() < 0.2:
+        yield Drafts()
+    top = rng.choice([None, None, 0, 3, TOP_LOGPROBS])
+    if top is not None:
+        yield Logprobs(top)
+
+
 def random_reading(rng: random.Random) -> Reading:
     """An answer of some masks, of which one at least is read."""
     tokens = tuple(rng.randrange(MASK_ID) for _ in range(rng.randint(1, 6)))
@@ -280,8 +292,7 @@ class Drawing:
             priority=rng.choice([0, 0, 0, -1, 1]),
             deadline_s=rng.choice([None, None, None, DEADLINE]),
             owner=Owner(rng.choice("ab"), rng.choice("xy")),
-            drafts=rng.random() < 0.2,
-            top_logprobs=rng.choice([None, None, 0, 3, TOP_LOGPROBS]),
+            readers=tuple(random_readers(rng)),
             template=template,
         )
         if rng.random() < 0.7:
@@ -292,10 +303,10 @@ class Drawing:
         if rng.random() < 0.08:
             reading = random_reading(rng)
             params = SamplingParams(max_tokens=len(reading.token_ids))
-            return replace(asked, reading=reading, params=params, template=None)
+            return replace(asked, params=params, template=None).with_readers(reading)
         if rng.random() < 0.2:
             length = asked.response.open_places
-            asked = replace(asked, constraint=drawn_form(rng, VOCAB, MASK_ID, (EOS,), length)[0])
+            asked = asked.with_readers(drawn_form(rng, VOCAB, MASK_ID, (EOS,), length)[0])
         return asked
 
     def _prompt(self) -> list[int]:

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from remask.core.request import Draft, Result
+from remask.core.request import Draft, Event, Result
 from remask.engine import async_engine
 from remask.engine.async_engine import AsyncEngine, Ticket
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.engine.pending import PendingRequest
 from remask.engine.request import Owner, Request
 from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError
 from remask.policies import BiCache, BlockDual, CachePolicy, Dense, Reuse
+from remask.readers.drafts import Drafts
 from tests.engine.support import Work, alone, make_engine, request
 from tests.waiting import LONGEST_S
 
@@ -113,7 +113,7 @@ def test_results_are_those_of_the_engine_alone() -> None:
 
 def test_events_come_step_by_step_and_in_order() -> None:
     heard: list[Event] = []
-    watched = replace(request("r"), drafts=True)
+    watched = request("r").with_readers(Drafts())
 
     async def act(engine: AsyncEngine) -> list[Event]:
         return [event async for events in engine.submit(checked(engine, watched)) for event in events]
@@ -140,7 +140,7 @@ def test_events_come_step_by_step_and_in_order() -> None:
     ],
 )
 def test_drafts_tell_all_the_work_of_their_steps(policy: CachePolicy, passes: list[int]) -> None:
-    watched = replace(request("r", prefix=5, max_tokens=8, block_length=2, steps=8), drafts=True)
+    watched = request("r", prefix=5, max_tokens=8, block_length=2, steps=8).with_readers(Drafts())
 
     async def act(engine: AsyncEngine) -> list[Event]:
         return [

@@ -30,8 +30,9 @@ from remask.policies import BiCache, Dense, Reuse
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
+from remask.readers.drafts import Drafts
 from remask.sampling import score
-from remask.sampling.score import RowGroup
+from remask.sampling.rows import RowGroup
 from remask.sampling.vocabulary import Vocabulary
 from tests.engine import kinds, support, test_block_causal_against_oracles, test_uniform_drawn_against_oracles
 from tests.engine.support import CPU, CheckedTransformer, Work, lively_weights, poisoned_engine, prompt_of, small_config
@@ -77,7 +78,7 @@ def answers(engine: Engine, work: Sequence[Work]) -> dict[str, Bits]:
     todo = sorted(work, key=lambda item: item.joins)
     for step in range(2000):
         while todo and todo[0].joins <= step:
-            engine.add(replace(todo.pop(0).asked, drafts=True))
+            engine.add(todo.pop(0).asked.with_readers(Drafts()))
         for event in engine.step():
             if event.draft is not None:
                 found[event.id].drafts.append(event.draft)

@@ -15,8 +15,11 @@ from remask.errors import ConfigError
 from remask.models.transformer import Transformer
 from remask.policies.dense import Dense
 from remask.policies.exact import Exact
-from remask.sampling.constraint import Constraint
-from remask.sampling.score import RowGroup, score
+from remask.readers.constraint import Classes, Constraint
+from remask.readers.logprobs import Logprobs
+from remask.readers.replay import Replay
+from remask.sampling.rows import RowGroup
+from remask.sampling.score import score
 from remask.structure import automaton_of
 from tests.engine import kinds, support
 from tests.engine.support import EOS, MODELS, VOCAB, Work, make_engine, poisoned_engine, run
@@ -73,10 +76,10 @@ def test_masked_models_under_every_policy_and_sampler(family: str, seed: int) ->
         item = support.random_work(rng, family, str(number))
         params = replace(item.request.params, ignore_eos=False, stop_token_ids=())
         top = rng.choice([None, 0, 3])
-        asked = replace(item.request, params=params, top_logprobs=top)
+        asked = replace(item.request, params=params).with_readers(None if top is None else Logprobs(top))
         if number % 3:
             constraint, form = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
-            forms[asked.id], asked = form, replace(asked, constraint=constraint)
+            forms[asked.id], asked = form, asked.with_readers(constraint)
         work.append(replace(item, request=asked))
     results = run(make_engine(family), work)
     for item in work:
@@ -103,7 +106,7 @@ def test_block_causal_models(name: str) -> None:
     for rule in rules:
         constraint, form = drawn(rng, checkpoint.model.config.vocab, kinds.MASK, stops)
         prompt = kinds.tokens(rng, rng.randint(1, 9))
-        asked = Request("r", prompt, SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
+        asked = Request("r", prompt, SamplingParams(max_tokens=LENGTH, **rule), readers=(constraint,))
         engine = poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
         result = run(engine, [Work(asked, rng.choice([Dense(), Exact()]))])["r"]
         assert result.error is None
@@ -114,9 +117,9 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_taken() -> None:
     rng = random.Random(5)
     constraint, _ = drawn(rng, VOCAB, support.MASK_ID, (EOS,))
     params = SamplingParams(max_tokens=LENGTH)
-    asked = Request("r", [1, 2, 3], params, top_logprobs=2, constraint=constraint)
+    asked = Request("r", [1, 2, 3], params, readers=(constraint, Logprobs(2)))
     told = run(make_engine(), [Work(asked, Dense())])["r"]
-    again = run(make_engine(), [Work(replace(asked, constraint=None, replay=told.trace), Dense())])["r"]
+    again = run(make_engine(), [Work(replace(asked, readers=(Logprobs(2), Replay(told.trace))), Dense())])["r"]
     for one, other in zip(again.trace, told.trace, strict=True):
         assert (one.positions, one.token_ids) == (other.positions, other.token_ids)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -131,7 +134,7 @@ def test_where_every_token_is_allowed_nothing_changes(temperature: float, narrow
     edges = np.array([(0, token, 0) for token in range(11)])
     table = Constraint(automaton_of(edges, 0, np.array([0]), 11)).table
     group = RowGroup(slice(0, 7), measure, "filtered", temperature, narrow.get("top_k"), narrow.get("top_p"), 9)
-    read = score(logits.clone(), [replace(group, classes=table)], 4, more=4 * table.count)
+    read = score(logits.clone(), [replace(group, reads=(Classes(table),))], 4, more=4 * table.count)
     _, tokens, confidences, logprobs = read[2:].reshape(4, table.count, 7)
     assert torch.equal(tokens[1], read[0])
     torch.testing.assert_close(confidences[1], read[1])
@@ -156,7 +159,7 @@ def test_the_hole_of_a_canvas_has_the_form(family: str, seed: int) -> None:
         block = rng.randint(1, len(template))
         params = SamplingParams(max_tokens=len(template), block_length=block, seed=number, **drawn_by)
         prompt = kinds.tokens(rng, 5)
-        asked = Request(str(number), prompt, params, 3, template=template, constraint=constraint, top_logprobs=1)
+        asked = Request(str(number), prompt, params, 3, template=template, readers=(Logprobs(1), constraint))
         policy = support.random_policy(rng, family, ordered=False)
         work.append(Work(asked, Dense() if "elastic" in repr(policy).lower() else policy, rng.randrange(4)))
     for name, result in run(make_engine(family), work).items():
@@ -177,7 +180,7 @@ def test_forms_of_canvases_that_are_refused() -> None:
         (Template((OPEN, OPEN, 1), (Hole(0, 2, 2),)), 'asks for 2 at least; send {"mask": {"max": 2}}'),
         (Template((OPEN, 1, 1), (Hole(0, 1),)), "the hole's max=1 does not suit structured_outputs"),
     ):
-        asked = Request("r", [1], SamplingParams(max_tokens=3), constraint=constraint, template=template)
+        asked = Request("r", [1], SamplingParams(max_tokens=3), readers=(constraint,), template=template)
         with pytest.raises(ConfigError) as raised:
             make_engine().check(asked)
         assert error in str(raised.value)
@@ -194,7 +197,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> None:
     edges = np.array([(0, 1, 1), (1, 2, 2)])
     constraint = Constraint(automaton_of(edges, 0, np.array([2]), VOCAB))
-    asked = Request("r", [1], SamplingParams(**{"max_tokens": 2, **fields}), constraint=constraint)
+    asked = Request("r", [1], SamplingParams(**{"max_tokens": 2, **fields}), readers=(constraint,))
     with pytest.raises(ConfigError, match=error):
         make_engine().check(asked)
     with pytest.raises(ConfigError, match="max_tokens=3 does not suit structured_outputs: none can be filled up"):
@@ -203,10 +206,10 @@ def test_what_cannot_be_kept_is_refused(fields: dict[str, Any], error: str) -> N
 
 def test_a_block_too_long_for_its_automaton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     constraint = Constraint(automaton_of(np.array([(0, 1, 0), (0, 2, 1), (1, 1, 0)]), 0, np.array([0]), VOCAB))
-    asked = Request("r", [1], SamplingParams(max_tokens=8, block_length=8), constraint=constraint)
-    monkeypatch.setattr("remask.engine.check.MAX_PATH_STEPS", 3 * 8)
+    asked = Request("r", [1], SamplingParams(max_tokens=8, block_length=8), readers=(constraint,))
+    monkeypatch.setattr("remask.readers.constraint.MAX_PATH_STEPS", 3 * 8)
     make_engine().check(asked)
-    monkeypatch.setattr("remask.engine.check.MAX_PATH_STEPS", 3 * 8 - 1)
+    monkeypatch.setattr("remask.readers.constraint.MAX_PATH_STEPS", 3 * 8 - 1)
     with pytest.raises(ConfigError, match=r"blocks of at most 7 positions are taken, and these have 8; lower block"):
         make_engine().check(asked)
 
@@ -215,7 +218,7 @@ def test_models_whose_tokens_change_are_refused() -> None:
     for name, rule in (("gidd", {"canvas_length": 16}), ("llada2", {"remasking": "joint_threshold"})):
         model: Transformer = kinds.checkpoint(name).model
         constraint, _ = drawn(random.Random(0), model.config.vocab, kinds.MASK, (38,))
-        asked = Request("r", [1], SamplingParams(max_tokens=LENGTH, **rule), constraint=constraint)
+        asked = Request("r", [1], SamplingParams(max_tokens=LENGTH, **rule), readers=(constraint,))
         with pytest.raises(ConfigError, match="structured_outputs: tokens of a uniform model"):
             poisoned_engine(kinds.checkpoint(name).model, page_size=16).check(asked)
 

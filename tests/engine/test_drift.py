@@ -9,8 +9,7 @@ import pytest
 from torch import Tensor
 
 from remask.core.plan import Plan, View
-from remask.core.spans import Drift, Span, SpanMemo
-from remask.engine import still_rows
+from remask.core.spans import Span, SpanMemo
 from remask.engine.engine import Engine
 from remask.models.pool import Pool
 from remask.models.stage import Stage
@@ -18,6 +17,8 @@ from remask.models.transformer import Transformer
 from remask.policies import CachePolicy
 from remask.policies.base import Kept, Traits
 from remask.policies.block import UniformCache
+from remask.policies.drift import Drift
+from remask.policies.on_device import drift as still_rows
 from remask.sending import fetch
 from tests.engine import kinds
 from tests.engine.support import Work, outcome, poisoned_engine, request, run
@@ -107,18 +108,15 @@ class Planned(CachePolicy):
         rows = view.rows(view.block.start, view.length)
         among = view.everything if self.how == "dead rows" else rows
         threshold = -0.5 if self.how == "negative" else 0.5
-        first = 0 if self.how == "first layer" else 1
+        spans = [Span(range(i, i + 1), rows) for i in range(view.layers)]
         if self.how == "two layers":
-            return Plan((Span(range(1), rows), Span(range(1, view.layers), rows, drift=Drift(among, 0.5))), rows)
-        drift = Drift(among, threshold)
-        spans = [Span(range(i, i + 1), rows, drift=drift if i >= first else None) for i in range(view.layers)]
-        return Plan(spans, view.candidates)
+            spans = [spans[0], Span(range(1, view.layers), rows)]
+        return Plan(spans, view.candidates, hook=Drift(among, threshold))
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("first layer", "from the second one on"),
         ("two layers", "in spans of one layer each"),
         ("negative", "a threshold from 0"),
         ("dead rows", "rows that are computed"),
@@ -136,13 +134,13 @@ def test_a_bad_comparison_ends_its_own_request_only(how: str, message: str) -> N
 
 def test_what_stands_still_is_held_by_its_own_threshold() -> None:
     rows = np.ones(4, dtype=np.bool_)
-    plan = Plan((Span(range(1), rows), Span(range(1, 2), rows, drift=Drift(rows, 0.1))), rows)
+    drift = Drift(rows, 0.1)
+    plan = Plan((Span(range(1), rows), Span(range(1, 2), rows)), rows, hook=drift)
     held = np.array([True, False, True, False])
-    after = plan.holding(1, held)
+    after = drift.hold(plan, 1, held)
     assert (plan.cost, after.cost) == (8, 6)
     assert (plan.may_change, after.may_change) == (True, False)
     assert after.spans[1].computed.tolist() == [False, True, False, True]
-    assert after.holding(0, rows).cost == 6, "layers that compare nothing stay as they are"
     short = after.below(np.full(4, 3), SpanMemo())
-    assert short.spans[1].drift is not None
-    assert short.spans[1].drift.among.tolist() == [True, True, True, False]
+    assert isinstance(short.hook, Drift)
+    assert short.hook.among.tolist() == [True, True, True, False]

@@ -16,6 +16,7 @@ from remask.errors import ConfigError
 from remask.policies import BiCache, CachePolicy, Dense, parse
 from remask.policies.dkv import DkvGreedy
 from remask.policies.elastic import ElasticCache
+from remask.readers.replay import Replay
 from tests.engine import kinds
 from tests.engine.support import (
     EOS,
@@ -167,9 +168,9 @@ def test_replay_repeats_a_run() -> None:
     template = Template((7, OPEN, OPEN, OPEN, 7, OPEN, OPEN, 7), (Hole(1, 4), Hole(5, 7)))
     asked = asked_with(template, temperature=1.0, seed=3)
     first = run_one(asked)
-    again = run_one(replace(asked, replay=first.trace, params=replace(asked.params, temperature=0.0)))
+    again = run_one(replace(asked, params=replace(asked.params, temperature=0.0)).with_readers(Replay(first.trace)))
     assert (again.token_ids, again.trace) == (first.token_ids, first.trace)
-    moved = replace(asked, replay=(replace(first.trace[0], positions=(8 + 4,), token_ids=(1,)),))
+    moved = asked.with_readers(Replay((replace(first.trace[0], positions=(8 + 4,), token_ids=(1,)),)))
     with pytest.raises(ConfigError, match="not open then"):
         make_engine().check(moved)
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from remask.core.canvas import Canvas
-from remask.core.request import Result
+from remask.core.request import Event, Result
 from remask.engine.canvas_state import CanvasState
 from remask.engine.chunks import SidePass
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.engine.runner import Items
 from remask.engine.running import RunningRequest
@@ -122,8 +121,8 @@ def breaks_forward(engine: Engine, patch: pytest.MonkeyPatch, operation: str = "
 def breaks_read(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     read = engine.runner.read
 
-    def scores(hidden: Tensor, requests: Sequence[RunningRequest]) -> Any:
-        return defect() if any(map(is_bad, requests)) else read(hidden, requests)
+    def scores(hidden: Tensor, requests: Sequence[RunningRequest], asked: Any) -> Any:
+        return defect() if any(map(is_bad, requests)) else read(hidden, requests, asked)
 
     patch.setattr(engine.runner, "read", scores)
 

@@ -20,8 +20,10 @@ from remask.errors import ConfigError
 from remask.policies.bicache import BiCache
 from remask.policies.block import BlockDual
 from remask.policies.dense import Dense
-from remask.sampling.logprobs import MIN_LOGPROB, PredictedLogprobs, width
-from remask.sampling.score import RowGroup, score
+from remask.readers.logprobs import MIN_LOGPROB, Logprobs, PredictedLogprobs, Ranking, width
+from remask.readers.replay import Given, Replay
+from remask.sampling.rows import RowGroup
+from remask.sampling.score import score
 from tests.engine import kinds, support
 from tests.engine.support import Work, make_engine, poisoned_engine, request, run
 from tests.engine.test_against_oracles import folder_of, model_of
@@ -84,7 +86,7 @@ def test_masked_models_in_a_mixed_batch(name: str, rule: dict[str, Any]) -> None
     for number, top in enumerate(tops):
         tokens = [rng.randrange(200) for _ in range(rng.randint(3, 9))]
         params = SamplingParams(max_tokens=8, block_length=4, ignore_eos=True, seed=number, **rule)
-        asked = Request(str(number), tokens, params, top_logprobs=top)
+        asked = Request(str(number), tokens, params, readers=() if top is None else (Logprobs(top),))
         work.append(Work(asked, Dense(), joins=number))
     results = run(poisoned_engine(model), work)
     for item, top in zip(work, tops, strict=True):
@@ -109,7 +111,7 @@ def test_block_causal_models(name: str, seed: int) -> None:
     assert isinstance(oracle, SdarModel)
     line = draw_line(rng, name)
     item = work_of(line, "r", 0)
-    item = replace(item, request=replace(item.request, top_logprobs=4))
+    item = replace(item, request=item.request.with_readers(Logprobs(4)))
     result = run(poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4, max_model_len=96), [item])["r"]
     block = line["sampling"].get("block_length") or checkpoint.block
     prompt = line["prompt_token_ids"]
@@ -124,7 +126,7 @@ def test_block_causal_models(name: str, seed: int) -> None:
 
 def test_a_cached_pass_reports_what_it_read_itself() -> None:
     """Under an approximate cache they are the cached pass's: those of `none` differ."""
-    asked = replace(request(block_length=4, steps=8), top_logprobs=0)
+    asked = request(block_length=4, steps=8).with_readers(Logprobs(0))
     exact, cached = (run(make_engine(), [Work(asked, policy)])["r"].trace for policy in (Dense(), BlockDual()))
     assert exact[0].logprobs == pytest.approx(cached[0].logprobs)
     assert exact != cached
@@ -143,12 +145,12 @@ def test_asking_changes_nothing_and_a_replay_is_the_run(family: str, seed: int) 
     for number in range(2):
         item = support.random_work(rng, family, str(number))
         silent = run(make_engine(family), [replace(item, joins=0)])[str(number)]
-        asked = replace(item.request, top_logprobs=rng.choice([0, 5]))
+        asked = item.request.with_readers(Logprobs(rng.choice([0, 5])))
         told = run(make_engine(family), [Work(asked, item.policy)])[str(number)]
         assert plain(told.trace) == plain(silent.trace)
         assert support.work_of(told.usage) == support.work_of(silent.usage)
         trace = Trace.from_mapping(trace_of(asked.with_policy(item.policy), told.trace, told.usage, "m").content)
-        again = replace(asked, replay=trace.transfers(len(asked.prompt_token_ids)))
+        again = asked.with_readers(Replay(trace.transfers(len(asked.prompt_token_ids))))
         replayed = run(make_engine(family), [Work(again, item.policy)])[str(number)]
         assert support.outcome(replayed) == support.outcome(told), (item.policy, asked.params)
 
@@ -166,13 +168,13 @@ def test_replays_on_other_kinds_of_models(name: str) -> None:
     for number, rule in enumerate(rules):
         sizes = {"block_length": 4, "canvas_length": 32} if uniform else {}
         params = SamplingParams(**{"max_tokens": 10, "ignore_eos": True, "seed": number, **sizes, **rule})
-        asked = Request("r", kinds.tokens(rng, 7), params, top_logprobs=None if uniform else 2)
+        asked = Request("r", kinds.tokens(rng, 7), params, readers=() if uniform else (Logprobs(2),))
 
         def engine() -> Engine:
             return poisoned_engine(checkpoint.model, page_size=checkpoint.block * 4)
 
         told = run(engine(), [Work(asked, asked.policy)])["r"]
-        again = run(engine(), [Work(replace(asked, replay=told.trace), asked.policy)])["r"]
+        again = run(engine(), [Work(asked.with_readers(Replay(told.trace)), asked.policy)])["r"]
         assert support.outcome(again) == support.outcome(told), rule
 
 
@@ -182,7 +184,7 @@ def test_a_replay_forces_tokens_that_the_model_would_not_take() -> None:
     assert isinstance(oracle, DenseModel)
     prompt, params = [4, 8, 15, 16], SamplingParams(max_tokens=4, ignore_eos=True)
     forced = (Transfer(0, (6,), (23,)), Transfer(1, (4,), (42,)), Transfer(2, (5,), (1,)), Transfer(3, (7,), (0,)))
-    asked = Request("r", prompt, params, top_logprobs=1, replay=forced)
+    asked = Request("r", prompt, params, readers=(Logprobs(1), Replay(forced)))
     result = run(poisoned_engine(model_of("llada")), [Work(asked, asked.policy)])["r"]
     assert result.token_ids == (42, 1, 23, 0)
     canvas, expected = [*prompt, *[oracle.mask_id] * 4], []
@@ -212,7 +214,7 @@ BAD_REPLAYS: tuple[tuple[tuple[Transfer, ...], str], ...] = (
 
 @pytest.mark.parametrize(("replay", "error"), BAD_REPLAYS)
 def test_what_no_run_could_have_written_is_refused(replay: tuple[Transfer, ...], error: str) -> None:
-    asked = replace(request(block_length=4, steps=8), replay=replay)
+    asked = request(block_length=4, steps=8).with_readers(Replay(replay))
     with pytest.raises(ConfigError, match="replay: .*" + error):
         make_engine().check(asked)
 
@@ -221,12 +223,12 @@ def test_a_correction_is_not_replayed_and_uniform_tokens_have_no_one_log_probabi
     engine = poisoned_engine(kinds.checkpoint("gidd").model)
     params = SamplingParams(max_tokens=4, canvas_length=16, correction_steps=2)
     with pytest.raises(ConfigError, match="leave correction_steps out"):
-        engine.check(Request("r", [1], params, replay=()))
+        engine.check(Request("r", [1], params, readers=(Replay(()),)))
     with pytest.raises(ConfigError, match="top_logprobs: a uniform model"):
-        engine.check(Request("r", [1], replace(params, correction_steps=None), top_logprobs=0))
+        engine.check(Request("r", [1], replace(params, correction_steps=None), readers=(Logprobs(0),)))
     for bad in (-1, 21, True, "3"):
         with pytest.raises(ConfigError, match="top_logprobs must be a whole number from 0 to 20"):
-            make_engine().check(replace(request(), top_logprobs=bad))  # type: ignore[arg-type]
+            make_engine().check(request().with_readers(Logprobs(bad)))  # type: ignore[arg-type]
 
 
 def group(rows: int, **more: Any) -> RowGroup:
@@ -239,7 +241,7 @@ def test_the_mask_token_is_counted_and_never_listed(mask_id: int, top: int) -> N
     logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(top)) * 3
     truth = logits.double().log_softmax(-1)
     more = width(top, 9)
-    read = score(logits.clone(), [group(5, top_logprobs=top)], mask_id, more=more)
+    read = score(logits.clone(), [group(5, reads=(Ranking(top, 9),))], mask_id, more=more)
     assert read.shape == (2 + more, 5)
     held = PredictedLogprobs(6, top)
     held.note(np.arange(1, 6), read[2:].numpy())
@@ -255,19 +257,20 @@ def test_the_mask_token_is_counted_and_never_listed(mask_id: int, top: int) -> N
 
 def test_groups_that_ask_for_less_are_filled_up() -> None:
     logits = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
-    groups = [replace(group(2), rows=slice(at, at + 2), top_logprobs=top) for at, top in ((0, 2), (2, None), (4, 0))]
+    asked = (Ranking(2, 9),), (), (Ranking(0, 9),)
+    groups = [replace(group(2, reads=reads), rows=slice(2 * at, 2 * at + 2)) for at, reads in enumerate(asked)]
     read = score(logits.clone(), groups, 8, more=width(2, 9))
     assert read.shape == (7, 6)
     assert not read[2:, 2:4].any()
     assert not read[3:, 4:].any()
-    alone = score(logits[4:].clone(), [group(2, top_logprobs=0)], 8, more=1)
+    alone = score(logits[4:].clone(), [group(2, reads=(Ranking(0, 9),))], 8, more=1)
     torch.testing.assert_close(read[:3, 4:], alone)
 
 
 def test_an_impossible_token_has_the_smallest_number() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 1] = -torch.inf
-    asked = group(1, top_logprobs=0, given=np.array([1]))
+    asked = group(1, reads=(Given(np.array([1])), Ranking(0, 4)))
     read = score(logits, [asked], 3, more=1)
     held = PredictedLogprobs(1, 0)
     held.note(np.array([0]), read[2:].numpy())
@@ -291,7 +294,7 @@ def ran(asked: Request) -> Result:
 
 
 def test_draws_differ_and_a_trace_has_one_text() -> None:
-    asked = replace(request(temperature=1.5, seed=3), top_logprobs=0)
+    asked = request(temperature=1.5, seed=3).with_readers(Logprobs(0))
     texts = [str(trace_of(asked, told.trace, told.usage, "m").content) for told in (ran(asked), ran(asked))]
     assert texts[0] == texts[1]
     others = {ran(replace(asked, params=replace(asked.params, seed=seed))).token_ids for seed in range(8)}
@@ -303,7 +306,7 @@ def test_a_replay_under_a_block_cache_opens_each_block_with_its_first_token() ->
     late = (Transfer(0, (9,), (3,)), Transfer(1, (8,), (4,)))
     early = (Transfer(0, (8,), (4,)), Transfer(1, (9,), (3,)))
     for family, replay, fits in (("dream", late, False), ("dream", early, True), ("llada", late, True)):
-        asked = replace(request(prompt=8, max_tokens=2, remasking="low_confidence"), replay=replay)
+        asked = request(prompt=8, max_tokens=2, remasking="low_confidence").with_readers(Replay(replay))
         for policy in (Dense(), BlockDual(), BiCache(BlockDual(), 1)):
             if fits or isinstance(policy, Dense):
                 assert run(make_engine(family), [Work(asked, policy)])["r"].token_ids == (4, 3)

@@ -12,6 +12,9 @@ from remask.core.request import Result
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.registry import names_for
+from remask.readers.constraint import Constraint
+from remask.readers.decision import Reading
+from remask.readers.replay import Replay
 from tests.engine.mixtures import NAMES, Drawing, engine_for, engine_limits, model_of, random_policy
 from tests.engine.support import DEADLINE, let_pass, work_of
 
@@ -30,7 +33,7 @@ def numbers(result: Result) -> list[float]:
     return (
         [value for each in result.trace for value in each.logprobs]
         + tops
-        + [x for r in result.reads.values() for x in r]
+        + [x for read in result.reads.values() for r in read.values() for x in r]
     )
 
 
@@ -76,21 +79,18 @@ class Mixture:
         asked = self.asked[result.id]
         assert result.error is None, (self.limits, asked, result.error)
         self.results[result.id] = result
-        original = asked.replay is None and asked.reading is None and result.finish_reason in ENDED
+        original = asked.reader(Replay) is None and asked.reader(Reading) is None and result.finish_reason in ENDED
         if original and self.rng.random() < 0.25:
             self.replay(asked, result)
 
     def replay(self, asked: Request, result: Result) -> None:
         """Queue the run again, under its own policy or another one."""
         params, kind = asked.params, self.engine.model.config.kind
-        again = replace(
-            asked,
-            id=f"{asked.id} again",
-            replay=result.trace,
-            formed=asked.constraint is not None,
-            constraint=self.rng.choice([None, asked.constraint]),
-            deadline_s=None,
-        )
+        constraint = asked.reader(Constraint)
+        kept = self.rng.choice([None, constraint])
+        readers = tuple(each for each in asked.readers if each is not constraint or each is kept)
+        again = replace(asked, id=f"{asked.id} again", readers=readers, deadline_s=None)
+        again = again.with_readers(Replay(result.trace, formed=constraint is not None))
         if self.rng.random() < 0.3:
             other = again.with_policy(random_policy(self.rng, kind, self.rng.choice(["none", "none", "bicache"])))
             try:  # which may pass over other steps, and so refuse the trace

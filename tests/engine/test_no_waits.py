@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
 from remask.core.select import Ranked, top
-from remask.engine import drift_watcher, read, weighing
+from remask.engine import read
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -35,6 +35,9 @@ from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.entropy import EntropyCache
 from remask.policies.exact import Exact
+from remask.policies.on_device import acache as weighing
+from remask.policies.on_device import elastic as watching
+from remask.readers.logprobs import Logprobs
 from tests.engine.support import CPU, small_config
 
 MASKED: tuple[CachePolicy, ...] = (
@@ -137,9 +140,9 @@ def finish(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -
     reads, launch = Reads(engine.model.config.vocab), engine.runner.read
     patch.setattr(read, "Arrival", reads)
 
-    def launched(hidden: Tensor, requests: Sequence[RunningRequest]) -> Any:
+    def launched(hidden: Tensor, requests: Sequence[RunningRequest], asked: Any) -> Any:
         reads.requests = list(requests) if engine.config.overlap else ()
-        return launch(hidden, requests)
+        return launch(hidden, requests, asked)
 
     patch.setattr(engine.runner, "read", launched)
     for request in requests:
@@ -211,7 +214,7 @@ def test_every_rule_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: list[dict[str, Any]] = [{"factor": 0.9}, {"remasking": "slowfast"}, {"remasking": "origin"}]
     rules.append({"remasking": "confidence_threshold", "threshold": 0.5})
     requests = [asked(str(n), Dense(), rng, **rule) for n, rule in enumerate(rules)]
-    requests[0] = replace(requests[0], top_logprobs=2)
+    requests[0] = requests[0].with_readers(Logprobs(2))
     reads, passes = finish(fake_engine(small_config("llada"), overlap=True), requests, monkeypatch)
     assert len(reads.shapes) == passes
 
@@ -272,7 +275,7 @@ def test_watched_attention_is_read_once_a_layer_for_all_canvases(monkeypatch: py
         drifts.append(len(tensor))
         return np.full(len(tensor), rng.choice([0.0, 0.5]))
 
-    monkeypatch.setattr(drift_watcher, "fetch", drifted)
+    monkeypatch.setattr(watching, "fetch", drifted)
     policy = ElasticCache(window=4)
     requests = [asked(str(n), policy, rng, temperature=0.7 * n) for n in range(3)]
     reads, passes = finish(engine, requests, monkeypatch)

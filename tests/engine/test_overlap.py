@@ -13,12 +13,11 @@ from torch import Tensor
 
 from remask.core.meter import CacheMeter
 from remask.core.plan import Plan, View
-from remask.core.request import Result
+from remask.core.request import Event, Result
 from remask.core.sampling import SamplingParams
 from remask.engine.chunks import SidePass
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.engine.overlap import next_steps
 from remask.engine.request import Request
 from remask.engine.runner import Items
@@ -29,6 +28,8 @@ from remask.policies.block import BlockPrefix, UniformCache
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
 from remask.policies.exact import Exact
+from remask.readers.drafts import Drafts
+from remask.readers.logprobs import Logprobs
 from tests.engine.kinds import checkpoint, tokens
 from tests.engine.support import (
     DEADLINE,
@@ -121,7 +122,7 @@ def events_of(engine: Engine, asked: Request) -> list[Event]:
 
 @pytest.mark.parametrize("sampling", [{"block_length": 4}, {"threshold": 0.3, "block_length": 4}, {"cfg_scale": 1.0}])
 def test_events_come_in_the_same_order(sampling: dict[str, Any]) -> None:
-    asked = replace(request(**sampling), top_logprobs=2).with_policy(BlockDual())
+    asked = request(**sampling).with_readers(Logprobs(2)).with_policy(BlockDual())
     plain, ahead = (events_of(make_engine(overlap=overlap), asked) for overlap in (False, True))
     told = [[(each.transfer, each.settled) for each in events if each.result is None] for events in (plain, ahead)]
     assert told[0] == told[1]
@@ -197,7 +198,7 @@ def test_a_stop_ends_what_is_queued() -> None:
 def test_steps_that_cannot_be_foreseen_are_counted(beside: CachePolicy | None) -> None:
     """While one request needs the host, the others wait with it; then they go on ahead."""
     long, short = Work(request("long", max_tokens=16), Dense()), Work(request("short", max_tokens=4), beside or Dense())
-    short = replace(short, request=replace(short.request, drafts=beside is None))
+    short = replace(short, request=short.request.with_readers(Drafts() if beside is None else None))
     engine = queueing()
     results = run(engine, [long, short])
     stats = engine.stats

@@ -21,10 +21,10 @@ from remask.engine.canvas_state import (
     plain_table,
     predicting_rows,
     prefix_canvas,
-    runs,
 )
 from remask.engine.pack import Packer, pack
 from remask.errors import PlanError
+from remask.models.runs import runs
 from remask.models.stage import Stage, StepBatch
 from remask.models.work_list import WorkList
 from remask.policies import BiCache, CachePolicy, Dense, Reuse

@@ -26,6 +26,7 @@ from remask.models.transformer import Transformer
 from remask.policies import ACache, BiCache, CachePolicy, Dense, DllmCache, Reuse
 from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode
+from remask.readers.logprobs import Logprobs
 from tests.engine.support import (
     LAYERS,
     SAMPLING,
@@ -86,7 +87,7 @@ def prefixed(item: Work) -> Work:
 )
 def test_one_part_at_the_front_is_a_prefix_bit_for_bit(family: str, policy: CachePolicy) -> None:
     item = asks("r", [FIRST, 4], policy)
-    item = replace(item, request=replace(item.request, top_logprobs=3))
+    item = replace(item, request=item.request.with_readers(Logprobs(3)))
     engine, other = make_engine(family), make_engine(family)
     results = [run(engine, [item])["r"], run(other, [prefixed(item)])["r"]]
     assert outcome(results[0]) == outcome(results[1])
@@ -210,7 +211,7 @@ def test_batch_invariance_holds_of_parts_to_the_last_bit() -> None:
     pieces: list[list[list[int] | int]] = [[2, FIRST, SECOND, 3], [FIRST, 1, SECOND], [THIRD, SECOND, 5]]
     work = [asks(str(number), each) for number, each in enumerate(pieces)]
     work += [asks(f"a{number}", each, ACache(ratio=0.4)) for number, each in enumerate(pieces)]
-    work = [replace(item, request=replace(item.request, top_logprobs=2)) for item in work]
+    work = [replace(item, request=item.request.with_readers(Logprobs(2))) for item in work]
     together = run(engine(), work)
     for item in work:
         assert outcome(together[item.request.id]) == outcome(run(engine(), [item])[item.request.id])
@@ -302,9 +303,9 @@ def test_inputs_are_kept_for_one_pass_only() -> None:
     assert engine.memory.extra_bytes == 0
     (running,) = engine._lifecycle.unfinished()
     (branch,) = running.branches
-    assert branch.weights is not None
-    assert branch.weights[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
-    assert not branch.weights[[0, *range(8, 19)]].any()
+    assert branch.told is not None
+    assert branch.told[1:8].sum() == pytest.approx(8 * 4 * LAYERS), "8 masks, 4 heads, all layers"
+    assert not branch.told[[0, *range(8, 19)]].any()
     run(engine, [])
 
 

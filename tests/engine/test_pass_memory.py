@@ -26,6 +26,7 @@ from remask.models.transformer import Transformer
 from remask.models.weights import empty_weights
 from remask.models.work_list import WorkListBuilder
 from remask.policies import parse
+from remask.readers.logprobs import Logprobs
 from tests.engine.executors import NEEDS_TRITON
 from tests.engine.support import CPU, small_config
 from tests.live_bytes import LiveBytes
@@ -168,9 +169,9 @@ def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypa
     found: list[tuple[int, int]] = []
     whole = Runner.read
 
-    def measured(self: Runner, hidden: Tensor, requests: Any) -> Any:
+    def measured(self: Runner, hidden: Tensor, requests: Any, reads: Any) -> Any:
         with LiveBytes() as live:
-            result = whole(self, hidden, requests)
+            result = whole(self, hidden, requests, reads)
         found.append((live.peak, len(hidden)))
         return result
 
@@ -179,7 +180,7 @@ def test_the_estimate_holds_the_reading_of_logits(kind: str, most: int, monkeypa
     params = SamplingParams.from_mapping({"max_tokens": 32, "steps": 4, "ignore_eos": True, **READINGS[kind]})
     for number in range(3):
         top = 5 if kind == "log-probabilities" else None
-        engine.add(Request(str(number), [*range(8, 40)], params, top_logprobs=top))
+        engine.add(Request(str(number), [*range(8, 40)], params, readers=() if top is None else (Logprobs(top),)))
     while engine.busy:
         assert not [event.result.error for event in engine.step() if event.result and event.result.error]
     few = 3 * 32 * 4 * 64  # what is read of the rows, and hidden states of some

@@ -14,6 +14,7 @@ from remask.engine.placement import Awaiting, NoRoom, Placement
 from remask.engine.request import Request
 from remask.errors import IntegrityError
 from remask.policies import BiCache, CachePolicy, Dense, Exact, Reuse
+from remask.readers.drafts import Drafts
 from remask.store.pages import PageAllocator
 from tests.engine.kinds import checkpoint
 from tests.engine.support import LAYERS, alone, as_if_asked_for, make_engine, poisoned_engine, prompt_of, request, run
@@ -209,7 +210,7 @@ def test_a_view_shows_what_the_last_pass_predicted() -> None:
             return Dense().plan(view)
 
     engine = make_engine()
-    engine.add(replace(request("r", prompt_of(6), block_length=4), drafts=True, policy=Watching()))
+    engine.add(replace(request("r", prompt_of(6), block_length=4), readers=(Drafts(),), policy=Watching()))
     drafts: list[Draft] = []
     while engine.busy:
         drafts += [event.draft for event in engine.step() if event.draft is not None]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from remask.core.reading import Reading
 from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.engine.request import Request
@@ -16,6 +15,10 @@ from remask.policies.block import BlockDual, BlockPrefix
 from remask.policies.dkv import DkvDecode, DkvPd
 from remask.policies.dllm import DllmCache
 from remask.policies.elastic import ElasticCache
+from remask.readers.base import Reader
+from remask.readers.decision import Reading
+from remask.readers.logprobs import Logprobs
+from remask.readers.replay import Replay
 from tests.engine import kinds
 from tests.engine.support import Work, poisoned_engine, run
 from tests.engine.support import request as generating
@@ -37,19 +40,19 @@ def draw(rng: random.Random, name: str, prompt: list[int] | None = None, **terms
     }
     asked = Reading(tuple(rng.randrange(200) for _ in range(length)), masks, slots)
     prompt = prompt or [rng.randrange(200) for _ in range(rng.randint(3, 9))]
-    return Request(name, prompt, SamplingParams(max_tokens=length), reading=asked, **terms)
+    return Request(name, prompt, SamplingParams(max_tokens=length), readers=(asked,), **terms)
 
 
 def check(request: Request, result: Result, model: DenseModel, depth: int | None = None) -> None:
-    asked = request.reading
+    asked = request.reader(Reading)
     assert asked is not None
     prefix = 0 if depth is None else request.prefix_length
     truth = oracle.logprobs(model, request.prompt_token_ids, asked.token_ids, asked.masks, prefix, depth or 0)
     assert (result.finish_reason, result.token_ids, result.trace) == ("stop", (), ())
     assert (result.usage.steps, result.usage.completion_tokens) == (1, 0)
-    assert result.reads.keys() == asked.slots.keys()
+    assert result.reads[Reading.name].keys() == asked.slots.keys()
     for place, tokens in asked.slots.items():
-        assert result.reads[place] == pytest.approx(truth[place, list(tokens)].tolist(), abs=1e-4)
+        assert result.reads[Reading.name][place] == pytest.approx(truth[place, list(tokens)].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -60,7 +63,7 @@ def test_many_readings_in_a_batch_with_answers_that_are_written(name: str) -> No
     # The first passes of these predict less, where they write.
     policies += [ElasticCache(window=1), BlockPrefix(), BlockDual(), *([] if model.dream else [BlockDual("separate")])]
     work = [Work(draw(rng, str(n)), policies[n % len(policies)], joins=n // 5) for n in range(24)]
-    others = [Work(replace(generating(f"w{n}"), top_logprobs=n), Dense(), joins=n) for n in range(2)]
+    others = [Work(generating(f"w{n}").with_readers(Logprobs(n)), Dense(), joins=n) for n in range(2)]
     alone = run(poisoned_engine(model_of(name)), [replace(others[0], joins=0)])["w0"]
     results = run(poisoned_engine(model_of(name)), [*work, *others])
     for item in work:
@@ -96,7 +99,7 @@ def test_many_are_the_bits_of_one_under_batch_invariance() -> None:
         assert run(poisoned_engine(model_of("llada"), batch_invariant=True), [item])[name].reads == together[name].reads
 
 
-GOOD = Request("r", [1, 2], SamplingParams(max_tokens=3), reading=Reading((4, 0, 5), (1,), {1: (7, 8)}))
+GOOD = Request("r", [1, 2], SamplingParams(max_tokens=3), readers=(Reading((4, 0, 5), (1,), {1: (7, 8)}),))
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "at least one slot": ({"slots": {}}, {}),
     "at least one token": ({"slots": {1: ()}}, {}),
@@ -108,18 +111,19 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mask token 255": ({"slots": {1: (255,)}}, {}),
     "no sampling parameters but max_tokens": ({}, {"params": SamplingParams(max_tokens=3, temperature=1.0)}),
     "the length of its answer": ({}, {"params": SamplingParams(max_tokens=4)}),
-    "replay is about": ({}, {"replay": ()}),
+    "replay is about": ({}, {}),
 }
+BESIDE: dict[str, tuple[Reader, ...]] = {"replay is about": (Replay(()),)}
 
 
 @pytest.mark.parametrize("message", BAD)
 def test_what_cannot_be_read_is_refused(message: str) -> None:
-    reading, request = BAD[message]
-    engine = poisoned_engine(model_of("llada"))
-    assert GOOD.reading is not None
+    changed, request = BAD[message]
+    engine, reading = poisoned_engine(model_of("llada")), GOOD.reader(Reading)
+    assert reading is not None
     engine.check(GOOD)
     with pytest.raises(ConfigError, match=message):
-        engine.check(replace(GOOD, reading=replace(GOOD.reading, **reading), **request))
+        engine.check(replace(GOOD, **request).with_readers(replace(reading, **changed), *BESIDE.get(message, ())))
 
 
 def test_kinds_without_such_a_pass_are_refused() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.engine.stops import StopRule
 from remask.models.incremental import MAX_PENDING, IncrementalDecoder
+from remask.models.stops import StopRule
 
 
 def decode(tokens: Sequence[int]) -> str:

@@ -8,10 +8,11 @@ import pytest
 
 from remask.core.canvas import OPEN, Hole, Template
 from remask.core.depth import DepthLookup
-from remask.core.plan import Plan, Watch
+from remask.core.plan import Plan
 from remask.core.spans import Mask, Span, SpanMemo, Spans, TopRho
 from remask.engine.running import RunningRequest
 from remask.policies import parse
+from remask.policies.elastic import Watch
 from tests.engine.support import Work, alone, make_engine, outcome, request, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -99,7 +100,7 @@ def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
     )
     sees, memo = np.full(6, 4), SpanMemo()
     watch = Watch(mask(3, 4), mask(0, 5), 0.5, mask(1, 5))
-    cut = Plan(spans, mask(3, 5), mask(5), watch=watch).below(sees, memo)
+    cut = Plan(spans, mask(3, 5), mask(5), hook=watch).below(sees, memo)
     first, second = cut.spans
     assert first.rows.tolist() == mask(0, 3).tolist()
     assert second.rows.tolist() == mask(0, 1, 2, 3).tolist()
@@ -116,8 +117,8 @@ def test_of_a_plan_that_is_cut_nothing_but_the_lead_is_left() -> None:
     assert (cut.predict.tolist(), cut.sees is sees) == (mask(3).tolist(), True)
     assert cut.commit is not None
     assert not cut.commit.any()
-    assert cut.watch is not None
-    assert [each.tolist() for each in (cut.watch.window, cut.watch.among, cut.watch.tracked)] == [
+    assert isinstance(cut.hook, Watch)
+    assert [each.tolist() for each in cut.hook.masks] == [
         mask(3).tolist(),
         mask(0).tolist(),
         mask(1).tolist(),

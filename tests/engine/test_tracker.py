@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remask.engine.tracker import Tracker, attention_rows, drift
+from remask.models.row_attention import attention_rows
+from remask.policies.on_device.elastic import Tracker, drift
 
 
 def logs(*heads: list[float]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from remask.core.plan import LastPass, Plan, View
+from remask.core.plan import Plan, View
 from remask.core.spans import Span
 from remask.engine.running import RunningRequest, Scores
 from remask.models.pool import Pool
@@ -23,6 +23,7 @@ from remask.models.stage import StepBatch
 from remask.models.transformer import Transformer
 from remask.models.work_list import WorkList
 from remask.policies import BiCache, CachePolicy, Dense, DkvDecode, ElasticCache
+from remask.policies.elastic import Watch
 from remask.sending import fetch
 from tests.engine.support import (
     CPU,
@@ -172,7 +173,7 @@ def test_one_host_read_a_layer_however_many_are_watched() -> None:
         return fetch(tensor)
 
     work = [Work(request(f"r{i}", 6 + i), ElasticCache(window=4, threshold=0.0)) for i in range(3)]
-    with patch("remask.engine.drift_watcher.fetch", fetched):
+    with patch("remask.policies.on_device.elastic.fetch", fetched):
         run(make_engine(), work)
     # In the first pass nothing is compared; after the last layer of each, what all layers track is read.
     tracked, compared = (3 * LAYERS,), (3,)
@@ -210,7 +211,7 @@ def test_memory_beside_the_pages_is_counted_and_given_back() -> None:
     (running,) = [item for item in engine._lifecycle.unfinished() if item.request.id == "r"]
     assert engine.cancel("r")
     assert engine.memory.extra_bytes == 0
-    assert all(branch.states is None and branch.tracker is None for branch in running.branches)
+    assert all(branch.states is None and branch.hook_state is None for branch in running.branches)
     engine.memory.free(running)
     assert engine.memory.extra_bytes == 0
     run(engine, [])
@@ -265,11 +266,9 @@ class Watching(CachePolicy):
         """Good, then bad."""
         if not self.roomy and view.step < 2:
             return Dense().plan(view)
-        tracked = view.last_pass.tracked
-        if tracked is None:
-            tracked = np.empty(0, dtype=np.int64)
-        plan = ElasticCache(window=4).plan(replace(view, last_pass=LastPass(tracked=tracked)))
-        assert plan.watch is not None
+        told = np.empty(0, dtype=np.int64) if view.told is None else view.told
+        plan = ElasticCache(window=4).plan(replace(view, told=told))
+        assert isinstance(plan.hook, Watch)
         if view.step < 2:
             return plan
         nothing = np.zeros(view.length, dtype=np.bool_)
@@ -277,11 +276,11 @@ class Watching(CachePolicy):
             case "no room":
                 return plan.map(lambda span: replace(span, save=None))
             case "no window":
-                return replace(plan, watch=replace(plan.watch, window=nothing))
+                return replace(plan, hook=replace(plan.hook, window=nothing))
             case "nothing to track":
-                return replace(plan, watch=replace(plan.watch, among=nothing))
+                return replace(plan, hook=replace(plan.hook, among=nothing))
             case "another canvas":
-                return replace(plan, watch=replace(plan.watch, window=np.ones(3, dtype=np.bool_)))
+                return replace(plan, hook=replace(plan.hook, window=np.ones(3, dtype=np.bool_)))
             case "one span":
                 return plan.over((Span(range(view.layers), plan.spans[0].rows),))
         first, *others = plan.spans
@@ -291,7 +290,7 @@ class Watching(CachePolicy):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Watching("no room", roomy=False), "attention cannot be watched on a canvas"),
+        (Watching("no room", roomy=False), "may make all rows live, on a canvas that keeps no inputs"),
         (Watching("no window"), "watched of no row"),
         (Watching("nothing to track"), "or to no position"),
         (Watching("another canvas"), "for a canvas of 16 positions"),

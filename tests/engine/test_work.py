@@ -12,11 +12,12 @@ from torch import Tensor
 from remask.core.canvas import Canvas
 from remask.core.ledger import Ledger
 from remask.core.spans import Span
-from remask.engine.canvas_state import CanvasState, SlotTable, runs
+from remask.engine.canvas_state import CanvasState, SlotTable
 from remask.engine.stage_rows import StageRows
 from remask.engine.work import TILE, make_work
 from remask.models.attention import Sink
 from remask.models.attention_torch import TILE_ROWS, TorchAttention
+from remask.models.runs import runs
 
 DIM = 4
 HEADS = pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])

@@ -14,7 +14,7 @@ from remask.models.stage import Save, Stage
 from remask.models.transformer import Transformer
 from remask.models.work_list import WorkList
 from remask.parallel.message import Names, Things
-from remask.sampling.score import Guidance, Residual
+from remask.readers.guidance import Guided, Residual
 from tests.engine.support import CPU
 
 CONFIG = preset("llada-tiny")
@@ -158,13 +158,13 @@ def same(x: Tensor) -> Tensor:
 
 
 def test_every_rank_keeps_guidance_of_its_own() -> None:
-    line, keep = Line(), Guidance()
+    line, keep = Line(), Residual()
     line.everywhere(fill, keep, torch.arange(6.0))
-    line.everywhere(note, Residual(keep, np.array([1])))
+    line.everywhere(note, Guided(1.0, keep, np.array([1])))
     (theirs,), (ours,) = SEEN
     assert ours.kept is keep
     assert theirs.kept is not keep
-    assert theirs.logits().tolist() == [1.0]
+    assert theirs.kept.at(theirs.rows).tolist() == [1.0]
     del keep, ours, theirs
     SEEN.clear()
     gc.collect()
@@ -172,5 +172,5 @@ def test_every_rank_keeps_guidance_of_its_own() -> None:
     assert line.named == 0
 
 
-def fill(keep: Guidance, x: Tensor) -> None:
-    keep.of(x, torch.zeros_like(x))
+def fill(keep: Residual, x: Tensor) -> None:
+    keep.add(x, torch.zeros_like(x))

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from remask.core.depth import DepthLookup
-from remask.core.plan import NEVER, Plan, PrefixHit, View, Weigh
+from remask.core.plan import NEVER, Plan, PrefixHit, View
 from remask.core.spans import Span
 from remask.errors import ConfigError, PlanError
 from remask.policies import ACache, BiCache, BlockDual, CachePolicy, Dense, DllmCache, ElasticCache, Reuse, parse
+from remask.policies.acache import Weigh
 
 LAYERS, LENGTH = 3, 14
 HIT = PrefixHit(5, LAYERS, LAYERS, (range(2), range(4, 7)), copied=True)
@@ -23,7 +24,7 @@ def view(step: int = 0, block_step: int = 0, weights: Any = None, **more: Any) -
     noisy = np.arange(LENGTH) >= start
     settled = np.where(noisy, NEVER, -1).astype(np.int32)
     told = None if weights is None else np.array(weights, dtype=np.float32)
-    found = View(LAYERS, step, block_step, range(start, start + 3), 8, noisy, settled, HIT, weights=told)
+    found = View(LAYERS, step, block_step, range(start, start + 3), 8, noisy, settled, HIT, told=told)
     return replace(found, **more)
 
 
@@ -44,9 +45,9 @@ def test_the_first_pass_computes_what_is_not_stored_and_predicts_nothing() -> No
     assert rows(plan) == [others] * LAYERS
     assert plan.fills
     assert plan.refreshes
-    assert plan.weigh is not None
-    assert plan.weigh.rows.nonzero()[0].tolist() == list(range(8, 14)), "all masks, of later blocks too"
-    assert plan.weigh.among.nonzero()[0].tolist() == STORED
+    assert isinstance(plan.hook, Weigh)
+    assert plan.hook.rows.nonzero()[0].tolist() == list(range(8, 14)), "all masks, of later blocks too"
+    assert plan.hook.among.nonzero()[0].tolist() == STORED
     plan.check(LENGTH)
 
 
@@ -85,7 +86,7 @@ def test_a_fill_pass_of_the_inner_policy_follows_the_first_one() -> None:
     policy = ACache(BlockDual("separate"), 0.2)
     fill = policy.plan(view(pass_index=1, weights=WEIGHTS))
     assert fill.fills
-    assert fill.weigh is None
+    assert fill.hook is None
     assert 6 in rows(fill)[0]
     assert rows(policy.plan(view(pass_index=2, weights=WEIGHTS))) == [[8, 9, 10]] * LAYERS
 
@@ -136,13 +137,13 @@ def test_the_registry_knows_it() -> None:
 def test_plans_that_tell_of_rows_keep_their_inputs() -> None:
     everything, nothing = np.ones(4, dtype=np.bool_), np.zeros(4, dtype=np.bool_)
     spans = [Span(range(1), everything), Span(range(1, 2), everything, save=everything)]
-    Plan(spans, nothing, weigh=Weigh(everything, everything)).check(4)
+    Plan(spans, nothing, hook=Weigh(everything, everything)).check(4)
     for bad in ([Span(range(2), everything)], [spans[0], replace(spans[1], save=nothing)]):
         with pytest.raises(PlanError, match="inputs are not kept"):
-            Plan(bad, nothing, weigh=Weigh(everything, everything)).check(4)
+            Plan(bad, nothing, hook=Weigh(everything, everything)).check(4)
     with pytest.raises(PlanError, match="of no row, or to no position"):
-        Plan(spans, nothing, weigh=Weigh(nothing, everything)).check(4)
-    cut = Plan(spans, nothing, weigh=Weigh(everything, everything))
+        Plan(spans, nothing, hook=Weigh(nothing, everything)).check(4)
+    cut = Plan(spans, nothing, hook=Weigh(everything, everything))
     below = cut.below(np.array([2, 2, 2, 2]), view().memo)
-    assert below.weigh is not None
-    assert below.weigh.rows.tolist() == [True, True, False, False]
+    assert isinstance(below.hook, Weigh)
+    assert below.hook.rows.tolist() == [True, True, False, False]

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.core.depth import DepthLookup
-from remask.core.plan import LastPass, Plan, View
+from remask.core.plan import Plan, View
 from remask.errors import ConfigError
 from remask.policies import BiCache, ElasticCache, parse
 from remask.policies.base import RequestFacts
+from remask.policies.elastic import Watch
 from tests.policies.views import Walk, positions
 
 LLADA = RequestFacts(layers=3, shift=0, ordered=False, canvas=12, response=8)
@@ -42,7 +43,7 @@ def rows_of(plan: Plan) -> set[int]:
 
 
 def tracking(view: View, tracked: list[int]) -> View:
-    return replace(view, last_pass=LastPass(tracked=np.array(tracked, dtype=np.int64)))
+    return replace(view, told=np.array(tracked, dtype=np.int64))
 
 
 @given(st.sampled_from([0, 1]).flatmap(walks), st.integers(1, 9), st.booleans(), st.integers(1, 3), st.data())
@@ -68,12 +69,12 @@ def test_a_window_what_it_needs_what_was_decoded_and_what_is_tracked(
             assert rows_of(plan) == {*computed, *(p - walk.shift for p in computed), *decoded, *tracked}
         assert positions(plan.predict) == set(first) & set(view.block)
         assert plan.commit is None
-        assert plan.watch is not None
-        assert plan.watch.threshold == 0.75
-        assert positions(plan.watch.window) == set(first if queries == "window" else masked)
-        assert positions(plan.watch.among) == set(settled), "masks that a stop cuts off are among them"
-        assert positions(plan.watch.tracked) == (set(tracked) if view.step else set())
-        assert (plan.watch.track_num, plan.watch.similarity) == (track_num, "heads")
+        assert isinstance(plan.hook, Watch)
+        assert plan.hook.threshold == 0.75
+        assert positions(plan.hook.window) == set(first if queries == "window" else masked)
+        assert positions(plan.hook.among) == set(settled), "masks that a stop cuts off are among them"
+        assert positions(plan.hook.tracked) == (set(tracked) if view.step else set())
+        assert (plan.hook.track_num, plan.hook.similarity) == (track_num, "heads")
         plan.check(walk.length)
 
 

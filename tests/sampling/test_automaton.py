@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from remask.errors import ConstraintError
+from remask.readers.constraint import ClassTable
 from remask.sampling.automaton import FREE, TokenAutomaton
-from remask.sampling.constraint import ClassTable
 from remask.structure import automaton_of
 
 VOCAB = 6

@@ -1,5 +1,6 @@
 """Tokens and confidences against definitions in float64."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,9 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remask.core.noise import Noise
+from remask.readers.decision import Labels
+from remask.readers.entropy import Entropies
+from remask.readers.guidance import Guide, Guided, Residual
+from remask.readers.logprobs import Ranking
+from remask.readers.padding import Barred
+from remask.readers.proposals import Best
+from remask.readers.replay import Given
 from remask.sampling import filters
 from remask.sampling import score as scoring
-from remask.sampling.score import Barred, Guidance, Penalty, Residual, RowGroup, score
+from remask.sampling.rows import DeviceRead, Penalty, RowGroup
+from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 
 VOCAB, MASK_ID = 13, 12
@@ -181,7 +190,7 @@ def test_guidance() -> None:
     cond, uncond = x[:3].double(), x[3:].double()
     for scale in (0.1, 1.0, 2.5):
         guided = uncond + (scale + 1) * (cond - uncond)
-        tokens, confidence = run(x, group(3, guide=slice(3, 6), cfg_scale=scale))
+        tokens, confidence = run(x, group(3, guide=slice(3, 6), reads=(Guide(scale, None),)))
         assert tokens == without_mask(guided).argmax(-1).tolist()
         assert close(confidence, guided.softmax(-1)[range(3), tokens])
 
@@ -190,7 +199,7 @@ def test_groups_are_read_apart_and_in_order() -> None:
     x = logits(9)
     groups = [
         group(2),
-        group(0, rows=slice(2, 4), guide=slice(4, 6), cfg_scale=1.0),
+        group(0, rows=slice(2, 4), guide=slice(4, 6), reads=(Guide(1.0, None),)),
         group(0, rows=slice(6, 7), measure="entropy"),
         group(0, rows=slice(7, 9), temperature=0.8, seed=3),
     ]
@@ -214,9 +223,9 @@ def test_groups_are_read_apart_and_in_order() -> None:
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.7}, {"measure": "entropy"}, {"top_k": 3, "basis": "filtered"}])
 def test_a_kept_residual_guides_as_the_rows_that_it_came_from(scale: float, more: dict[str, Any]) -> None:
     x = logits(6)
-    keep = Guidance()
-    both = run(x, group(3, guide=slice(3, 6), cfg_scale=scale, keep=keep, **more))
-    kept = run(x[:3], group(3, residual=Residual(keep, np.arange(3)), cfg_scale=scale, **more))
+    keep = Residual()
+    both = run(x, group(3, guide=slice(3, 6), reads=(Guide(scale, keep),), **more))
+    kept = run(x[:3], group(3, reads=(Guided(scale, keep, np.arange(3)),), **more))
     assert kept[0] == both[0]
     assert close(kept[1], both[1])
 
@@ -225,8 +234,10 @@ def test_a_residual_is_added_to_its_own_rows_only() -> None:
     x = logits(5)
     residual = logits(2, seed=3)
     guided = torch.cat([x[:1], x[1:3] + 2.0 * residual, x[3:]])
-    kept = Residual(Guidance(torch.cat([logits(1), residual])), np.array([1, 2]))
-    groups = group(1), group(0, rows=slice(1, 3), residual=kept, cfg_scale=2.0), group(0, rows=slice(3, 5))
+    kept = Residual()
+    kept.logits = torch.cat([logits(1), residual])
+    guide = Guided(2.0, kept, np.array([1, 2]))
+    groups = group(1), group(0, rows=slice(1, 3), reads=(guide,)), group(0, rows=slice(3, 5))
     before = residual.clone()
     tokens, confidence = run(x, *groups)
     assert tokens == without_mask(guided).argmax(-1).tolist()
@@ -323,29 +334,33 @@ noisy_rows = st.builds(
             "positions": of_rows(99),
             "noisy": noisy_rows,
             "penalty": st.builds(Penalty, tokens=of_rows(VOCAB - 1).map(lambda tokens: tokens - 1), size=st.just(2.0)),
-            "barred": st.builds(Barred, tokens=st.just((1, 2)), rows=of_rows(1).map(lambda rows: rows > 0)),
-            "given": of_rows(VOCAB - 1).map(lambda tokens: tokens - 1),
-            "labels": of_rows(MASK_ID - 1).map(lambda tokens: np.stack([tokens, tokens // 2], axis=1)),
-            "extra": st.sampled_from(["argmax", "entropy"]),
-            "top_logprobs": st.integers(0, 3),
         },
     ),
+    reads=st.tuples(
+        st.builds(Barred, tokens=st.just((1, 2)), rows=of_rows(1).map(lambda rows: rows > 0)),
+        of_rows(VOCAB - 1).map(lambda tokens: Given(tokens - 1)),
+        of_rows(MASK_ID - 1).map(lambda tokens: Labels(np.stack([tokens, tokens // 2], axis=1))),
+        st.sampled_from([Best(), Entropies()]),
+        st.integers(0, 3).map(lambda top: Ranking(top, VOCAB)),
+    ),
+    asked=st.sets(st.integers(0, 4)),
     guidance=st.sampled_from([None, "guide", "residual"]),
     cuts=st.sets(st.integers(1, COUNT - 1)),
 )
-def test_pieces_are_read_as_the_whole(more: dict[str, Any], guidance: str | None, cuts: set[int]) -> None:
-    more = dict(more)
+def test_pieces_are_read_as_the_whole(
+    more: dict[str, Any], reads: Sequence[DeviceRead], asked: set[int], guidance: str | None, cuts: set[int]
+) -> None:
+    own = [reads[number] for number in asked]
     if "noisy" in more:
-        more.pop("top_logprobs", None)
-    x, kept = logits(2 * COUNT), Guidance(logits(2 * COUNT, 1))
-    keep = Guidance() if guidance == "guide" else None
+        own = [read for read in own if not isinstance(read, Ranking)]
+    x, kept, keep = logits(2 * COUNT), Residual(), Residual() if guidance == "guide" else None
+    kept.logits = logits(2 * COUNT, 1)
     if guidance == "guide":
-        more |= {"guide": slice(COUNT, 2 * COUNT), "cfg_scale": 1.5, "keep": keep}
+        own.append(Guide(1.5, keep))
     elif guidance == "residual":
-        more |= {"residual": Residual(kept, np.arange(COUNT)[::-1] * 2), "cfg_scale": 1.5}
-    every = group(COUNT, **more)
-    width = (1 if "extra" in more else 0) + (2 if "labels" in more else 0)
-    width += 1 + 2 * more["top_logprobs"] if "top_logprobs" in more else 0
+        own.append(Guided(1.5, kept, np.arange(COUNT)[::-1] * 2))
+    every = group(COUNT, guide=slice(COUNT, 2 * COUNT) if keep is not None else None, reads=tuple(own), **more)
+    width = sum(read.width for read in own)
     rows = 2 * COUNT if guidance == "guide" else COUNT
     whole = score(x[:rows].clone(), [replace(every)], MASK_ID, more=width)
     before = None if keep is None else keep.logits
@@ -353,8 +368,8 @@ def test_pieces_are_read_as_the_whole(more: dict[str, Any], guidance: str | None
         keep.logits = None
     parts = []
     for start, stop in pairwise([0, *sorted(cuts), COUNT]):
-        own = x[start:stop] if guidance != "guide" else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
-        parts.append(score(own.clone(), [every.piece(start, stop)], MASK_ID, more=width))
+        rows_of = x[start:stop] if keep is None else torch.cat([x[start:stop], x[COUNT + start : COUNT + stop]])
+        parts.append(score(rows_of.clone(), [every.piece(start, stop)], MASK_ID, more=width))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole)
-    if keep is not None:
+    if keep is not None and before is not None:
         torch.testing.assert_close(keep.logits, before)

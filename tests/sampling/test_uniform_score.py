@@ -11,7 +11,8 @@ from torch import Tensor
 
 from remask.core.noise import Noise
 from remask.sampling.filters import Draws, top_k, top_p
-from remask.sampling.score import RowGroup, score
+from remask.sampling.rows import RowGroup
+from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition, gain, posterior, read_noisy
 from tests.goldens import uniform as goldens
 from tests.oracles import uniform_sampling as oracle

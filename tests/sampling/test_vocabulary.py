@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remask.core.noise import Noise
+from remask.readers.guidance import Guide, Guided, Residual
+from remask.readers.logprobs import Ranking, width
 from remask.sampling.filters import Draws
-from remask.sampling.logprobs import width
-from remask.sampling.score import Guidance, Penalty, Residual, RowGroup, score
+from remask.sampling.rows import Penalty, RowGroup
+from remask.sampling.score import score
 from remask.sampling.uniform_score import NoisyRows, Transition
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 from tests.parallel.threads import ThreadRanks, together
@@ -150,8 +152,8 @@ def test_the_rows_of_every_kind_of_request_at_once(size: int, seed: int) -> None
 @SIZES
 def test_log_probabilities(size: int) -> None:
     groups = [
-        group(slice(0, 3), top_logprobs=5),
-        group(slice(3, 5), top_logprobs=0, temperature=0.7),
+        group(slice(0, 3), reads=(Ranking(5, VOCAB),)),
+        group(slice(3, 5), reads=(Ranking(0, VOCAB),), temperature=0.7),
         group(slice(5, 6)),
     ]
     x, more = logits(6), width(5, VOCAB)
@@ -167,9 +169,9 @@ def test_each_rank_keeps_its_part_of_the_guidance(size: int) -> None:
     x, scale = logits(6), 1.5
 
     def act(v: Vocabulary, y: Tensor) -> Tensor:
-        keep = Guidance()
-        both = group(slice(0, 3), guide=slice(3, 6), cfg_scale=scale, keep=keep)
-        later = group(slice(0, 2), residual=Residual(keep, np.array([0, 2])), cfg_scale=scale)
+        kept = Residual()
+        both = group(slice(0, 3), guide=slice(3, 6), reads=(Guide(scale, kept),))
+        later = group(slice(0, 2), reads=(Guided(scale, kept, np.array([0, 2])),))
         again = y[[0, 2]].clone()
         first = score(y, [both], MASK, vocabulary=v)
         return torch.cat((first, score(again, [later], MASK, vocabulary=v)), dim=1)

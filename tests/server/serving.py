@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from remask.core.request import Event
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.llm import LLM
 from remask.server.app import create_app
 from remask.server.config import ServerConfig

@@ -2,9 +2,8 @@
 
 import pytest
 
-from remask.core.request import Draft, Result, Transfer, Usage
+from remask.core.request import Draft, Event, Result, Transfer, Usage
 from remask.core.sampling import SamplingParams
-from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.models.source import resolve
 from remask.models.tokenizer import load_tokenizer

@@ -126,10 +126,10 @@ def blamed(running: RunningRequest) -> bool:
 def break_scoring(patch: pytest.MonkeyPatch) -> None:
     read = Runner.read
 
-    def reads(self: Runner, hidden: Any, requests: Any) -> Any:
+    def reads(self: Runner, hidden: Any, requests: Any, asked: Any) -> Any:
         if any(map(blamed, requests)):
             raise RuntimeError("value cannot be converted without overflow")
-        return read(self, hidden, requests)
+        return read(self, hidden, requests, asked)
 
     patch.setattr(Runner, "read", reads)
 

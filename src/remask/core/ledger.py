@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core.hooks import LayerHook
 from remask.core.plan import Plan, PrefixHit, Reach
 from remask.core.spans import Mask, Span, Spans
 from remask.errors import PlanError
@@ -15,10 +16,11 @@ LEASED = -1
 
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """What a plan was entered as: its spans and limits, which a later plan may have too."""
+    """What a plan was entered as: its spans, limits and hook, which a later plan may have too."""
 
     spans: Spans
     sees: Reach | None
+    hook: LayerHook | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class Ledger:
         """Record `plan` as the next step.
 
         Raises `PlanError`, and records nothing, where the plan does not fit the canvas, writes leased rows, attends to
-        K/V that were never written, or restores a row that has no boundary state. A plan that watches attention is
-        refused too where the hidden states of a row are not kept, because it could not refresh that row.
+        K/V that were never written, or restores a row that has no boundary state. A plan whose hook may make any row
+        live is refused too where the hidden states of a row are not kept.
         """
         plan.check(self._written.shape[1])
         self.enter(plan)
@@ -74,7 +76,7 @@ class Ledger:
     def enter(self, plan: Plan) -> None:
         """As `apply`, of a plan that fits the canvas."""
         last = self._last
-        if last is not None and last.spans is plan.spans and last.sees is plan.sees and plan.watch is None:
+        if last is not None and last.spans is plan.spans and last.sees is plan.sees and last.hook is plan.hook:
             self._replaced = _Replaced((), (), (), self._lead) if plan.may_change else None
             self.step += 1
             return
@@ -83,7 +85,7 @@ class Ledger:
             raise PlanError(f"a plan of {plan.layers} layers for a model of {layers}")
         self._check(plan)
         self._put_down()
-        self._record(_Entered(plan.spans, plan.sees), plan.may_change)
+        self._record(_Entered(plan.spans, plan.sees, plan.hook), plan.may_change)
 
     def roll_back(self) -> None:
         """Forget the last step, whose plan repeated the one before.
@@ -93,14 +95,14 @@ class Ledger:
         self.step -= 1
 
     def revise(self, plan: Plan) -> None:
-        """Record `plan` in place of the last plan, which watched attention, picked rows or compared drift.
+        """Record `plan` in place of the last plan, which picked rows or had a hook that changes plans.
 
         Raises `PlanError` as `apply` does, and where the last plan could not change.
         """
         replaced, entered, recorded = self._replaced, self._last, self.step
         if replaced is None or entered is None:
             raise PlanError(
-                "the last plan neither watches attention nor picks rows nor compares drift, so none can take its place"
+                "the last plan neither picks rows nor has a hook that changes plans, so none can take its place"
             )
         self._take_back(replaced)
         try:
@@ -118,10 +120,11 @@ class Ledger:
             part = self._written[layers.start : layers.stop]
             if layers.start in joins:
                 self._check_restored(layers.start, joins[layers.start])
-            if span.computed is not span.rows or span.drift is not None:
+            still = None if plan.hook is None else plan.hook.adding(span)
+            if span.computed is not span.rows or still is not None:
                 adding = span.rows & ~span.computed
-                if span.drift is not None:
-                    adding |= span.drift.among
+                if still is not None:
+                    adding |= still
                 if (part[:, adding] < 0).any():
                     raise PlanError(f"layers {layers}: rows add cached outputs that were never computed")
             hit = self.prefix
@@ -137,15 +140,15 @@ class Ledger:
                         f"layer {layers.start + layer} attends to position {lead + position}, whose K/V were never "
                         "written"
                     )
-        if plan.watch is None:
+        if plan.hook is None or not plan.hook.revives:
             return
         for span in plan.spans[1:]:
             kept = self.kept[span.layers.start]
             kept = kept if span.save is None else kept | span.save
             if not kept.all():
                 raise PlanError(
-                    f"attention is watched, but of position {np.flatnonzero(~kept)[0]} no input to layer "
-                    f"{span.layers.start} is kept"
+                    f"the plan's hook may make all rows live, but of position {np.flatnonzero(~kept)[0]} no input to "
+                    f"layer {span.layers.start} is kept"
                 )
 
     def _check_restored(self, layer: int, rows: Mask) -> None:

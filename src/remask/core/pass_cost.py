@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.cost import NOTHING, OPERATIONS, Operation, OperationCost, PassCost, Widths
+from remask.core.hooks import HookCost
 from remask.core.plan import Plan, PrefixHit
 from remask.core.spans import Mask, Span
 
@@ -36,8 +37,9 @@ def pass_cost(widths: Widths, canvases: Sequence[ExecutedPlan]) -> PassCost:
     fed = [_fed(each.plan) for each in canvases]
     spans = [span for each in canvases for span in each.plan.spans]
     choosing = {(layer, span.pick.by) for span in spans if span.pick is not None for layer in span.layers}
-    choosing |= {(span.layers.start, "value") for span in spans if span.drift is not None}
-    watching = max((_looked(each.plan) for each in canvases), default=0)
+    hooks = [each.plan.hook.cost(widths, each.plan.spans) for each in canvases if each.plan.hook is not None]
+    choosing |= {compared for each in hooks for compared in each.compares}
+    watching = max((each.looks for each in hooks), default=0)
     predicts = any(each.plan.predict.any() for each in canvases)
     w, w_read = widths, widths.item * widths.hidden
     weights: dict[Operation, int] = {
@@ -62,7 +64,6 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     for span in plan.spans:
         fixed, pairs = _attended(plan, span)
         looked, chosen = (0, 0) if span.pick is None else (int(span.pick.among.sum()), span.pick.count)
-        drift = 0 if span.drift is None else int(span.drift.among.sum())
         frozen = 0 if span.frozen is None else int((span.frozen & span.computed).sum())
         rows, layers = fixed + chosen, len(span.layers)
         # K or V of the chosen rows is there already.
@@ -78,10 +79,10 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
         )
         repeated += layers * 2 * w.hidden * w.keys * chosen
         selection += OperationCost(
-            flops=layers * 2 * (looked + drift) * w.hidden * w.keys,
-            kv_read=layers * w.item * (looked + drift) * w.keys,
+            flops=layers * 2 * looked * w.hidden * w.keys,
+            kv_read=layers * w.item * looked * w.keys,
             kv_written=layers * w.item * looked * w.keys,
-            activations=layers * w.item * (looked + drift) * w.hidden,
+            activations=layers * w.item * looked * w.hidden,
         )
         # The sink's value is added elementwise.
         attention += OperationCost(
@@ -98,13 +99,14 @@ def _canvas_cost(w: Widths, each: ExecutedPlan) -> PassCost:
     head = OperationCost(
         flops=2 * predicted * w.hidden * w.vocab, activations=w.item * predicted * (w.hidden + w.vocab)
     )
+    hook = HookCost() if plan.hook is None else plan.hook.cost(w, plan.spans)
     operations: dict[Operation, OperationCost] = {
         "projections": projections,
         "attention": attention,
         "mlp": mlp,
         "head": head,
-        "selection": selection,
-        "watch": _watch(w, each),
+        "selection": selection + hook.selection,
+        "watch": hook.watch,
     }
     return PassCost(operations, repeated)
 
@@ -140,45 +142,6 @@ def _keys_read(canvases: Sequence[ExecutedPlan], keys: Sequence[NDArray[np.int64
             groups[each.sharing] = np.maximum(groups.get(each.sharing, 0), shared)
         own += int((reach - shared).sum())
     return own + sum(int(read.sum()) for read in groups.values())
-
-
-def _compared(plan: Plan) -> int:
-    """In how many layers attention is compared: in all but the last, or up to the one below those refreshed."""
-    if plan.watch is None or not plan.watch.tracked.any():
-        return 0
-    return plan.layers - 1 if plan.watch.refreshed is None else plan.watch.refreshed
-
-
-def _looked(plan: Plan) -> int:
-    """How often attention of a layer is looked at."""
-    if plan.weigh is not None:
-        return plan.layers
-    return 0 if plan.watch is None else plan.layers + _compared(plan)
-
-
-def _watch(w: Widths, each: ExecutedPlan) -> OperationCost:
-    """After all layers, attention of the window; before and after those that are compared, of what is tracked.
-
-    Or attention that is told of. Queries are projected again from the inputs of the rows. Scores are computed, weighted
-    sums of values are not.
-    """
-    plan = each.plan
-    if plan.weigh is not None:
-        rows, among = plan.layers * int(plan.weigh.rows.sum()), int(plan.weigh.among.sum())
-        return OperationCost(
-            flops=2 * rows * w.queries * (w.hidden + among),
-            kv_read=plan.layers * w.item * among * w.keys,
-            activations=w.item * rows * (w.hidden + w.queries),
-        )
-    if plan.watch is None:
-        return OperationCost()
-    length, compared = len(plan.predict), _compared(plan)
-    rows = plan.layers * int(plan.watch.window.sum()) + 2 * compared * int(plan.watch.tracked.sum())
-    return OperationCost(
-        flops=2 * rows * w.queries * (w.hidden + length),
-        kv_read=(plan.layers + compared) * w.item * length * w.keys,
-        activations=w.item * rows * (w.hidden + w.queries),
-    )
 
 
 @dataclass(slots=True)

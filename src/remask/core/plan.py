@@ -8,60 +8,18 @@ so nobody may write to its arrays.
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from remask.core.hooks import LayerHook
 from remask.core.spans import Mask, Positions, Span, SpanMemo, Spans, rows_of
 from remask.errors import PlanError
-
-Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
 
 Reach: TypeAlias = NDArray[np.int64]  # [T], non-decreasing: how many leading positions each row attends to
 
 NEVER = np.iinfo(np.int32).max  # `View.settled` of a noisy position: later than any step
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Attention that is watched while a pass runs (Elastic-Cache, arXiv 2510.14973).
-
-    After every layer but the last, the attention of the `tracked` positions is compared with what their queries of the
-    last pass gave over the keys of the last pass. The layers above are refreshed where the mean cosine similarity is
-    below `threshold`.
-
-    Attributes:
-        window: each layer comes to track the positions of `among` to which these rows attend most, summed over heads.
-        among: positions that may be tracked.
-        threshold: cosine similarity, 0 to 1.
-        tracked: positions that are compared. None of them: nothing is, and no layer is refreshed.
-        track_num: how many positions a layer tracks.
-        similarity: "heads": across the heads at each key, then the mean over keys and tokens. "keys": along the keys,
-            of the mean over heads, then the mean over tokens.
-        refreshed: the layers from here on were refreshed, so nothing is compared there. None: none were.
-    """
-
-    window: Mask
-    among: Mask
-    threshold: float
-    tracked: Mask
-    track_num: int = 1
-    similarity: Similarity = "heads"
-    refreshed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Weigh:
-    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.weights`.
-
-    Attributes:
-        rows: whose attention; the plan keeps their inputs to all layers.
-        among: positions among which the attention of each row and head in each layer adds up to one.
-    """
-
-    rows: Mask
-    among: Mask
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -75,10 +33,8 @@ class Plan:
             empty mask makes a fill pass, which only writes caches and does not end the step.
         sees: row p attends to the positions below sees[p], which never decreases. None: every row attends to all
             positions. The engine fills it in from the `View`.
-        watch: attention to watch. Such a plan may grow while it runs, so it has a span for each layer, and this plan or
-            earlier ones keep the hidden states of all rows.
         refreshes: the pass fills or renews caches, beside what the policy computes in every pass.
-        weigh: attention to tell of.
+        hook: what the policy does on the device between layers; None: nothing.
         predicted: the positions of `predict`.
         again: the plan repeats the one before.
     """
@@ -87,9 +43,8 @@ class Plan:
     predict: Mask
     commit: Mask | None = None
     sees: Reach | None = None
-    watch: Watch | None = None
     refreshes: bool = False
-    weigh: Weigh | None = None
+    hook: LayerHook | None = None
     predicted: Positions = field(init=False, repr=False)
     again: bool = field(init=False, repr=False)
 
@@ -99,26 +54,23 @@ class Plan:
         predict: Mask,
         commit: Mask | None = None,
         sees: Reach | None = None,
-        watch: Watch | None = None,
         refreshes: bool = False,
-        weigh: Weigh | None = None,
+        hook: LayerHook | None = None,
     ) -> None:
         """Raises `PlanError` unless `spans` cover the layers in order; see `Spans`."""
         own = vars(self)  # assignment is what frozen dataclasses refuse
         own["spans"] = Spans(spans)
         own["predict"], own["predicted"] = predict, predict.nonzero()[0]
-        own["commit"], own["sees"], own["watch"] = commit, sees, watch
-        own["refreshes"], own["weigh"], own["again"] = refreshes, weigh, False
+        own["commit"], own["sees"] = commit, sees
+        own["refreshes"], own["hook"], own["again"] = refreshes, hook, False
 
     def check(self, length: int) -> None:
-        """Raise `PlanError` unless all arrays have `length` positions, and commits and watches what it can."""
+        """Raise `PlanError` unless all arrays have `length` positions, and it can commit and do what it says."""
         spans, shape = self.spans, (length,)
         masks: list[NDArray[Any]] = [self.predict]
         masks += [mask for mask in (self.commit, self.sees) if mask is not None]
-        if self.watch is not None:
-            masks += [self.watch.window, self.watch.among, self.watch.tracked]
-        if self.weigh is not None:
-            masks += [self.weigh.rows, self.weigh.among]
+        if self.hook is not None:
+            masks += self.hook.masks
         for found in (*spans.shapes, *[mask.shape for mask in masks]):
             if found != shape:
                 raise PlanError(f"an array of shape {found} for a canvas of {length} positions")
@@ -126,30 +78,8 @@ class Plan:
             raise PlanError("positions are committed that are not predicted")
         if spans[0].save is not None:
             raise PlanError("tokens enter the first layer, so no hidden states are kept there")
-        if self.weigh is not None:
-            if not (self.weigh.rows.any() and self.weigh.among.any()):
-                raise PlanError("attention is told of no row, or to no position")
-            kept = [span.save for span in self.spans[1:]]
-            if len(self.spans) != self.layers or any(s is None or (self.weigh.rows & ~s).any() for s in kept):
-                raise PlanError("attention is told of rows whose inputs are not kept in every layer")
-        for span in self.spans:
-            self._check_drift(span)
-        if self.watch is None:
-            return
-        if len(self.spans) != self.layers:
-            raise PlanError("attention is watched layer by layer, so the plan needs a span for each layer")
-        if not (self.watch.window.any() and self.watch.among.any()):
-            raise PlanError("attention is watched of no row, or to no position")
-
-    def _check_drift(self, span: Span) -> None:
-        if span.drift is None or span.drift.compared:
-            return
-        if not span.layers.start or len(span.layers) > 1:
-            raise PlanError("drift is compared layer by layer, from the second one on, in spans of one layer each")
-        if self.watch is not None or span.pick is not None or span.drift.threshold < 0:
-            raise PlanError("drift has a threshold from 0, and is compared where nothing is picked or watched")
-        if (span.drift.among & ~span.written).any():
-            raise PlanError("drift is compared of rows that are computed and write their K and V")
+        if self.hook is not None:
+            self.hook.check(spans)
 
     @property
     def layers(self) -> int:
@@ -164,12 +94,12 @@ class Plan:
     @property
     def widest(self) -> int:
         """Most rows that the plan, or what it may become, has live in any layer."""
-        return self.spans.widest if self.watch is None else len(self.spans[0].rows)
+        return self.spans.widest if self.hook is None or not self.hook.revives else len(self.spans[0].rows)
 
     @property
     def may_change(self) -> bool:
         """Whether the plan may become another one while it runs: it may grow or shrink, or the device chooses rows."""
-        return self.watch is not None or self.spans.picks or self.spans.drifts
+        return self.spans.picks or (self.hook is not None and self.hook.changes(self.spans))
 
     def reach(self, span: Span) -> int:
         """How many leading positions the computed rows of `span` attend to between them."""
@@ -217,21 +147,16 @@ class Plan:
                 rows[self.sees[-1] :] = False
             return Span(span.layers, rows, save=rows)
 
-        watch = None if self.watch is None else replace(self.watch, refreshed=at)
-        return replace(self.over(self.spans.cut(at).map(whole)), watch=watch, refreshes=True)
+        return self.over(self.spans.cut(at).map(whole), refreshes=True)
 
     def below(self, sees: Reach, memo: "SpanMemo") -> "Plan":
         """The plan without the positions that no row `sees`. Equal spans are found in the canvas' `memo`."""
         stop = int(sees[-1])
         lead = np.arange(len(self.predict)) < stop
-        watch = self.watch
-        if watch is not None:
-            kept = {name: getattr(watch, name) & lead for name in ("window", "among", "tracked")}
-            watch = replace(watch, **kept)
         spans = memo.get((stop, self.spans), lambda: self.spans.map(lambda span: span.below(stop)))
         commit = None if self.commit is None else self.commit & lead
-        told = None if self.weigh is None else Weigh(self.weigh.rows & lead, self.weigh.among & lead)
-        return Plan(spans, self.predict & lead, commit, sees, watch, self.refreshes, told)
+        hook = None if self.hook is None else self.hook.below(lead)
+        return Plan(spans, self.predict & lead, commit, sees, self.refreshes, hook)
 
     def chosen(self, layer: int, rows: Mask) -> "Plan":
         """The plan in which the choice of `layer` has been made: it computes `rows` of those that it picks among."""
@@ -245,15 +170,14 @@ class Plan:
         return self.over(self.spans.cut(layer).cut(layer + 1).map(settled))
 
     def holding(self, layer: int, rows: Mask) -> "Plan":
-        """The plan in which the span of `layer` has been compared with the cache, and `rows` of it are held."""
+        """The plan in which `rows` of the span that begins at `layer` are held."""
 
-        def compared(span: Span) -> Span:
-            if span.layers.start != layer or span.drift is None:
+        def holding(span: Span) -> Span:
+            if span.layers.start != layer:
                 return span
-            held = rows if span.held is None else span.held | rows
-            return replace(span, held=held, drift=replace(span.drift, compared=True))
+            return replace(span, held=rows if span.held is None else span.held | rows)
 
-        return self.over(self.spans.map(compared))
+        return self.over(self.spans.map(holding))
 
     def map(self, f: Callable[[Span], Span]) -> "Plan":
         """The plan whose spans are `f` of this plan's spans."""
@@ -319,14 +243,12 @@ class LastPass:
         confidences: how confident the model is of each, on the scale of the request's `remasking`, float32 [N].
         entropies: of the distribution that each of these tokens was taken from, in nats, float32 [N]. None unless
             the policy has them read (`Traits.reads`).
-        tracked: positions that any layer came to track, ascending, int64 [N]. None where attention is not watched.
     """
 
     positions: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     token_ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     confidences: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     entropies: NDArray[np.float32] | None = None
-    tracked: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each pass of each request, and that takes twice as long
@@ -350,7 +272,7 @@ class View:
     steps: int | None = None  # of the whole response; None where no schedule says how many there are
     decoding: StepFacts = field(default_factory=StepFacts)  # what the decoder knows before the pass
     last_pass: LastPass = field(default_factory=LastPass)  # what the last pass reported
-    weights: NDArray[np.float32] | None = None  # [T], what the last plan that weighs told; 0 at other positions
+    told: Any = None  # what the policy's layer hook told of earlier passes, on the host; None before the first
     memo: SpanMemo = field(default_factory=SpanMemo)  # of the canvas; see `spans`
 
     def spans(self, key: Hashable, make: Callable[[], Iterable[Span]]) -> Spans:

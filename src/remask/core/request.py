@@ -1,8 +1,8 @@
-"""What the engine reports about a request: usage, transfers, drafts and the result."""
+"""What the engine reports about a request: events of its steps, usage, transfers, drafts and the result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from remask.core.work import LayerWork
 
@@ -82,8 +82,7 @@ class Draft:
 class Result:
     """A finished request. `token_ids` end with the first honoured stop token, or are `max_tokens` long.
 
-    Of a request with a `Reading` they are empty, and `reads` holds, for each of its slots, the log-probabilities of the
-    tokens that it asked for.
+    `reads` holds what the request's readers have found, by their names (`remask.readers.base.Reader.result`).
     """
 
     id: str
@@ -94,4 +93,21 @@ class Result:
     first_settled_s: float | None  # seconds from arrival until the first response token was final
     elapsed_s: float  # seconds from arrival until the end
     error: str | None = None
-    reads: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    reads: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each step of each request
+class Event:
+    """What a step did to one request.
+
+    `queued_s` is given when the request first begins: the seconds that it waited. `settled` holds the response tokens
+    that have become final with no gap before them, so that they can be shown in order. They may reach beyond a stop;
+    the tokens of the result do not.
+    """
+
+    id: str
+    queued_s: float | None = None
+    draft: Draft | None = None
+    transfer: Transfer | None = None
+    settled: tuple[int, ...] = ()
+    result: Result | None = None

@@ -49,23 +49,6 @@ class TopRho:
     by: Literal["value", "key"] = "value"
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Holds the rows of `among` whose value vectors are near those in the cache (thesis on Uniform-Cache, 6.6.4).
-
-    V is projected for all rows of `among` when the layer's turn comes. Rows at a cosine distance of at most `threshold`
-    from their V in the cache join `Span.held`: their K and V stay what they are, so small moves add up until they
-    count. Until then all rows count as computed, so a plan costs at most what it says.
-
-    Attributes:
-        compared: whether that has happened; the span's `held` then has the rows.
-    """
-
-    among: Mask
-    threshold: float
-    compared: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Span:
     """One run of layers over one set of rows. Rows in neither `held` nor `pick` are fully computed."""
@@ -76,7 +59,6 @@ class Span:
     save: Mask | None = None  # rows whose input hidden state at layers.start is kept
     pick: TopRho | None = None
     held: Mask | None = None  # live, but project nothing: they add their cached attention and FFN outputs
-    drift: Drift | None = None
 
     @cached_property
     def computed(self) -> Mask:
@@ -166,14 +148,12 @@ class Span:
         if pick is not None:
             among = pick.among & lead
             pick = replace(pick, among=among, count=min(pick.count, int(np.count_nonzero(among))))
-        drift = None if self.drift is None else replace(self.drift, among=self.drift.among & lead)
-        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held), drift)
+        return Span(self.layers, self.rows & lead, left(self.frozen), left(self.save), pick, left(self.held))
 
     @property
     def masks(self) -> tuple[Mask | None, ...]:
         """All arrays."""
-        among = [each.among for each in (self.pick, self.drift) if each is not None]
-        return self.rows, self.frozen, self.save, self.held, *among
+        return self.rows, self.frozen, self.save, self.held, None if self.pick is None else self.pick.among
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,18 +243,13 @@ class Spans(tuple[Span, ...]):
         return any(span.pick is not None for span in self)
 
     @cached_property
-    def drifts(self) -> bool:
-        """Whether rows are still to be compared with the cache."""
-        return any(span.drift is not None and not span.drift.compared for span in self)
-
-    @cached_property
     def adds_outputs(self) -> bool:
         """Whether rows may add cached outputs."""
-        return any(each is not None for span in self for each in (span.pick, span.held, span.drift))
+        return any(each is not None for span in self for each in (span.pick, span.held))
 
     def rewrites(self, other: "Spans") -> bool:
         """Whether a pass over these spans, before it reads anything, writes all that one over `other` leaves behind."""
-        return not (other.picks or other.saves or other.drifts) and not any(
+        return not (other.picks or other.saves) and not any(
             (span.written & ~each.written).any()
             for span in other
             for each in self

@@ -1,7 +1,7 @@
 """From what a front read of a request (prompt, parameters, terms) to the engine's request."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from remask.core.canvas import Template
@@ -12,7 +12,11 @@ from remask.core.terms import Terms
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
-from remask.sampling.constraint import Constraint
+from remask.readers.base import Reader
+from remask.readers.constraint import Constraint
+from remask.readers.drafts import Drafts
+from remask.readers.logprobs import Logprobs
+from remask.readers.replay import Replay
 
 
 def request_of(
@@ -51,6 +55,7 @@ def request_of(
         params = replace(params, seed=secrets.randbits(62))
     # The trace of a uniform model holds no log-probabilities: `check_request` says why.
     traced = 0 if terms.return_trace and kind != "uniform" else None
+    top = traced if terms.top_logprobs is None else terms.top_logprobs
     return Request(
         id=name,
         prompt_token_ids=tokens,
@@ -62,13 +67,23 @@ def request_of(
         cache_salt=terms.cache_salt,
         priority=terms.priority,
         deadline_s=terms.deadline_s,
-        drafts=drafts,
-        top_logprobs=traced if terms.top_logprobs is None else terms.top_logprobs,
-        constraint=constraint,
         template=template,
-        replay=None if terms.replay is None else terms.replay.transfers(len(tokens)),
-        formed=terms.replay is not None and terms.replay.formed,
+        readers=tuple(_readers(terms, len(tokens), top, constraint, drafts=drafts)),
     )
+
+
+def _readers(
+    terms: Terms, prompt: int, top: int | None, constraint: Constraint | None, *, drafts: bool
+) -> Iterator[Reader]:
+    """What these terms ask to be read of a request whose prompt has `prompt` tokens."""
+    if constraint is not None:
+        yield constraint
+    if terms.replay is not None:
+        yield Replay(terms.replay.transfers(prompt), formed=terms.replay.formed)
+    if top is not None:
+        yield Logprobs(top)
+    if drafts:
+        yield Drafts()
 
 
 def _most_steps(params: SamplingParams) -> int:

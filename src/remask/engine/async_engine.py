@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from remask.core.checks import real, whole
-from remask.core.request import Result, Usage
+from remask.core.request import Event, Result, Usage
 from remask.engine.engine import Engine
-from remask.engine.event import Event
 from remask.engine.pending import PendingRequest
 from remask.engine.trimming import trim_memory
 from remask.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError

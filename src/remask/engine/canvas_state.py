@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from remask.core.ledger import Ledger
 from remask.core.pass_cost import ExecutedPlan
 from remask.core.plan import Plan, PrefixHit
 from remask.core.spans import Positions, Span, SpanMemo
-from remask.engine.tracker import Tracker
 from remask.errors import PlanError
+from remask.models.runs import runs
 from remask.models.stage import Run
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
@@ -87,8 +87,8 @@ class CanvasState:
     outputs: bool = False  # attention and FFN outputs are cached too
     prefix: PrefixHit | None = None  # positions that others computed
     chain: int = 0  # the last of the exact pages that it shares, by its hash
-    tracker: Tracker | None = None  # where its attention is watched
-    weights: NDArray[np.float32] | None = None  # [T], what a plan that weighs told
+    hook_state: Any = None  # what the policy's layer hook keeps between passes
+    told: Any = None  # what the hook tells the policy
     memo: SpanMemo = field(default_factory=SpanMemo)  # what its plans computed lately
     _unsent: list[Positions] | None = None  # positions that changed since they were sent; None: none was ever sent
     sharing: tuple[int, int] = field(init=False)  # equal for branches that read the same shared prefix in place
@@ -148,9 +148,10 @@ class CanvasState:
             raise PlanError("positions are predicted that are already final")
         if self.states is None and plan.spans.saves:
             raise PlanError("hidden states cannot be kept of a canvas that has no room for them")
-        if self.tracker is None and plan.watch is not None:
-            raise PlanError("attention cannot be watched on a canvas that keeps nothing of the last pass")
-        if not self.outputs and plan.spans.adds_outputs:
+        hook = plan.hook
+        if self.states is None and hook is not None and hook.revives:
+            raise PlanError("the plan's hook may make all rows live, on a canvas that keeps no inputs to its layers")
+        if not self.outputs and (plan.spans.adds_outputs or (hook is not None and hook.adds_outputs)):
             raise PlanError("rows add cached outputs on a canvas that keeps none")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
@@ -181,13 +182,6 @@ def plain_table(extent: PageRange) -> SlotTable:
     """The table of an extent that holds a whole canvas."""
     slots = extent.slots()
     return SlotTable(extent.layers, slots, (), slots)
-
-
-def runs(slots: NDArray[np.int64]) -> list[Run]:
-    """`slots` as runs of consecutive ones."""
-    cuts = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
-    edges = [0, *cuts.tolist(), len(slots)]
-    return [slice(int(slots[a]), int(slots[b - 1]) + 1) for a, b in pairwise(edges)]
 
 
 def prefix_canvas(entry: PrefixEntry, layers: int) -> tuple[CanvasState, Plan]:

@@ -1,34 +1,28 @@
 """From a request to a pending request: all that can be checked before anything is computed."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from remask.core.canvas import OPEN, Hole, Template
-from remask.core.checks import is_whole, whole
+from remask.core.canvas import OPEN
+from remask.core.checks import is_whole
 from remask.core.fields import declared
 from remask.core.kinds import in_words
-from remask.core.rollout import TOP_LOGPROBS
-from remask.core.sampling import SamplingParams
 from remask.core.segments import stored_parts
 from remask.core.terms import Terms
 from remask.engine.limits import RequestLimits, work_of
 from remask.engine.pending import PendingRequest
-from remask.engine.replay import check_replay
 from remask.engine.request import Request
-from remask.engine.stops import Decode, StopRule
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
+from remask.models.stops import Decode, StopRule
 from remask.policies.base import RequestFacts
 from remask.policies.registry import names_for
+from remask.readers.base import Asked, Reader
 from remask.sampling.block_causal import BlockCausalDecoding
 from remask.sampling.decoder import Decoding
 from remask.sampling.fields import check_fields
 from remask.sampling.masked import MaskedDecoding
-from remask.sampling.reading import ReadingDecoding
 from remask.sampling.uniform import UniformDecoding
-
-MAX_PATH_STEPS = 2**22
-"""Transitions times positions that the search of one path may go over: some 30 ms."""
 
 
 def check_request(
@@ -49,7 +43,6 @@ def check_request(
     _check_segments(request, shape)
     _check_template(request, shape)
     limits.check_stop(params)
-    _check_reading(request, shape)
     stops = _stop_rule(request, shape, decode)
     whole = max_model_len >= shape.max_length
     limit = f"max_model_len is {max_model_len}{', all that the model takes' if whole else ''}"
@@ -61,7 +54,11 @@ def check_request(
             f"{needed}, but {limit}; shorten one of them{more}"
         )
     limits.check_steps(params)
-    decoding = _decoding(request, shape, max_model_len)
+    seed = secrets.randbits(62) if params.seed is None else params.seed
+    schedule, readers = policy.traits.schedule, request.readers
+    asked = Asked(request.prompt_token_ids, params, request.template, shape, stops, schedule, readers, seed)
+    _check_readers(readers)
+    decoding = _decoding(asked, max_model_len)
     if decoding.length > max_model_len:
         cause = "canvas_length" if shape.kind == "uniform" else f"whole blocks of block_length={decoding.block}"
         raise ConfigError(
@@ -71,26 +68,26 @@ def check_request(
     if shape.kind not in policy.traits.kinds:
         kind, fitting = in_words((shape.kind,)), ", ".join(names_for(shape.kind))
         raise ConfigError(f"this cache policy is not defined on {kind} models ({shape.family}); use {fitting}")
-    _check_logprobs(request, shape)
-    _check_constraint(request, shape, decoding)
     length, steps = decoding.length, decoding.scheduled_steps
     open_places = request.response.open_places
     policy.check(RequestFacts(shape.layers, shape.shift, decoding.ordered, length, open_places, steps))
     pending = PendingRequest(request, decoding, stops)
-    if request.replay is not None:
-        if params.correction_steps:
-            raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
-        if params.revision_tokens:
-            raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
-        tail, schedule = request.response.tail, policy.traits.schedule
-        blockwise = schedule.blockwise
-        check_replay(request.replay, decoding, stops, shape, schedule.idle_passes, tail, blockwise=blockwise)
-    skips = policy.traits.schedule.idle_passes == "skipped"
+    for reader in readers:
+        reader.check(asked, decoding)
+    skips = schedule.idle_passes == "skipped"
     work = work_of(decoding, pending.canvases, shape.layers, skips=skips)
     limits.check_work(work, params)
     pending.row_layers = work.row_layers
     pending.page_keys = page_keys(request, decoding.block)
     return pending
+
+
+def _check_readers(readers: Sequence[Reader]) -> None:
+    """Raise `ConfigError` where two readers have one name."""
+    names = [reader.name for reader in readers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"readers: two of them are called {twice!r}, by which results name them; leave one out")
 
 
 def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> StopRule:
@@ -103,13 +100,14 @@ def _stop_rule(request: Request, shape: ModelConfig, decode: Decode | None) -> S
     return StopRule(token_ids, tuple(params.stop), decode)
 
 
-def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decoding:
-    """The decoding of the model's kind, which checks the sampling parameters."""
-    prompt, params, template = request.prompt_token_ids, request.params, request.template
-    seed = secrets.randbits(62) if params.seed is None else params.seed
+def _decoding(asked: Asked, max_model_len: int) -> Decoding:
+    """The decoding that a reader brings, or that of the model's kind, which checks the sampling parameters."""
+    prompt, params, template, shape, seed = asked.prompt, asked.params, asked.template, asked.shape, asked.seed
+    for reader in asked.readers:
+        brought = reader.decoding(asked)
+        if brought is not None:
+            return brought
     check_fields(params, shape.kind)
-    if request.reading is not None:
-        return ReadingDecoding(prompt, request.reading, shape.mask_id, seed)
     if shape.kind == "block_causal":
         block = shape.block_length
         decoding = BlockCausalDecoding.of(prompt, params, shape.sampling, block, shape.mask_id, seed, template)
@@ -124,82 +122,10 @@ def _decoding(request: Request, shape: ModelConfig, max_model_len: int) -> Decod
         canvas = min(shape.max_length, max_model_len)
         stops, structured = shape.stop_ids, shape.structured_attention
         return UniformDecoding.of(prompt, params, shape.noise, stops, canvas, seed, structured, template)
-    blockwise = request.policy.traits.schedule.blockwise
+    blockwise = asked.schedule.blockwise
     return MaskedDecoding.of(
         prompt, params, shape.sampling, shape.mask_id, seed, blockwise=blockwise, template=template
     )
-
-
-def _check_constraint(request: Request, shape: ModelConfig, decoding: Decoding) -> None:
-    """Raise `ConfigError` where the form of the response cannot be kept to its end."""
-    constraint, params = request.constraint, request.params
-    if constraint is None:
-        return
-    if shape.kind == "uniform" or (isinstance(decoding, BlockCausalDecoding) and decoding.rule.edits):
-        raise ConfigError(
-            "structured_outputs: tokens of a uniform model, and under a rule that edits, may change once they are "
-            "chosen; use a masked or block-causal model, and another rule"
-        )
-    for name in ("stop", "stop_token_ids", "ignore_eos"):
-        if getattr(params, name):
-            raise ConfigError(
-                f"{name}: a stop within an answer would break its form; leave it out of structured outputs"
-            )
-    hole = _formed_hole(request.response)
-    length, automaton = hole.stop - hole.start, constraint.automaton
-    transitions = automaton.transitions
-    longest = MAX_PATH_STEPS // max(1, transitions)
-    if decoding.block > longest:
-        raise ConfigError(
-            f"structured_outputs: a step goes over {transitions} transitions a position, so blocks of "
-            f"at most {longest} positions are taken, and these have {decoding.block}; lower block_length, or ask for a "
-            "simpler form"
-        )
-    if not automaton.alive(length)[automaton.start]:
-        short = automaton.shortest(length) is None
-        why = "no answer of this form has so few tokens" if short else "none can be filled up to it"
-        name = "max_tokens" if request.template is None or request.template.fill_only else "the hole's max"
-        raise ConfigError(f"{name}={length} does not suit structured_outputs: {why}; raise {name}")
-
-
-def _formed_hole(template: Template) -> Hole:
-    """The hole whose text has a form. Raises `ConfigError` where there are several, or its length is fixed."""
-    if len(template.holes) > 1:
-        raise ConfigError(
-            f"structured_outputs: a form is that of one hole, and the canvas has {len(template.holes)}; leave it out, "
-            "or fix the other parts"
-        )
-    (hole,) = template.holes
-    if hole.least:
-        raise ConfigError(
-            f"structured_outputs: the form says how many tokens the hole takes, and the canvas asks for {hole.least} "
-            f'at least; send {{"mask": {{"max": {hole.stop - hole.start}}}}}'
-        )
-    return hole
-
-
-def _check_reading(request: Request, shape: ModelConfig) -> None:
-    """Raise `ConfigError` on a reading that the model cannot do, and on fields that have no meaning beside one."""
-    reading, params = request.reading, request.params
-    if reading is None:
-        return
-    reading.check_kind(shape.kind, shape.family)
-    reading.check(shape.vocab, shape.mask_id)
-    for name, value in (("replay", request.replay), ("structured_outputs", request.constraint)):
-        if value is not None:
-            raise ConfigError(f"{name} is about an answer that is written, and a reading writes none; leave it out")
-    if params != SamplingParams(max_tokens=len(reading.token_ids)):
-        raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
-
-
-def _check_logprobs(request: Request, shape: ModelConfig) -> None:
-    """Raise `ConfigError` on a number of tokens out of range, and where tokens have no one log-probability."""
-    whole("top_logprobs", request.top_logprobs, 0, TOP_LOGPROBS, optional=True)
-    if request.top_logprobs is not None and shape.kind == "uniform":
-        raise ConfigError(
-            "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise that "
-            "stays, so no one step gives them a log-probability; leave logprobs and top_logprobs out"
-        )
 
 
 def _check_terms(request: Request) -> None:

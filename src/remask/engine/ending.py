@@ -4,7 +4,7 @@ import numpy as np
 
 from remask.core.canvas import Canvas, Hole, Template
 from remask.core.request import FinishReason, Transfer
-from remask.engine.stops import StopRule
+from remask.models.stops import StopRule
 from remask.sampling.decoder import Decoder, Decoding
 
 

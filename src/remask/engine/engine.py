@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 
+from remask.core.request import Event
 from remask.engine.admission import Admission
 from remask.engine.check import check_request
 from remask.engine.config import DeviceDefaults, EngineConfig
-from remask.engine.event import Event
 from remask.engine.faults import poisons
 from remask.engine.isolation import Fail, run_isolated, score_isolated
 from remask.engine.lifecycle import Lifecycle
@@ -26,11 +26,11 @@ from remask.engine.runner import Runner
 from remask.engine.running import POLICY, RunningRequest
 from remask.engine.scheduler import StepLimits
 from remask.engine.stats import EngineStats
-from remask.engine.stops import Decode
 from remask.errors import ConfigError
 from remask.models.executors import attend, make_graphs
 from remask.models.invariant import batch_invariant
 from remask.models.pool import Pool
+from remask.models.stops import Decode
 from remask.models.transformer import Transformer
 from remask.store.pages import PageAllocator
 from remask.store.prefix import PrefixStore

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from remask.engine.faults import exhausts, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.runner import Items, Runner
-from remask.engine.running import RunningRequest, Scores
+from remask.engine.running import Reads, RunningRequest, Scores, Share
 from remask.sending import Arrival
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,13 @@ class Scored:
 
     Attributes:
         requests: the requests, as they were when the pass was launched.
+        reads: what the readers of each read.
         arrival: the numbers, as `read_rows` orders them.
         chooses: whether the device chose positions too.
     """
 
     requests: tuple[RunningRequest, ...]
+    reads: tuple[Reads, ...]
     arrival: Arrival
     chooses: bool
 
@@ -87,16 +90,25 @@ class Scored:
         rows = numbers[:-1] if self.chooses else numbers
         tokens, confidence, more = rows[0].astype(np.int64), rows[1], rows[2:]
         read, at = list[tuple[RunningRequest, Scores]](), 0
-        for running in self.requests:
+        for running, asked in zip(self.requests, self.reads, strict=True):
             own = slice(at, at + running.predicted)
             at = own.stop
             chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
-            read.append((running, Scores(tokens[own], confidence[own], more[:, own], chosen)))
+            read.append((running, Scores(tokens[own], confidence[own], _shares(asked, more[:, own]), chosen)))
         return read
 
 
+def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
+    """Each reader with its rows of `more` [n, predicted]."""
+    shares, at = list[Share](), 0
+    for reader, read in reads:
+        shares.append((reader, more[at : at + read.width]))
+        at += read.width
+    return tuple(shares)
+
+
 def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
-    """Compute tokens, confidences and log-probabilities of what each request of a pass predicted.
+    """Compute tokens and confidences of what each request of a pass predicted, and what its readers ask for.
 
     Requests whose logits cannot be read are left out, and `fail` is called for them.
     """
@@ -104,7 +116,8 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
     if not requests:
         return []
     try:
-        return [Scored(tuple(requests), runner.read(ran.hidden, requests), runner.board is not None)]
+        reads = tuple(running.reads() for running in requests)
+        return [Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.board is not None)]
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

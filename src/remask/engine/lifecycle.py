@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar, TypeVarTuple
 
-from remask.core.request import FinishReason, Result
+from remask.core.request import Event, FinishReason, Result
 from remask.engine.chunks import SidePass
-from remask.engine.event import Event
 from remask.engine.faults import failure, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.memory import Memory
@@ -229,26 +228,25 @@ class Lifecycle:
         """Transfer what a request's pass predicted, and report it."""
         for observer in self.observers.attached:
             observer.settling(running)
-        stats, tally, request = self.stats, running.tally, running.request
+        stats, tally = self.stats, running.tally
         stats.refreshes += tally.refreshes
         stats.prefix_refreshes += tally.refreshes_prefix
         stats.row_layers_saved += tally.saved
         if self.running.limits.max_refreshes is not None:
             self.refreshes.ran(running)
-        if running.plan.weigh is not None:
+        hook = running.plan.hook
+        if hook is not None and hook.releases_inputs:
             self.memory.forget_inputs(running)
-        scores = running.constrained(scores)
-        drafts = request.drafts and not running.plan.fills and not running.closing
-        draft = running.draft(scores.tokens, scores.confidence) if drafts else None
         transfer = running.apply(scores)
         if running.closing:
             return
-        if draft is not None:
-            self._tell(running, Event(request.id, draft=draft))
+        name = running.request.id
+        for event in (event for reader in running.readers for event in reader.events(name)):
+            self._tell(running, event)
         settled = running.end.newly_settled()
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
-            self._tell(running, Event(request.id, transfer=transfer, settled=settled))
+            self._tell(running, Event(name, transfer=transfer, settled=settled))
 
     def _tell(self, running: RunningRequest, event: Event) -> None:
         running.reported = True

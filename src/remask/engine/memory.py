@@ -24,7 +24,6 @@ from remask.engine.sharing.parts import Parts
 from remask.engine.sharing.prefixes import Prefixes
 from remask.engine.sharing.way import Shared, Sharing
 from remask.engine.sizing import page_size, share_out
-from remask.engine.tracker import Tracker
 from remask.errors import ConfigError, IntegrityError
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -176,8 +175,9 @@ class Memory:
             usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
             usage.cached_tokens = shared.found_tokens
         owned += [page.extent for page in shared.pages]
+        policy, shape, publishes = placement.policy, self.shape, shared.publishes
         running = RunningRequest(
-            pending, placement.policy, self.shape.layers, tuple(states), owned, usage, shared.leases, shared.publishes
+            pending, policy, shape.layers, shape.vocab, tuple(states), owned, usage, shared.leases, publishes
         )
         running.moves += shared.moves(first.slots(0))
         return running
@@ -189,7 +189,7 @@ class Memory:
         running.owned.clear()
         for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
-            branch.states = branch.tracker = None
+            branch.states = branch.hook_state = None
         for lease in running.leases:
             self.store.release(lease)
         running.leases = ()
@@ -248,7 +248,6 @@ class Memory:
             shift=shape.shift,
             outputs="outputs" in traits.keeps,
             chain=shared.pages[-1].key if shared.pages else 0,
-            tracker=Tracker() if watched else None,
         )
 
 

@@ -128,7 +128,7 @@ def _next_step(running: RunningRequest) -> RunningRequest | None:
     Where only the number of transferred positions is known, it predicts all that the pass in flight does.
     """
     known, decoder, canvas = running.transfers, running.decoder, running.branches[0].canvas
-    if known is None or len(running.branches) > 1 or running.plan.fills:
+    if known is None or len(running.branches) > 1 or running.plan.fills or running.plan.hook is not None:
         return None
     block = decoder.block
     noisy = block.start + canvas.noisy[block.start : block.stop].nonzero()[0]

@@ -12,9 +12,10 @@ from remask.core.plan import Plan, Reach
 from remask.core.spans import Span, Spans, crossing
 from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
-from remask.engine.stage_rows import Index, StageRows, send_run
+from remask.engine.stage_rows import StageRows
 from remask.engine.work import make_work
 from remask.errors import PlanError
+from remask.models.runs import Index, send_run
 from remask.models.stage import Partial, Pick, Restore, Save, Stage, StepBatch
 from remask.sending import send
 

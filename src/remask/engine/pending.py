@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from remask.core.request import FinishReason, Result, Usage
 from remask.core.terms import PRIORITY_STEP_S
 from remask.engine.request import Request
-from remask.engine.stops import StopRule
+from remask.models.stops import StopRule
 from remask.sampling.decoder import Decoding
 
 

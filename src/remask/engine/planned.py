@@ -16,6 +16,8 @@ from remask.engine.request import Request
 from remask.engine.sharing.publishing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
+from remask.readers.base import Reader, Start
+from remask.readers.own import readers_of
 from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder, Transfers
 from remask.store.pages import PageRange
@@ -62,6 +64,7 @@ class PlannedRequest:
         pending: what it was before it began.
         policy: the cache policy that plans its passes.
         layers: the model's layers.
+        vocab: its tokens.
         branches: the conditional canvas and, under guidance, the unconditional one.
         owned: pages that it holds references to, beside those of its leases.
         usage: work done so far.
@@ -71,11 +74,13 @@ class PlannedRequest:
         request: the request as it was given.
         decoder: which positions are denoised next.
         end: what is known of the end of its response.
+        readers: what is read of its predicted rows.
     """
 
     pending: PendingRequest
     policy: CachePolicy
     layers: int
+    vocab: int
     branches: tuple[CanvasState, ...]
     owned: list[PageRange]
     usage: Usage
@@ -85,6 +90,7 @@ class PlannedRequest:
     request: Request = field(init=False)
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
+    readers: tuple[Reader, ...] = field(init=False)
     _template: Template = field(init=False)  # of the response
     _items: Items | None = None  # the next pass, once it is planned
     _tally: Tally = field(init=False)  # of that pass
@@ -102,11 +108,12 @@ class PlannedRequest:
         traits = self.policy.traits
         self._schedule = traits.schedule
         self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
-        by_host = (asked.constraint, asked.reading, asked.replay)
-        self._foreseeable = traits.by_clock and not asked.drafts and all(each is None for each in by_host)
+        self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
         self._template = asked.response
-        formed = asked.formed or asked.constraint is not None or asked.reading is not None
-        self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=formed)
+        self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=asked.formed)
+        vocab, steps = self.vocab, self.pending.decoding.total_steps
+        start = Start(canvas, self._template, steps, vocab, asked.readers)
+        self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
 
     def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -127,9 +134,11 @@ class PlannedRequest:
         if self.closing:
             return ((first, self._closing_plan(first)),)
         plan = self._plan(first, decoder.step)
-        if self.request.reading is not None and not plan.fills:
-            # What is read is a matter of the request: the first pass of a policy may be made to predict less.
-            plan = replace(plan, predict=first.canvas.noisy.copy(), commit=None)
+        if self.readers and not plan.fills:
+            for reader in self.readers:
+                predict = reader.predicts(first.canvas.noisy)
+                if predict is not None:
+                    plan = replace(plan, predict=predict, commit=None)
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
@@ -257,7 +266,6 @@ class PlannedRequest:
 
     def _view(self, branch: CanvasState, step: int) -> View:
         decoder, canvas = self.decoder, branch.canvas
-        last = self._last_pass
         return View(
             layers=self.layers,
             step=step,
@@ -275,9 +283,9 @@ class PlannedRequest:
             seed=self.pending.decoding.seed,
             steps=self.pending.decoding.scheduled_steps,
             decoding=_facts(decoder),
-            last_pass=last if branch.tracker is None else replace(last, tracked=branch.tracker.tokens),
+            last_pass=self._last_pass,
             memo=branch.memo,
-            weights=branch.weights,
+            told=branch.told,
         )
 
 

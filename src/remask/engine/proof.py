@@ -23,7 +23,7 @@ from remask.models.pool import Pool
 from remask.models.stage import Stage, StepBatch
 from remask.models.transformer import Transformer
 from remask.models.work_list import WorkListBuilder
-from remask.sampling.score import RowGroup
+from remask.sampling.rows import RowGroup
 from remask.sending import send
 
 log = logging.getLogger(__name__)

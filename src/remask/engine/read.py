@@ -8,37 +8,39 @@ from torch import Tensor
 
 from remask.engine.board import Board
 from remask.engine.capacity import DRAWN, logit_rows
-from remask.engine.running import RunningRequest
+from remask.engine.running import Reads, RunningRequest
 from remask.models.transformer import Transformer
-from remask.sampling.logprobs import width
-from remask.sampling.score import RowGroup, score
+from remask.sampling.rows import RowGroup
+from remask.sampling.score import score
 from remask.sampling.vocabulary import WHOLE, SplitVocabulary, Vocabulary
 from remask.sending import Arrival, send
 
 
 @torch.inference_mode()
 def read_rows(
-    model: Transformer, hidden: Tensor, requests: Sequence[RunningRequest], board: Board | None = None
+    model: Transformer,
+    hidden: Tensor,
+    requests: Sequence[RunningRequest],
+    reads: Sequence[Reads],
+    board: Board | None = None,
 ) -> Arrival:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are what else any of the requests asks for (`sampling.score.score`). With a `board` there is
+    The n rows below them are what the `reads` of each request measure (`sampling.score.score`). With a `board` there is
     one row more, which is 1 where the device has transferred a position: the board has its token then. Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
     `requests` in order. Logits exist for a few requests at a time, and of one that has many rows for a few of these.
     """
     scores = []
-    more = max((_more(each, model.config.vocab) for each in requests), default=0)
+    more = max((sum(read.width for _, read in own) for own in reads), default=0)
     most = logit_rows(model.config)
-    for rows, members in _chunks(requests, most):
+    for rows, members in _chunks(requests, reads, most):
         groups = [group for _, group in members]
         if board is not None:
             for running, group in members:
                 _update(group, running, board, model.config.mask_id)
         for part, pieces in _pieces(hidden[rows], groups, most):
             scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more))
-        for running, group in members:
-            running.scored(group)
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
     if board is not None:
@@ -75,31 +77,21 @@ def _vocabulary(model: Transformer) -> Vocabulary:
     return TritonVocabulary()
 
 
-def _more(running: RunningRequest, vocab: int) -> int:
-    """Numbers a row beside token and confidence that a request needs."""
-    request, more = running.request, int(running.extra is not None)
-    if request.top_logprobs is not None:
-        more += width(request.top_logprobs, vocab)
-    if request.reading is not None:
-        more += request.reading.width
-    return more if request.constraint is None else more + request.constraint.width
-
-
 def _chunks(
-    requests: Sequence[RunningRequest], most: int
+    requests: Sequence[RunningRequest], reads: Sequence[Reads], most: int
 ) -> Iterator[tuple[slice, list[tuple[RunningRequest, RowGroup]]]]:
     """Requests side by side whose rows weigh `most` at most, or one that has more; rows count from the first."""
     start = at = weight = 0
     members: list[tuple[RunningRequest, RowGroup]] = []
-    for running in requests:
-        group = running.rows(at - start)
+    for running, own in zip(requests, reads, strict=True):
+        group = running.rows(at - start, own)
         if group is None:
             continue
         rows, more = _rows(group), _weight(group)
         if members and weight + more > most:
             yield slice(start, at), members
             start, members, weight = at, [], 0
-            group = running.rows(0)
+            group = running.rows(0, own)
             assert group is not None
         members.append((running, group))
         at, weight = at + rows, weight + more

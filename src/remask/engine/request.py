@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from remask.core.canvas import Template
-from remask.core.reading import Reading
-from remask.core.request import Transfer
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
 from remask.policies.base import CachePolicy
 from remask.policies.dense import Dense
-from remask.sampling.constraint import Constraint
+from remask.readers.base import Reader
+
+R = TypeVar("R", bound=Reader)
 
 
 class Owner(NamedTuple):
@@ -41,15 +41,8 @@ class Request:
         deadline_s: the request ends with "timeout" this many seconds after its arrival, waiting or running. None sets
             no limit.
         owner: who takes turns with others, in the queue and in steps.
-        drafts: the engine also reports what every pass predicted (`Draft`).
-        top_logprobs: transfers carry the log-probability of each token, and of so many of the most probable ones. None
-            computes none.
-        replay: transfers of an earlier run. This one writes the same tokens at the same positions in the same steps,
-            whatever the model proposes.
-        formed: the earlier run's answer had a form, so this one is whole wherever it ends. `constraint` says the form.
-        constraint: what fills the response's one hole has this form.
         template: the fixed parts and the holes of the response, `params.max_tokens` places. None is one hole.
-        reading: nothing is generated. One pass reads masks of this answer, whose length `max_tokens` is.
+        readers: what is read of predicted rows beside their tokens, or decides these (`remask.readers`): one of a kind.
     """
 
     id: str
@@ -63,18 +56,28 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     owner: Owner = field(default=Owner(), kw_only=True)
-    drafts: bool = False
-    top_logprobs: int | None = None
-    replay: tuple[Transfer, ...] | None = None
-    formed: bool = field(default=False, kw_only=True)
-    constraint: Constraint | None = None
-    template: Template | None = None
-    reading: Reading | None = None
+    template: Template | None = field(default=None, kw_only=True)
+    readers: tuple[Reader, ...] = field(default=(), kw_only=True)
 
     @property
     def response(self) -> Template:
         """What the response is made of."""
         return Template.plain(self.params.max_tokens) if self.template is None else self.template
+
+    @property
+    def formed(self) -> bool:
+        """Whether the response is whole wherever it ends."""
+        return any(reader.formed for reader in self.readers)
+
+    def reader(self, kind: type[R]) -> R | None:
+        """Its reader of this kind; None where it has none."""
+        return next((reader for reader in self.readers if isinstance(reader, kind)), None)
+
+    def with_readers(self, *readers: Reader | None) -> "Request":
+        """The same request with these readers, each in place of one of its kind; None changes nothing."""
+        new = [reader for reader in readers if reader is not None]
+        kept = [reader for reader in self.readers if type(reader) not in map(type, new)]
+        return replace(self, readers=(*kept, *new))
 
     def with_policy(self, policy: CachePolicy) -> "Request":
         """The same request under another cache policy."""

@@ -27,7 +27,7 @@ def trace_of(request: Request, transfers: Sequence[Transfer], usage: Usage, fing
         prefix_length=request.prefix_length if request.segments else usage.prefix_tokens or request.prefix_length,
         segments=request.segments,
         sampling=_chosen(request.params),
-        formed=request.constraint is not None or request.formed,
+        formed=request.formed,
         events=events_of(transfers, len(request.prompt_token_ids)),
     )
 

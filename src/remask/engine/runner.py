@@ -1,6 +1,7 @@
-"""Running passes. Where plans watch attention or compare drift, layer by layer, as what a layer finds changes plans."""
+"""Running passes: in one call, or layer by layer where hooks act between layers and may change plans."""
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 import numpy as np
 import torch
@@ -10,18 +11,16 @@ from remask.core.plan import Plan
 from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, Move
 from remask.engine.chunks import SidePass, keep_leaving_states
-from remask.engine.drift_watcher import DriftWatcher, find_drift, finish, keep_references
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
-from remask.engine.running import RunningRequest
-from remask.engine.stage_rows import send_run
-from remask.engine.still_rows import hold_still_rows
-from remask.engine.weighing import weigh
+from remask.engine.running import Reads, RunningRequest
 from remask.models.graphs import Graphs
 from remask.models.pool import Pool
+from remask.models.runs import send_run
 from remask.models.similarity import flat_products
 from remask.models.stage import Run, Stage, StepBatch
 from remask.models.transformer import Transformer
+from remask.policies.on_device.base import DeviceHook, Hooked
 from remask.sending import Arrival
 
 Items = list[tuple[CanvasState, Plan]]
@@ -44,9 +43,7 @@ class Runner:
         """One forward pass over `items`, of which `passes` are the first. Only canvases' memory is changed.
 
         Returns the final hidden states of the predicted rows, [M, D], and the items with the plans that were run, which
-        their ledgers hold too. Where nothing is watched, compared or told nothing waits for the device. The host reads
-        once a layer of all canvases that are watched or compared together, and once a pass of all that tell of
-        attention.
+        their ledgers hold too. Without hooks the host never waits for the device.
 
         Where it raises, the pass may be repeated, over all of `items` or some: what it reads, earlier passes wrote, and
         it writes the same rows again. Only a choice of rows (`Span.pick`) cannot be made twice, as it compares with
@@ -54,73 +51,79 @@ class Runner:
         plans in which the choices that were made stand.
         """
         begun: list[Stage] = []
-        planned = list(items)
-        watchers = [
-            DriftWatcher(number, branch, plan, self.model.device)
-            for number, (branch, plan) in enumerate(items)
-            if plan.watch is not None
-        ]
+        planned, revised = list(items), set[int]()
+        hooks = self._hooks(items)
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if watchers or any(plan.spans.drifts for _, plan in items):
-                hidden, ran = self._run_layers(batch, items, passes, watchers, begun)
+            if any(plan.hook is not None and plan.hook.layered for _, plan in items):
+                hidden, ran = self._run_layers(batch, items, passes, hooks, begun, revised)
             else:
                 hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
-            weigh(self.model, self.pool, ran)
+            for hook in hooks:
+                hook.done()
             return hidden, ran
         except Exception:
             items[:] = with_choices(items, begun)
-            for (branch, plan), (_, before) in zip(items, planned, strict=True):
-                if plan is not before or plan.watch is not None:  # a watched plan may have grown, and starts anew
+            for number, ((branch, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
+                if plan is not before or number in revised:  # a plan that has grown starts anew
                     branch.ledger.revise(plan)
             raise
+
+    def _hooks(self, items: Items) -> list[DeviceHook]:
+        """The device halves of the plans' hooks, one of each kind."""
+        kinds: dict[str, list[Hooked]] = {}
+        for number, (branch, plan) in enumerate(items):
+            if plan.hook is not None:
+                kinds.setdefault(plan.hook.on_device, []).append(Hooked(number, branch, plan))
+        return [resolve_name(kind)(self.model, self.pool, canvases) for kind, canvases in kinds.items()]
 
     def _run_layers(
         self,
         batch: StepBatch,
         admitted: Items,
         passes: Sequence[SidePass],
-        watchers: list[DriftWatcher],
+        hooks: Sequence[DeviceHook],
         begun: list[Stage],
+        revised: set[int],
     ) -> tuple[Tensor, Items]:
         """The pass of `batch`, layer by layer. Stages that are packed anew join those that have `begun`.
 
-        Rows that are held are so in the plans of `admitted` too, as a repeat would find them changed. A refresh is in
-        the plans returned alone.
+        What hooks change before a layer runs is changed in `admitted` too. What they change after it is in the items
+        returned alone, and the numbers of these canvases join `revised`, as their ledgers hold the new plans.
         """
         model, stages, everywhere = self.model, batch.stages, self.model.ranks.everywhere
         planned, items = list(admitted), list(admitted)
         h = everywhere(_embed, model, batch.tokens)
         while stages:
             stage, stages = stages[0], stages[1:]
-            if len(stage.layers) and hold_still_rows(model, self.pool, stage, h, items):
-                for number, (branch, plan) in enumerate(items):
-                    if plan.watch is None:
-                        admitted[number] = branch, plan
-                stage = self.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
-                begun.append(stage)
             if len(stage.layers):
-                self.keep_references(watchers, stage.layers.start)
+                changed = self.before_layer(hooks, stage, h, [plan for _, plan in items])
+                for number, plan in changed.items():
+                    items[number] = items[number][0], plan
+                    if number not in revised:
+                        admitted[number] = items[number]
+                if changed:
+                    stage = self.pack_layer(items, stage.layers.start)  # later ones have the rows that they had
+                    begun.append(stage)
             h = everywhere(_run, model, stage, h, self.pool)
             # A stage without layers has still to keep what leaves this one.
             if stages and not len(stages[0].layers):
                 continue
             done = stage.layers.stop
-            drifted = self.find_drift(watchers, done - 1)
-            for watcher in drifted:
-                plan = items[watcher.number][1].refreshed(done)
-                watcher.branch.ledger.revise(plan)
-                items[watcher.number] = watcher.branch, plan
-            if drifted:
+            changed = self.after_layer(hooks, done - 1, [plan for _, plan in items])
+            for number, plan in changed.items():
+                branch = items[number][0]
+                branch.ledger.revise(plan)
+                revised.add(number)
+                items[number] = branch, plan
+            if changed:
                 batch = self.pack(items, passes, first=done)
                 stages = batch.stages
                 begun += stages
         hidden = everywhere(_leave, model, h, batch.predict)
-        if watchers:
-            finish(watchers)
-        for (branch, plan), (_, before) in zip(items, planned, strict=True):
-            if plan is not before and plan.watch is None:
+        for number, ((branch, plan), (_, before)) in enumerate(zip(items, planned, strict=True)):
+            if plan is not before and number not in revised:
                 branch.ledger.revise(plan)
         return hidden, items
 
@@ -137,13 +140,15 @@ class Runner:
         """Let go of what the last pass holds on the device."""
         self._packer.forget()
 
-    def keep_references(self, watchers: list[DriftWatcher], layer: int) -> None:
-        """Keep what the attention in `layer`, which is about to run, is compared with."""
-        keep_references(self.model, self.pool, watchers, layer)
+    def before_layer(
+        self, hooks: Sequence[DeviceHook], stage: Stage, h: Tensor, plans: Sequence[Plan]
+    ) -> dict[int, Plan]:
+        """What `hooks` change before `stage` runs: plans by the numbers of their canvases."""
+        return {number: plan for hook in hooks for number, plan in hook.before(stage, h, plans).items()}
 
-    def find_drift(self, watchers: list[DriftWatcher], layer: int) -> list[DriftWatcher]:
-        """Those of `watchers` whose canvases' attention has drifted in `layer`, which has just run."""
-        return find_drift(self.model, self.pool, watchers, layer)
+    def after_layer(self, hooks: Sequence[DeviceHook], layer: int, plans: Sequence[Plan]) -> dict[int, Plan]:
+        """What `hooks` change once `layer` has run."""
+        return {number: plan for hook in hooks for number, plan in hook.after(layer, plans).items()}
 
     def similarity(self, work: SidePass) -> list[float]:
         """How alike a prefix's K and V on the canvas of `work` and in the store are, for each layer, from -1 to 1.
@@ -163,9 +168,9 @@ class Runner:
             source, target = send_run(each.source, device), send_run(each.target, device)
             everywhere(_move, self.model, self.pool, source, target, each.layers, each.by)
 
-    def read(self, hidden: Tensor, requests: Sequence[RunningRequest]) -> Arrival:
+    def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
-        return read_rows(self.model, hidden, requests, self.board)
+        return read_rows(self.model, hidden, requests, reads, self.board)
 
 
 # What every rank does in a pass. On a model of one rank they are calls like any other.

@@ -73,6 +73,13 @@ class Shard:
         return self.share(mixture.experts)
 
 
+class RankLocal:
+    """An object of which every rank has its own, with contents of its own. It is made without arguments.
+
+    Where it is first an argument of `Ranks.everywhere`, the other ranks make theirs, and keep it while rank 0 does.
+    """
+
+
 class Ranks:
     """The ranks of one model, as one of them sees them. This one is alone, and passes everything through.
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from remask.models.pool import Pool
+from remask.models.ranks import RankLocal
 from remask.models.transformer import Transformer
-from remask.sampling.score import Guidance
 
 ALIGNMENT = 16  # bytes; each tensor of a buffer begins at a multiple of it
 
@@ -112,10 +112,10 @@ class Things:
         tensor: Tensor = self._named[name]
         return tensor.as_strided(shape, stride, offset)
 
-    def object(self, name: int, kind: str) -> object:
-        """A named object. Guidance is made on every rank when it is first named."""
-        if kind == Guidance.__name__:
-            return self._named.setdefault(name, Guidance())
+    def object(self, name: int, kind: type) -> object:
+        """A named object of this `kind`."""
+        if issubclass(kind, RankLocal) and name not in self._named:
+            self._named[name] = kind()
         return self._named[name]
 
 
@@ -129,8 +129,8 @@ class _Pickler(pickle.Pickler):
         """What stands for `obj`; None: itself."""
         if isinstance(obj, Transformer):
             return ("model",)
-        if isinstance(obj, Pool | Guidance):
-            return ("object", self.names.of_object(obj), type(obj).__name__)
+        if isinstance(obj, Pool | RankLocal):
+            return ("object", self.names.of_object(obj), type(obj))
         if not isinstance(obj, Tensor):
             return None
         name = self.names.of_tensor(obj)

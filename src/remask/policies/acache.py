@@ -3,15 +3,63 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Self
 
 import numpy as np
 
 from remask.core.checks import real
-from remask.core.plan import Plan, PrefixHit, View, Weigh
+from remask.core.cost import OperationCost, Widths
+from remask.core.hooks import HookCost, LayerHook
+from remask.core.plan import Plan, PrefixHit, View
 from remask.core.spans import Mask, Span, Spans
-from remask.errors import ConfigError
+from remask.errors import ConfigError, PlanError
 from remask.policies.base import CachePolicy, Kept, RequestFacts, Traits
 from remask.policies.dense import Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh(LayerHook):
+    """Attention that is told once a pass has run (ACache, arXiv 2608.26140): `View.told`.
+
+    Attributes:
+        rows: whose attention; the plan keeps their inputs to all layers.
+        among: positions among which the attention of each row and head in each layer adds up to one.
+    """
+
+    rows: Mask
+    among: Mask
+
+    on_device = "remask.policies.on_device.acache:AttentionScores"
+    layered = False
+    releases_inputs = True
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `LayerHook`."""
+        return self.rows, self.among
+
+    def check(self, spans: Spans) -> None:
+        """See `LayerHook`."""
+        if not (self.rows.any() and self.among.any()):
+            raise PlanError("attention is told of no row, or to no position")
+        kept = [span.save for span in spans[1:]]
+        if len(spans) != spans.layers or any(s is None or (self.rows & ~s).any() for s in kept):
+            raise PlanError("attention is told of rows whose inputs are not kept in every layer")
+
+    def below(self, lead: Mask) -> Self:
+        """See `LayerHook`."""
+        return replace(self, rows=self.rows & lead, among=self.among & lead)
+
+    def cost(self, widths: Widths, spans: Spans) -> HookCost:
+        """See `LayerHook`: queries are projected again from the inputs of the rows."""
+        w, layers = widths, spans.layers
+        rows, among = layers * int(self.rows.sum()), int(self.among.sum())
+        cost = OperationCost(
+            flops=2 * rows * w.queries * (w.hidden + among),
+            kv_read=layers * w.item * among * w.keys,
+            activations=w.item * rows * (w.hidden + w.queries),
+        )
+        return HookCost(watch=cost, looks=layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +116,11 @@ class ACache(CachePolicy):
     def anchors(self, view: View, hit: PrefixHit) -> Mask:
         """The positions of the stored parts whose rows are computed anew, [T]; of equal ones the first."""
         rows, count = hit.rows(view.length), math.ceil(self.ratio * hit.length)
-        if view.weights is None:
+        if view.told is None:
             return rows if count == hit.length else view.rows(0, 0)
         stored = rows.nonzero()[0]
         rows[:] = False
-        rows[stored[np.argsort(-view.weights[stored], kind="stable")[:count]]] = True
+        rows[stored[np.argsort(-view.told[stored], kind="stable")[:count]]] = True
         return rows
 
     def repeats(self, view: View) -> int:
@@ -85,7 +133,7 @@ class ACache(CachePolicy):
         if hit is None:
             return self.inner.plan(view)
         asks = 0 < math.ceil(self.ratio * hit.length) < hit.length
-        if asks and view.weights is None:
+        if asks and view.told is None:
             return self._asking(view, hit)
         if asks and view.step == 0:
             view = replace(view, pass_index=view.pass_index - 1)
@@ -98,7 +146,7 @@ class ACache(CachePolicy):
         stored = hit.rows(view.length)
         spans = [Span(range(i, i + 1), ~stored, save=~stored if i else None) for i in range(view.layers)]
         nothing = view.rows(0, 0)
-        return Plan(spans, nothing, commit=nothing, refreshes=True, weigh=Weigh(view.noisy.copy(), stored))
+        return Plan(spans, nothing, commit=nothing, refreshes=True, hook=Weigh(view.noisy.copy(), stored))
 
     def _placed(self, view: View, hit: PrefixHit, spans: Spans, anew: bool) -> Spans:
         stored = hit.rows(view.length)

@@ -6,11 +6,13 @@ from functools import partial
 from typing import Literal
 
 from remask.core.checks import one_of, real, whole
+from remask.core.hooks import LayerHook
 from remask.core.kinds import ModelKind
 from remask.core.plan import Plan, View
-from remask.core.spans import Drift, Mask, Span, Spans
+from remask.core.spans import Mask, Span, Spans
 from remask.errors import ConfigError
 from remask.policies.base import ALWAYS, CachePolicy, IdlePasses, Kept, RequestFacts, Schedule, Traits
+from remask.policies.drift import Drift
 
 FILL_PASSES = ("transfer", "separate")
 BORDERS = ("full", "neighbours")
@@ -38,7 +40,7 @@ class Blockwise(CachePolicy):
         """A full pass, or one over the rows that are not cached."""
         if view.block_step > 0:
             spans = self._spans(view)
-            return Plan(spans, self._predict(view, spans), refreshes=self._renews(view))
+            return Plan(spans, self._predict(view, spans), refreshes=self._renews(view), hook=self._hook(view, spans))
         commit = view.first if view.shift and view.noisy[view.block.start] else None
         predict = view.candidates if commit is None else commit
         return Plan(view.over(0, view.length), predict, commit, refreshes=True)
@@ -46,6 +48,10 @@ class Blockwise(CachePolicy):
     def _predict(self, view: View, spans: Spans) -> Mask:  # noqa: ARG002
         """What a cached pass predicts; its rows are those of the block at least."""
         return view.candidates
+
+    def _hook(self, view: View, spans: Spans) -> LayerHook | None:  # noqa: ARG002
+        """What a cached pass does between layers."""
+        return None
 
     def _renews(self, view: View) -> bool:  # noqa: ARG002
         """Whether a cached pass computes rows that it reads from the cache at other times."""
@@ -166,14 +172,17 @@ class UniformCache(Blockwise):
         stop = view.block.stop + (len(view.block) if self._renews(view) else 0)
         if self.drift is None:
             return view.over(view.block.start, stop)
-        return view.spans(("drift", view.block.start, stop), partial(self._drifting, view, stop))
+        return view.spans(("drift", view.block.start, stop), partial(self._layered, view, stop))
 
-    def _drifting(self, view: View, stop: int) -> list[Span]:
-        """The rows from the block up to `stop`. In the first layer V follows from the token, so nothing is held."""
-        assert self.drift is not None
+    def _hook(self, view: View, spans: Spans) -> LayerHook | None:
+        if self.drift is None or view.decoding.touched is not None:
+            return None
+        return Drift(spans[0].rows, self.drift)
+
+    def _layered(self, view: View, stop: int) -> list[Span]:
+        """The rows from the block up to `stop`, a span for each layer."""
         rows = view.rows(view.block.start, stop)
-        drift = Drift(rows, self.drift)
-        return [Span(range(i, i + 1), rows, drift=drift if i else None) for i in range(view.layers)]
+        return [Span(range(i, i + 1), rows) for i in range(view.layers)]
 
     def _predict(self, view: View, spans: Spans) -> Mask:
         return view.candidates if view.decoding.touched is None else view.candidates & spans[0].rows

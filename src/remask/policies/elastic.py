@@ -1,15 +1,90 @@
 """`elastic-cache`: a sliding window, and a refresh of deep layers when attention has drifted."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 
 from remask.core.checks import flag, one_of, real, whole
-from remask.core.plan import Plan, Similarity, View, Watch
-from remask.core.spans import Mask, Span
-from remask.errors import ConfigError
+from remask.core.cost import OperationCost, Widths
+from remask.core.hooks import HookCost, LayerHook
+from remask.core.plan import Plan, View
+from remask.core.spans import Mask, Span, Spans
+from remask.errors import ConfigError, PlanError
 from remask.policies.base import CachePolicy, RequestFacts, Schedule, Traits
+
+Similarity: TypeAlias = Literal["heads", "keys"]  # what two rows of attention are compared along; see `Watch`
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(LayerHook):
+    """Attention that is watched while a pass runs (Elastic-Cache, arXiv 2510.14973).
+
+    After every layer but the last, the attention of the `tracked` positions is compared with what their queries of the
+    last pass gave over the keys of the last pass. The layers above are refreshed where the mean cosine similarity is
+    below `threshold`.
+
+    Attributes:
+        window: each layer comes to track the positions of `among` to which these rows attend most, summed over heads.
+        among: positions that may be tracked.
+        threshold: cosine similarity, 0 to 1.
+        tracked: positions that are compared. None of them: nothing is, and no layer is refreshed.
+        track_num: how many positions a layer tracks.
+        similarity: "heads": across the heads at each key, then the mean over keys and tokens. "keys": along the keys,
+            of the mean over heads, then the mean over tokens.
+        refreshed: the layers from here on were refreshed, so nothing is compared there. None: none were.
+    """
+
+    window: Mask
+    among: Mask
+    threshold: float
+    tracked: Mask
+    track_num: int = 1
+    similarity: Similarity = "heads"
+    refreshed: int | None = None
+
+    on_device = "remask.policies.on_device.elastic:WatchAttention"
+    revives = True
+
+    def changes(self, spans: Spans) -> bool:  # noqa: ARG002
+        """See `LayerHook`."""
+        return True
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """See `LayerHook`."""
+        return self.window, self.among, self.tracked
+
+    def check(self, spans: Spans) -> None:
+        """See `LayerHook`."""
+        if len(spans) != spans.layers:
+            raise PlanError("attention is watched layer by layer, so the plan needs a span for each layer")
+        if not (self.window.any() and self.among.any()):
+            raise PlanError("attention is watched of no row, or to no position")
+
+    def refresh(self, plan: Plan, at: int) -> Plan:
+        """`plan`, whose hook this is, with all rows live from layer `at` on."""
+        return replace(plan.refreshed(at), hook=replace(self, refreshed=at))
+
+    def below(self, lead: Mask) -> Self:
+        """See `LayerHook`."""
+        return replace(self, window=self.window & lead, among=self.among & lead, tracked=self.tracked & lead)
+
+    def cost(self, widths: Widths, spans: Spans) -> HookCost:
+        """See `LayerHook`: after all layers attention of the window; before and after those compared of the tracked.
+
+        Queries are projected again from the inputs of the rows. Scores are computed, weighted sums of values are not.
+        """
+        w, layers, compared = widths, spans.layers, 0
+        if self.tracked.any():  # all layers but the last, or up to the one below those refreshed
+            compared = layers - 1 if self.refreshed is None else self.refreshed
+        rows = layers * int(self.window.sum()) + 2 * compared * int(self.tracked.sum())
+        cost = OperationCost(
+            flops=2 * rows * w.queries * (w.hidden + len(self.among)),
+            kv_read=(layers + compared) * w.item * len(self.among) * w.keys,
+            activations=w.item * rows * (w.hidden + w.queries),
+        )
+        return HookCost(watch=cost, looks=layers + compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +152,13 @@ class ElasticCache(CachePolicy):
         window, tracked = view.rows(0, 0), view.rows(0, 0)
         window[np.flatnonzero(masked)[: self.window]] = True
         if view.step:
-            assert view.last_pass.tracked is not None
-            tracked[view.last_pass.tracked] = True
+            tracked[view.told] = True
         computed = window if self.block_caching else masked
         rows = self._rows(view, computed) | tracked
         spans = [Span(range(i, i + 1), rows, save=rows if i else None) for i in range(view.layers)]
         asking = window if self.queries == "window" else computed
         watch = Watch(asking, ~masked, self.threshold, tracked, self.track_num, self.similarity)
-        return Plan(tuple(spans), window & view.candidates, watch=watch, refreshes=view.step == 0)
+        return Plan(tuple(spans), window & view.candidates, refreshes=view.step == 0, hook=watch)
 
     @staticmethod
     def _rows(view: View, computed: Mask) -> Mask:

@@ -14,8 +14,8 @@ from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, blocks_of
+from remask.sampling.rows import Penalty, RowGroup
 from remask.sampling.schedule import even_count
-from remask.sampling.score import Penalty, RowGroup
 
 
 @dataclass(frozen=True, slots=True)

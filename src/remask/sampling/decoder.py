@@ -12,7 +12,7 @@ from remask.core.plan import Reach
 from remask.core.select import Ranked
 from remask.core.spans import Mask
 from remask.policies.base import IdlePasses
-from remask.sampling.score import Extra, RowGroup
+from remask.sampling.rows import RowGroup
 
 Positions = NDArray[np.int64]
 Tokens = NDArray[np.int64]
@@ -90,12 +90,12 @@ class Decoder(Protocol):
         ...
 
     @property
-    def extra(self) -> Extra | None:
-        """One more number that this step needs of every row; None where it needs none."""
+    def reads_best(self) -> bool:
+        """Whether this step needs the most probable token of every row."""
         ...
 
-    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
-        """Take the extra number [n] of each of the predicted `positions` [n], just before `choose`."""
+    def note(self, positions: Positions, best: Tokens) -> None:
+        """Take the most probable token of each of the predicted `positions` [n], just before `choose`."""
         ...
 
     def group(self, rows: slice, positions: Positions) -> RowGroup:
@@ -154,12 +154,12 @@ class Unedited(ABC):
         return None
 
     @property
-    def extra(self) -> Extra | None:
+    def reads_best(self) -> bool:
         """See `Decoder`."""
-        return None
+        return False
 
-    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:  # noqa: B027 - most take none
-        """See `Decoder`. What a policy reads is none of the decoder's business."""
+    def note(self, positions: Positions, best: Tokens) -> None:  # noqa: B027 - most take none
+        """See `Decoder`."""
 
     def edited(self, written: Positions) -> Positions:
         """See `Decoder`."""

@@ -14,9 +14,9 @@ from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.blocks import Blocks, blocks_for
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
+from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.rules import Rule, resolve
 from remask.sampling.schedule import TimeSchedule, even_count
-from remask.sampling.score import Basis, RowGroup
 
 
 @dataclass(frozen=True, slots=True)

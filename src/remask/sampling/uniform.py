@@ -15,8 +15,8 @@ from remask.core.spans import Mask
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Unedited, blocks_of
+from remask.sampling.rows import RowGroup
 from remask.sampling.schedule import log_snrs
-from remask.sampling.score import Extra, RowGroup
 from remask.sampling.uniform_correction import PATIENCE, TEMPERATURE, Correction
 from remask.sampling.uniform_score import NoisyRows, Transition
 
@@ -262,15 +262,14 @@ class UniformDecoder(Unedited):
         return 0 if self._correction is None else self._correction.steps
 
     @property
-    def extra(self) -> Extra | None:
-        """A correction that has patience asks for the argmax of every row."""
-        patient = self._correction is not None and self._decoding.params.correction_patience != 0
-        return "argmax" if patient else None
+    def reads_best(self) -> bool:
+        """See `Decoder`: a correction that has patience does."""
+        return self._correction is not None and self._decoding.params.correction_patience != 0
 
-    def note(self, positions: Positions, extra: NDArray[np.float32]) -> None:
+    def note(self, positions: Positions, best: Tokens) -> None:
         """See `Decoder`."""
         if self._correction is not None:
-            self._correction.note(positions, extra.astype(np.int64))
+            self._correction.note(positions, best)
 
     @property
     def transfers(self) -> Transfers | None:

@@ -5,10 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from remask.core.canvas import OPEN
-from remask.core.request import Draft, Result, Transfer
+from remask.core.request import Draft, Event, Result, Transfer
 from remask.core.rollout import TokenLogprob, read_tokens
 from remask.detokenize import ResponseText
-from remask.engine.event import Event
 from remask.engine.request import Request
 from remask.models.tokenizer import Tokenizer
 from remask.server.tools import CallPiece

@@ -13,6 +13,7 @@ from remask.decisions import DecisionPlan
 from remask.engine.async_engine import Ticket
 from remask.engine.pending import PendingRequest
 from remask.errors import ConfigError, QueueFullError
+from remask.readers.decision import Reading
 from remask.server.errors import ApiError, json_response
 from remask.server.generation import check_end
 from remask.server.protocol import ReadBody
@@ -107,7 +108,7 @@ class _Waves:
         answered, at = [], 0
         for plan in self.plans:
             own = results[at : at + len(plan.asks)]
-            answered.append(Answered(plan.answers([result.reads for result in own]), own))
+            answered.append(Answered(plan.answers([result.reads[Reading.name] for result in own]), own))
             at += len(plan.asks)
         return answered
 

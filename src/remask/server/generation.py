@@ -5,10 +5,9 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from remask.core.request import Result
+from remask.core.request import Event, Result
 from remask.core.rollout import step_map
 from remask.engine.async_engine import Ticket
-from remask.engine.event import Event
 from remask.engine.rollout import trace_of
 from remask.errors import RemaskError
 from remask.server.answer import Answer, Delta, Scored

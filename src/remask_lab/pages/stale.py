@@ -50,8 +50,8 @@ POLICY_FILES = {
 # Beside its plans, what a policy's results rest on.
 BEHIND = {
     "bicache": (f"{CORE}/depth", f"{CORE}/core/depth.py"),
-    "elastic-cache": (f"{CORE}/engine/drift_watcher.py", f"{CORE}/engine/tracker.py"),
-    "uniform-cache": (f"{CORE}/engine/still_rows.py",),
+    "elastic-cache": (f"{CORE}/policies/on_device/elastic.py", f"{CORE}/models/row_attention.py"),
+    "uniform-cache": (f"{CORE}/policies/drift.py", f"{CORE}/policies/on_device/drift.py"),
 }
 MODELS = {"bundled": "bundled", "bundled-transit": "bundled_transit", "bundled-uniform": "bundled_uniform"}
 _COMMIT = re.compile(r"\bcommit\s+([0-9a-f]{7,40})\b")

@@ -20,7 +20,8 @@ import numpy as np
 from remask.core.canvas import Canvas
 from remask.core.structure import StructuredOutputs
 from remask.models.presets import preset
-from remask.sampling.constraint import Constraint
+from remask.readers.base import Predicted
+from remask.readers.constraint import ConstrainedHole, Constraint
 from remask.structure import Structures
 from remask_lab.records.machine import commit
 from remask_lab.speed.command import command_parser, run_command
@@ -86,17 +87,20 @@ def tokens_of(size: int) -> list[bytes | None]:
 
 
 def cpu_seconds(constraint: Constraint, block: int, turns: int) -> float:
-    """Median processor time of `Constraint.choose` over a block of masks, in seconds."""
+    """Median processor time of `ConstrainedHole.choose` over a block of masks, in seconds."""
     count, rng = constraint.table.count, np.random.default_rng(1)
     automaton = constraint.automaton
     left = next(length for length in range(block, block + 256) if automaton.alive(length)[automaton.start])
     canvas = Canvas.masked([1, 2, 3], left, 0)
     positions = np.arange(3, 3 + block)
-    read = rng.standard_normal((2 + 4 * count, block)).astype(np.float32)
+    numbers = rng.standard_normal((4 * count, block)).astype(np.float32)
+    found = Predicted(positions, np.zeros_like(positions), np.zeros(block, dtype=np.float32))
+    hole = ConstrainedHole(constraint, canvas, range(3, 3 + left))
+    hole.block = range(3, 3 + block)
     times = []
     for _ in range(turns + 1):
         began = time.thread_time()
-        constraint.choose(canvas, range(3, 3 + left), range(3, 3 + block), positions, read, None)
+        hole.choose(found, numbers)
         times.append(time.thread_time() - began)
     return float(np.median(times[1:]))
 

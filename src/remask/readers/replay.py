@@ -1,23 +1,64 @@
 """Replays: a run that writes what the transfers of an earlier run wrote, in the same steps."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from remask.core.request import Transfer
-from remask.engine.stops import StopRule
 from remask.errors import ConfigError
 from remask.models.config import ModelConfig
-from remask.policies.base import IdlePasses
+from remask.readers.base import Asked, Reader, ReadPass, Start, Written
 from remask.sampling.decoder import Decoding
-from remask.sampling.score import RowGroup
+from remask.sampling.rows import DeviceRead
+from remask.sending import send
 
 _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
-class Replay:
-    """What each step writes. `steps` is how many steps the request may take if no transfer says otherwise."""
+class Replay(Reader):
+    """Writes what an earlier run wrote: the same tokens at the same positions in the same steps.
+
+    The model proposes as ever, and confidences and log-probabilities are those of this run.
+
+    Args:
+        transfers: those of the earlier run, in the order of their steps.
+        formed: the earlier run's response had a form, so this one is whole wherever it ends.
+    """
+
+    name = "replay"
+    foreseeable = False
+    writes = True
+
+    def __init__(self, transfers: Sequence[Transfer], *, formed: bool = False) -> None:
+        self.transfers, self._formed = tuple(transfers), formed
+
+    @property
+    def formed(self) -> bool:
+        """See `Reader`."""
+        return self._formed
+
+    def check(self, asked: Asked, decoding: Decoding) -> None:
+        """See `Reader`."""
+        if asked.params.correction_steps:
+            raise ConfigError("replay: a correction chooses by what the model proposes; leave correction_steps out")
+        if asked.params.revision_tokens:
+            raise ConfigError("replay: steps write to their own block alone; leave revision_tokens out")
+        check_replay(self.transfers, decoding, asked)
+
+    def start(self, start: Start) -> Reader:
+        """See `Reader`."""
+        return ReplaySteps(self.transfers, start.steps)
+
+
+class ReplaySteps(Reader):
+    """What each step of a replay writes. The request may take `steps` steps if no transfer says otherwise."""
+
+    name = Replay.name
 
     def __init__(self, transfers: Sequence[Transfer], steps: int) -> None:
         self._written = {
@@ -31,7 +72,11 @@ class Replay:
         """The steps that write something."""
         return set(self._written)
 
-    def written(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def on_device(self, step: ReadPass) -> DeviceRead:
+        """See `Reader`."""
+        return Given.at(self.written(step.decoder.step), step.positions)
+
+    def written(self, step: int) -> Written:
         """Return the positions that `step` writes, ascending, and their tokens.
 
         Raises `ConfigError` where the transfers have come to their end, as no step would ever write anything again.
@@ -40,33 +85,45 @@ class Replay:
             raise ConfigError("replay: its events end before the response is complete")
         return self._written.get(step, (_NOTHING, _NOTHING))
 
-    def given(self, step: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the token that `step` writes at each of `positions`, `RowGroup.NOT_GIVEN` where it writes none."""
-        written, tokens = self.written(step)
-        given = np.full(len(positions), RowGroup.NOT_GIVEN, dtype=np.int64)
-        given[np.isin(positions, written)] = tokens[np.isin(written, positions)]
-        return given
+
+@dataclass(frozen=True, slots=True)
+class Given(DeviceRead):
+    """Tokens that stand for those that the sampler chose, int64 [rows]; `NONE` where there is none."""
+
+    NONE: ClassVar[int] = -1
+
+    tokens: NDArray[np.int64]
+
+    @classmethod
+    def at(cls, written: Written, positions: NDArray[np.int64]) -> "Given":
+        """What is `written` of the predicted `positions`."""
+        places, tokens = written
+        given = np.full(len(positions), cls.NONE, dtype=np.int64)
+        given[np.isin(positions, places)] = tokens[np.isin(places, positions)]
+        return cls(given)
+
+    def piece(self, start: int, stop: int) -> "Given":
+        """See `DeviceRead`."""
+        return Given(self.tokens[start:stop])
+
+    def replace(self, tokens: Tensor) -> Tensor:
+        """See `DeviceRead`."""
+        given = send(self.tokens, tokens.device)
+        return torch.where(given == self.NONE, tokens, given.float())
 
 
-def check_replay(
-    transfers: Sequence[Transfer],
-    decoding: Decoding,
-    stops: StopRule,
-    shape: ModelConfig,
-    idle: IdlePasses,
-    tail: int = 0,
-    *,
-    blockwise: bool = False,
-) -> None:
+def check_replay(transfers: Sequence[Transfer], decoding: Decoding, asked: Asked) -> None:
     """Raise `ConfigError` on transfers that no run of this request could have made.
 
     Their tokens are written on a canvas step by step, as a run would, without the model. Stops end the response from
-    its place `tail` on. `blockwise` is that trait of the cache policy: where a row predicts the next position, only the
-    first step of a block can then predict the first token of it.
+    its last hole on. Under a `blockwise` cache policy, where a row predicts the next position, only the first step of a
+    block can predict the first token of it.
     """
+    shape, stops, schedule = asked.shape, asked.stops, asked.schedule
+    idle, tail, blockwise = schedule.idle_passes, asked.response.tail, schedule.blockwise
     _check_form(transfers, shape)
-    replay, canvas, scan = Replay(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
-    decoder, left, scanned = decoding.decoder(canvas, idle), Replay(transfers, 0).steps, tail
+    replay, canvas, scan = ReplaySteps(transfers, decoding.total_steps), decoding.canvas(), stops.scan()
+    decoder, left, scanned = decoding.decoder(canvas, idle), ReplaySteps(transfers, 0).steps, tail
     while not decoder.finished:
         step, block = decoder.step, decoder.block
         positions, tokens = replay.written(step)

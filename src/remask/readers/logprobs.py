@@ -5,6 +5,7 @@ and penalties are in them, temperature, top-k and top-p are not. The mask token 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from remask.core.checks import whole
+from remask.core.request import Transfer
+from remask.core.rollout import TOP_LOGPROBS
+from remask.errors import ConfigError
+from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.sampling.decoder import Decoding
+from remask.sampling.rows import DeviceRead, Measured, RowGroup
 from remask.sampling.vocabulary import WHOLE, Vocabulary
 
 MIN_LOGPROB = -9999.0
@@ -21,9 +29,77 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 """Tokens and their log-probabilities, the most probable first."""
 
 
-def width(top: int | None, vocab: int) -> int:
-    """Numbers a row that a request needs which asks for `top` tokens beside the chosen one; None asks for nothing."""
-    return 0 if top is None else 1 + 2 * min(top, vocab - 1)
+def width(top: int, vocab: int) -> int:
+    """Numbers a row that a request needs which asks for `top` tokens beside the chosen one."""
+    return 1 + 2 * min(top, vocab - 1)
+
+
+class Logprobs(Reader):
+    """Reports the log-probability of each token that is written, and of the `top` most probable ones there.
+
+    Each is that of the pass which predicted the token, in `Transfer.logprobs` and `Transfer.top_logprobs`.
+    """
+
+    name = "logprobs"
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+
+    def check(self, asked: Asked, decoding: Decoding) -> None:  # noqa: ARG002
+        """See `Reader`. Where tokens change after they are written they have no one log-probability."""
+        whole("top_logprobs", self.top, 0, TOP_LOGPROBS)
+        if asked.shape.kind == "uniform":
+            raise ConfigError(
+                "top_logprobs: a uniform model's tokens may change in every step of their block, and some are noise "
+                "that stays, so no one step gives them a log-probability; leave logprobs and top_logprobs out"
+            )
+
+    def start(self, start: Start) -> Reader:
+        """See `Reader`."""
+        return _Logprobs(self.top, len(start.canvas), start.vocab)
+
+
+class _Logprobs(Reader):
+    """`Logprobs` of one request that runs."""
+
+    name = Logprobs.name
+
+    def __init__(self, top: int, length: int, vocab: int) -> None:
+        self._read = Ranking(top, vocab)
+        self._predicted = PredictedLogprobs(length, top)
+
+    def on_device(self, step: ReadPass) -> DeviceRead:  # noqa: ARG002
+        """See `Reader`."""
+        return self._read
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """See `Reader`."""
+        if found.logprobs is not None:
+            own = np.where(np.isnan(found.logprobs), numbers[0], found.logprobs)
+            numbers = np.concatenate([own[None], numbers[1:]])
+        self._predicted.note(found.positions, numbers)
+
+    def transferred(self, transfer: Transfer) -> None:
+        """See `Reader`."""
+        positions = np.array(transfer.positions, dtype=np.int64)
+        transfer.logprobs, transfer.top_logprobs = self._predicted.of(positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking(DeviceRead):
+    """The log-probability of each token, then the `top` most probable tokens, then theirs (`Normalised.of`)."""
+
+    top: int
+    vocab: int
+
+    @property
+    def width(self) -> int:
+        """See `DeviceRead`."""
+        return width(self.top, self.vocab)
+
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+        """See `DeviceRead`."""
+        return Normalised(logits, self.top, mask_id, vocabulary).of
 
 
 class Normalised:
@@ -70,7 +146,7 @@ class PredictedLogprobs:
         self._top = top
 
     def note(self, positions: NDArray[np.int64], read: NDArray[np.float32]) -> None:
-        """Take what a pass read at `positions` [n]: rows of `Normalised.of`, and any number of others, [more, n]."""
+        """Take what a pass read at `positions` [n]: the rows of `Normalised.of`."""
         count = self._top = min(self._top, len(read) // 2)  # a vocabulary may hold fewer than are asked for
         self._rows[positions, : 1 + 2 * count] = read[: 1 + 2 * count].T
 

@@ -1,0 +1,187 @@
+"""The protocol of readers, and what they are told."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remask.core.canvas import Canvas, Template
+from remask.core.request import Event, Transfer
+from remask.core.sampling import SamplingParams
+from remask.core.spans import Mask
+from remask.core.work import LayerWork
+from remask.models.config import ModelConfig
+from remask.models.stops import StopRule
+from remask.policies.base import Schedule
+from remask.sampling.decoder import Decoder, Decoding
+from remask.sampling.rows import DeviceRead
+
+Written = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Positions, ascending, and their tokens; int64 [n] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as a reader checks it.
+
+    Attributes:
+        prompt: its token ids.
+        params: its sampling parameters.
+        template: the fixed parts and holes of its response; None where it is one hole.
+        shape: the model's configuration.
+        stops: what ends the response.
+        schedule: that of its cache policy.
+        readers: all readers that it brings.
+        seed: what its draws depend on.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    template: Template | None
+    shape: ModelConfig
+    stops: StopRule
+    schedule: Schedule
+    readers: Sequence["Reader"]
+    seed: int
+
+    @property
+    def response(self) -> Template:
+        """What the response is made of."""
+        return Template.plain(self.params.max_tokens) if self.template is None else self.template
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request that begins to run.
+
+    Attributes:
+        canvas: its conditional canvas, before the first pass. It may be kept and read, and never written to.
+        response: the fixed parts and holes of its response.
+        steps: the steps that it may take.
+        vocab: tokens of the model.
+        readers: all readers that the request brings.
+    """
+
+    canvas: Canvas
+    response: Template
+    steps: int
+    vocab: int
+    readers: Sequence["Reader"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPass:
+    """A pass of one request.
+
+    Attributes:
+        decoder: at the step of the pass.
+        positions: what it predicts, ascending, int64 [predicted].
+        paired: the unconditional canvas of guidance takes part.
+        paired_next: it takes part in the next step, too.
+        work: returns what the pass computes of the conditional canvas, layer by layer.
+    """
+
+    decoder: Decoder
+    positions: NDArray[np.int64]
+    paired: bool
+    paired_next: bool
+    work: Callable[[], tuple[LayerWork, ...]]
+
+
+@dataclass(slots=True)
+class Predicted:
+    """What a pass predicted, before any of it is transferred.
+
+    Attributes:
+        positions: ascending, int64 [predicted].
+        tokens: int64 [predicted].
+        confidence: float32 [predicted].
+        logprobs: log-probabilities of tokens that a reader has chosen, float32 [predicted], NaN where it chose none.
+            None where no reader has chosen any.
+        entropies: of the distribution at each position in nats, float32 [predicted], where they are read.
+    """
+
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    confidence: NDArray[np.float32]
+    logprobs: NDArray[np.float32] | None = None
+    entropies: NDArray[np.float32] | None = None
+
+
+class Reader:
+    """Something that is read of the predicted rows of one request. The base class reads nothing.
+
+    The reader that a request brings is never changed, and may serve many requests: it is asked for `decoding`, `check`
+    and `start`. All else is asked of what `start` returns, which has the state of one request. What a method raises
+    ends that request alone.
+
+    Attributes:
+        name: under which `Result.reads` has what `result` returns.
+        foreseeable: the next pass can be planned before this reader has read the last one.
+        writes: it says which tokens or positions are written.
+        generates: the response is written; without it nothing is, and the result has no tokens.
+    """
+
+    name: ClassVar[str]
+    foreseeable: ClassVar[bool] = True
+    writes: ClassVar[bool] = False
+    generates: ClassVar[bool] = True
+
+    @property
+    def formed(self) -> bool:
+        """Whether the response is whole wherever it ends."""
+        return False
+
+    def decoding(self, asked: Asked) -> Decoding | None:  # noqa: ARG002
+        """How the request is denoised, where this reader decides it. Raises `ConfigError` where it cannot be."""
+        return None
+
+    def check(self, asked: Asked, decoding: Decoding) -> None:
+        """Raise `ConfigError` where this cannot be read of the request."""
+
+    def start(self, start: Start) -> "Reader | None":  # noqa: ARG002
+        """The reader of a request that begins, with the state of that request; None where there is nothing to read.
+
+        The default is the reader itself, which serves where it keeps no state.
+        """
+        return self
+
+    def predicts(self, noisy: Mask) -> Mask | None:  # noqa: ARG002
+        """The positions that a pass must predict, bool [T], in place of those that the cache policy names; None: those.
+
+        `noisy` are the positions that are not final.
+        """
+        return None
+
+    def admit(self, step: ReadPass) -> None:
+        """Raise `PlanError` before a pass of which this cannot be read. Called in every step that predicts."""
+
+    def on_device(self, step: ReadPass) -> DeviceRead | None:  # noqa: ARG002
+        """What the device does with the rows of a pass that predicts; None: nothing."""
+        return None
+
+    def choose(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """Take `numbers` [width, predicted], and change tokens and confidences of `found`. Called before any `read`."""
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """Take `numbers` [width, predicted] of a pass for which `on_device` had an answer."""
+
+    def ended(self, step: ReadPass, found: Predicted | None) -> None:
+        """Take the end of a pass, before anything is transferred; `found` is None where it only fills caches."""
+
+    def written(self, step: int) -> Written | None:  # noqa: ARG002
+        """What `step` writes, whatever the sampler would choose; None leaves the choice to it."""
+        return None
+
+    def transferred(self, transfer: Transfer) -> None:
+        """Complete `transfer`, which a step has just written."""
+
+    def events(self, request_id: str) -> Sequence[Event]:  # noqa: ARG002
+        """What is to be reported of the step, before what it has transferred."""
+        return ()
+
+    def result(self) -> object | None:
+        """What `Result.reads` holds of this reader; None: nothing."""
+        return None

@@ -1,0 +1,249 @@
+"""Decisions: one pass over a canvas with masks, whose distributions are read and which stays as it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.canvas import Canvas
+from remask.core.kinds import ModelKind, in_words
+from remask.core.sampling import SamplingParams
+from remask.core.spans import Mask
+from remask.errors import ConfigError
+from remask.policies.base import IdlePasses
+from remask.readers.base import Asked, Predicted, Reader, ReadPass, Start
+from remask.readers.logprobs import Normalised
+from remask.sampling.decoder import Confidence, Decoding, Positions, Tokens, Uncorrected
+from remask.sampling.rows import DeviceRead, Measured, RowGroup
+from remask.sampling.vocabulary import Vocabulary
+from remask.sending import send
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Reader):
+    """An answer with masks in it, of which one pass is asked how probable some tokens are. Nothing is written.
+
+    `Result.reads` holds of each slot the log-probabilities of its tokens.
+
+    Attributes:
+        token_ids: the answer; what stands at a mask is not looked at.
+        masks: places of the answer that are masks, ascending, counted from its first token.
+        slots: the masks that are read, and of each the tokens whose log-probabilities are returned.
+    """
+
+    token_ids: tuple[int, ...]
+    masks: tuple[int, ...]
+    slots: Mapping[int, tuple[int, ...]]
+
+    name = "reading"
+    foreseeable = False
+    generates = False
+
+    @property
+    def formed(self) -> bool:
+        """See `Reader`: the answer is given."""
+        return True
+
+    @property
+    def width(self) -> int:
+        """Numbers a row that are read: those of the slot of most tokens."""
+        return max(map(len, self.slots.values()))
+
+    @staticmethod
+    def check_kind(kind: ModelKind, family: str) -> None:
+        """Raise `ConfigError` on a kind of model that has no masks to be read so."""
+        if kind != "masked":
+            raise ConfigError(
+                "decisions read masks in one pass, with what stands before and behind them, and "
+                f"{in_words((kind,))} models ({family}) have no such masks; use a masked model"
+            )
+
+    def decoding(self, asked: Asked) -> Decoding:
+        """See `Reader`."""
+        self.check_kind(asked.shape.kind, asked.shape.family)
+        self._check_slots(asked.shape.vocab, asked.shape.mask_id)
+        for other in asked.readers:
+            if other.writes:
+                raise ConfigError(
+                    f"{other.name} is about an answer that is written, and a reading writes none; leave it out"
+                )
+        if asked.params != SamplingParams(max_tokens=len(self.token_ids)):
+            raise ConfigError("a reading has no sampling parameters but max_tokens, the length of its answer")
+        return ReadingDecoding(asked.prompt, self, asked.shape.mask_id, asked.seed)
+
+    def start(self, start: Start) -> Reader:
+        """See `Reader`."""
+        return _Reading(self, start.canvas)
+
+    def _check_slots(self, vocab: int, mask_id: int) -> None:
+        """Raise `ConfigError` where it cannot be read on a model of `vocab` tokens."""
+        if not self.slots or not all(self.slots.values()):
+            raise ConfigError("reading: it needs at least one slot, and each slot at least one token")
+        if list(self.masks) != sorted(set(self.masks)) or not set(self.masks) <= set(range(len(self.token_ids))):
+            raise ConfigError(f"reading.masks must be ascending places below {len(self.token_ids)}, got {self.masks}")
+        if not self.slots.keys() <= set(self.masks):
+            raise ConfigError(f"reading.slots holds {min(self.slots.keys() - set(self.masks))}, where no mask stands")
+        tokens = {token for each in self.slots.values() for token in each} | set(self.token_ids)
+        bad = [token for token in tokens if not 0 <= token < vocab]
+        if bad:
+            raise ConfigError(f"reading holds the token {bad[0]}; token ids are whole numbers from 0 to {vocab - 1}")
+        if any(mask_id in each for each in self.slots.values()):
+            raise ConfigError(f"reading.slots holds the mask token {mask_id}, which no answer has")
+
+
+class _Reading(Reader):
+    """A `Reading` of one request that runs."""
+
+    name = Reading.name
+
+    def __init__(self, reading: Reading, canvas: Canvas) -> None:
+        self._reading, self._first = reading, canvas.prompt
+        self._found: dict[int, tuple[float, ...]] = {}
+
+    def predicts(self, noisy: Mask) -> Mask:
+        """See `Reader`: every mask, as the first pass of a policy may be made to predict less."""
+        return noisy.copy()
+
+    def on_device(self, step: ReadPass) -> DeviceRead:
+        """See `Reader`: of the rows of slots the tokens asked for, of others token 0 in their place."""
+        labels = np.zeros((len(step.positions), self._reading.width), dtype=np.int64)
+        for place, tokens in self._reading.slots.items():
+            labels[np.searchsorted(step.positions, self._first + place), : len(tokens)] = tokens
+        return Labels(labels)
+
+    def read(self, found: Predicted, numbers: NDArray[np.float32]) -> None:
+        """See `Reader`."""
+        for place, tokens in self._reading.slots.items():
+            column = int(np.searchsorted(found.positions, self._first + place))
+            self._found[place] = tuple(numbers[: len(tokens), column].tolist())
+
+    def result(self) -> dict[int, tuple[float, ...]]:
+        """The log-probabilities of the tokens of each slot."""
+        return self._found
+
+
+@dataclass(frozen=True, slots=True)
+class Labels(DeviceRead):
+    """The log-probabilities of some tokens of each row, int64 [rows, n]; the mask token must not be among them."""
+
+    tokens: NDArray[np.int64]
+
+    @property
+    def width(self) -> int:
+        """Tokens of a row."""
+        return int(self.tokens.shape[1])
+
+    def piece(self, start: int, stop: int) -> "Labels":
+        """See `DeviceRead`."""
+        return Labels(self.tokens[start:stop])
+
+    def measure(self, logits: Tensor, rows: RowGroup, mask_id: int, vocabulary: Vocabulary) -> Measured:  # noqa: ARG002
+        """See `DeviceRead`."""
+        found = Normalised(logits, 0, mask_id, vocabulary).each(send(self.tokens, logits.device))
+        return lambda tokens: found  # noqa: ARG005
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingDecoding:
+    """One step over one block, the answer. What is no mask there is as final as the prompt."""
+
+    prompt: Sequence[int]
+    reading: Reading
+    mask_id: int
+    seed: int
+
+    @property
+    def length(self) -> int:
+        """Prompt and answer."""
+        return len(self.prompt) + self.block
+
+    @property
+    def block(self) -> int:
+        """Positions of the answer."""
+        return len(self.reading.token_ids)
+
+    @property
+    def block_ranges(self) -> list[range]:
+        """The answer."""
+        return [range(len(self.prompt), self.length)]
+
+    @property
+    def total_steps(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def scheduled_steps(self) -> int:
+        """One."""
+        return 1
+
+    def passes(self, *, skips: bool) -> int:  # noqa: ARG002
+        """One: what it transfers is not the point of it."""
+        return 1
+
+    @property
+    def ordered(self) -> bool:
+        """False: nothing is transferred."""
+        return False
+
+    def ends_within(self, *, stop_written: bool) -> bool:  # noqa: ARG002
+        """False: nothing is written, so no stop token is."""
+        return False
+
+    def canvas(self) -> Canvas:
+        """The prompt and the answer with its masks, which alone are noisy."""
+        tokens = np.asarray(self.reading.token_ids, dtype=np.int64)
+        tokens[list(self.reading.masks)] = self.mask_id
+        canvas = Canvas(self.prompt, tokens, len(tokens))
+        given = np.delete(np.arange(canvas.prompt, canvas.end), self.reading.masks)
+        canvas.noisy[given] = False
+        canvas.settled[given] = -1
+        return canvas
+
+    def decoder(self, canvas: Canvas, idle: IdlePasses) -> "ReadingDecoder":  # noqa: ARG002
+        """A decoder at the only step."""
+        return ReadingDecoder(self.reading, canvas, self.seed)
+
+
+class ReadingDecoder(Uncorrected):
+    """Reads the slots and writes nothing."""
+
+    def __init__(self, reading: Reading, canvas: Canvas, seed: int) -> None:
+        self.reading, self.canvas, self.seed = reading, canvas, seed
+        self.block = range(canvas.prompt, canvas.end)
+        self.step = 0
+        self.block_step = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the pass is done."""
+        return self.step > 0
+
+    @property
+    def order(self) -> None:
+        """None: nothing is transferred."""
+        return
+
+    @property
+    def sees(self) -> None:
+        """None: attention is fully bidirectional."""
+        return
+
+    def group(self, rows: slice, positions: Positions) -> RowGroup:
+        """Rows are read as they are."""
+        return RowGroup(rows, "probability", "logits", 0.0, None, None, self.seed, self.step, positions)
+
+    def choose(self, positions: Positions, tokens: Tokens, confidence: Confidence) -> Positions:  # noqa: ARG002
+        """None of them."""
+        return positions[:0]
+
+    def final(self, written: Positions) -> Positions:
+        """None of them."""
+        return written
+
+    def advance(self) -> None:
+        """Be done."""
+        self.step += 1
+        self.block_step += 1

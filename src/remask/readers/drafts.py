@@ -1,0 +1,40 @@
+"""Drafts: what every pass predicted, whether it is transferred or not."""
+
+from collections.abc import Sequence
+
+from remask.core.request import Draft, Event
+from remask.core.work import LayerWork
+from remask.readers.base import Predicted, Reader, ReadPass, Start
+
+
+class Drafts(Reader):
+    """Reports a `Draft` of every step, before what it transfers."""
+
+    name = "drafts"
+    foreseeable = False
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[LayerWork, ...]] = []  # of this step, so far
+        self._draft: Draft | None = None
+
+    def start(self, start: Start) -> Reader:  # noqa: ARG002
+        """See `Reader`."""
+        return type(self)()
+
+    def ended(self, step: ReadPass, found: Predicted | None) -> None:
+        """See `Reader`."""
+        self._passes.append(step.work())
+        if found is not None:
+            self._draft = Draft(
+                step=step.decoder.step,
+                positions=tuple(found.positions.tolist()),
+                token_ids=tuple(found.tokens.tolist()),
+                confidences=tuple(found.confidence.tolist()),
+                passes=tuple(self._passes),
+            )
+            self._passes.clear()
+
+    def events(self, request_id: str) -> Sequence[Event]:
+        """See `Reader`."""
+        draft, self._draft = self._draft, None
+        return () if draft is None else (Event(request_id, draft=draft),)

@@ -1,0 +1,154 @@
+"""The predicted rows of one request among the logits of a pass, and what is read of them on the device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remask.core.remasking import Measure
+from remask.sampling.filters import Draws
+from remask.sampling.uniform_score import NoisyRows
+from remask.sampling.vocabulary import WHOLE, Vocabulary
+from remask.sending import send
+
+Basis: TypeAlias = Literal["logits", "tempered", "filtered"]
+
+Measured: TypeAlias = Callable[[Tensor], Tensor]
+"""From the tokens of the rows, int64 [rows], to what a reader asked for, float32 [width, rows]."""
+
+
+class DeviceRead:
+    """What a reader does on the device with the rows of one pass of one request; the base class does nothing.
+
+    The methods are called in the order in which they stand here. None waits for the device, and none changes the
+    object. It is pickled to every rank of a model that runs in parts: there `logits` are the columns of the rank's own
+    tokens, which `vocabulary` knows how to read.
+
+    Attributes:
+        bars: whether `bar` leaves tokens out. The most probable token is then not the one that is chosen.
+    """
+
+    bars: ClassVar[bool] = False
+
+    @property
+    def width(self) -> int:
+        """Numbers a row that `measure` returns."""
+        return 0
+
+    def piece(self, start: int, stop: int) -> Self:  # noqa: ARG002
+        """The same for the rows from the one numbered `start` up to `stop`. All pieces are read, in order."""
+        return self
+
+    def see(self, logits: Tensor, guide: Tensor | None) -> None:
+        """Look at `logits` [rows, V] as the model gave them, and at those of the unconditional canvas, where it runs.
+
+        Neither may be changed, and both change later.
+        """
+
+    def change(self, logits: Tensor, guide: Tensor | None, vocabulary: Vocabulary) -> None:
+        """Change `logits` [rows, V] in place before anything is read of them; see `see`."""
+
+    def measure(
+        self,
+        logits: Tensor,  # noqa: ARG002
+        rows: "RowGroup",  # noqa: ARG002
+        mask_id: int,  # noqa: ARG002
+        vocabulary: Vocabulary,  # noqa: ARG002
+    ) -> Measured | None:
+        """What is read of `logits` [rows, V], once the tokens are known; None: nothing. Changes no argument."""
+        return None
+
+    def bar(self, choice: Tensor, vocabulary: Vocabulary) -> None:
+        """Leave out tokens by which none may be chosen: lower `choice` [rows, V] in place."""
+
+    def replace(self, tokens: Tensor) -> Tensor:
+        """The tokens [rows] that stand for those that the sampler chose; float32, as they go to the host."""
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """What one token of each row loses on its logit before the row is read.
+
+    Attributes:
+        tokens: a token id of each row, int64 [rows]; `Penalty.NONE` where the row loses nothing.
+        size: what the logit loses.
+    """
+
+    NONE: ClassVar[int] = -1
+
+    tokens: NDArray[np.int64]
+    size: float
+
+    def apply(self, logits: Tensor, vocabulary: Vocabulary = WHOLE) -> None:
+        """Lower `logits` [rows, V] in place."""
+        tokens = send(self.tokens, logits.device)
+        losses = torch.where(tokens == self.NONE, 0.0, self.size).to(logits.dtype)
+        vocabulary.lower(logits, tokens.clamp_min(0), losses)
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each request of each pass
+class RowGroup:
+    """The rows of one request among the logits, and how they are turned into tokens and confidences.
+
+    What is drawn in a row depends on the request's `seed`, its `step` and the row's position alone. Without `positions`
+    rows are numbered.
+
+    `basis` is the distribution whose `measure` is the confidence: that of the logits as they are, after temperature, or
+    after temperature, top-p and top-k. `noisy` rows are those of a uniform model, which have measures of their own.
+    A `penalty` lowers logits before all of that.
+
+    `guide` are the rows of the unconditional canvas for the same positions, where it takes part. `reads` are what the
+    request's readers do with the rows.
+    """
+
+    rows: slice
+    measure: Measure
+    basis: Basis
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    step: int = 0
+    positions: NDArray[np.int64] | Tensor | None = None  # a tensor once they are on the device
+    guide: slice | None = None
+    noisy: NoisyRows | None = None
+    penalty: Penalty | None = None
+    reads: Sequence[DeviceRead] = ()
+
+    def piece(self, start: int, stop: int) -> "RowGroup":
+        """The rows from the one numbered `start` up to `stop` as a group of their own, read as they would be here.
+
+        They come first among its logits, and their guide rows, if any, after them. All pieces are read, in order.
+        """
+        count, noisy = stop - start, self.noisy
+        return replace(
+            self,
+            rows=slice(0, count),
+            guide=None if self.guide is None else slice(count, 2 * count),
+            positions=np.arange(start, stop) if self.positions is None else self.positions[start:stop],
+            noisy=None if noisy is None else noisy.piece(start, stop),
+            penalty=None if self.penalty is None else replace(self.penalty, tokens=self.penalty.tokens[start:stop]),
+            reads=tuple(each.piece(start, stop) for each in self.reads),
+        )
+
+    @property
+    def draws(self) -> Draws:
+        """What draws in these rows depend on."""
+        return Draws(self.seed, self.step, self.positions)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the argmax and its plain probability are all that is read, of logits as they are."""
+        return self.greedy and not self.reads and self.guide is None and self.penalty is None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the argmax and its plain probability suffice."""
+        plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
+        filtered = self.basis == "filtered" and (self.top_k is not None or self.top_p is not None)
+        return plain and not filtered and not any(each.bars for each in self.reads)
