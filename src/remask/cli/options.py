@@ -31,7 +31,8 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--model",
         default=model,
         required=model is None,
-        help=f"folder or hub id of a checkpoint, {', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
+        help=f"folder, GGUF file, hub id or ID:FILE.gguf of a checkpoint, "
+        f"{', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")

@@ -42,6 +42,11 @@ class Codes:
     scales: Tensor
     zeros: Tensor | None = None
 
+    @property
+    def constants(self) -> Tensor:
+        """Scales, and zeros beside them."""
+        return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
+
     def times(self, factor: float) -> "Codes":
         """The codes of `factor` times the numbers."""
         zeros = None if self.zeros is None else self.zeros * factor
