@@ -106,7 +106,7 @@ class CanvasState:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Where its tokens stand on the device's board, [T]."""
+        """Where its tokens stand in the device token buffer, [T]."""
         return self.table(0).slots
 
     def changed(self, positions: Positions) -> None:
@@ -115,13 +115,13 @@ class CanvasState:
             self._unsent.append(positions)
 
     def unsent(self) -> Positions:
-        """The positions that the device's board does not have as the canvas has them."""
+        """The positions that the device token buffer does not have as the canvas has them."""
         if self._unsent is None:
             return np.arange(len(self.canvas))
         return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
 
     def sent(self) -> None:
-        """Note that the device's board has the canvas."""
+        """Note that the device token buffer has the canvas."""
         self._unsent = []
 
     @property

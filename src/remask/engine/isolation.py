@@ -164,7 +164,9 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
         return []
     try:
         reads = tuple(running.reads() for running in requests)
-        return [Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.board is not None)]
+        return [
+            Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
+        ]
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

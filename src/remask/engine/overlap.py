@@ -76,15 +76,15 @@ class NextSteps:
     origins: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
 
 
-def next_steps(flight: LaunchedPass) -> NextSteps | None:
-    """The speculative steps after `flight`.
+def next_steps(launched: LaunchedPass) -> NextSteps | None:
+    """The speculative steps after `launched`.
 
     None where the pass must be read first, because a plan is not known to repeat.
     """
-    if flight.passes:
+    if launched.passes:
         return None
     steps = NextSteps()
-    for running in flight.requests():
+    for running in launched.requests():
         try:
             found = _next_step(running)
         # A policy may fail on a step that is never run. If it is run, the policy is asked again.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from remask.core.plan import Plan, Reach
 from remask.core.spans import Span, Spans, crossing
-from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import StageRows
+from remask.engine.token_buffer import TokenBuffer
 from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.models.runs import Index, send_run
@@ -47,8 +47,8 @@ class Packer:
     until the next pass is packed.
     """
 
-    def __init__(self, device: torch.device, apart: bool, board: Board | None = None) -> None:
-        self.device, self.apart, self.board = device, apart, board
+    def __init__(self, device: torch.device, apart: bool, token_buffer: TokenBuffer | None = None) -> None:
+        self.device, self.apart, self.token_buffer = device, apart, token_buffer
         self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
         self.reused = 0  # passes whose layout was that of a pass before
 
@@ -63,7 +63,9 @@ class Packer:
             self.reused += 1
             self._layouts.remove(layout)
         self._layouts.appendleft(layout)
-        return layout.fill(items, self.device) if self.board is None else layout.fill_from(self.board, items)
+        return (
+            layout.fill(items, self.device) if self.token_buffer is None else layout.fill_from(self.token_buffer, items)
+        )
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """As the function `pack_layer`."""
@@ -87,7 +89,7 @@ class _Layout:
         offsets: of each canvas, what lies between a position and its row in the last stage, [N]. None where live rows
             are scattered on any.
         picks: whether layers choose rows.
-        entering: where the rows of the first stage stand on the board, once it was asked for.
+        entering: where the rows of the first stage stand in the token buffer, once it was asked for.
     """
 
     canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
@@ -114,17 +116,17 @@ class _Layout:
         tokens, predict = self._sent(numbers, items, device)
         return self._batch(tokens, predict)
 
-    def fill_from(self, board: Board, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
-        """As `fill`, with the tokens that stand on the `board` once it has got what the host has changed."""
-        device, branches = board.values.device, [branch for branch, _ in items]
+    def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
+        """As `fill`, with the tokens that stand in the `token_buffer` once it has got what the host has changed."""
+        device, branches = token_buffer.values.device, [branch for branch, _ in items]
         if not self.entering:
             places = [branch.places[plan.spans[0].index] for branch, plan in items]
             self.entering.append(send(np.concatenate(places), device))
-        changed, predict = self._sent(board.outgoing(branches), items, device)
-        board.write(*changed.view(2, -1))
+        changed, predict = self._sent(token_buffer.outgoing(branches), items, device)
+        token_buffer.write(*changed.view(2, -1))
         for branch in branches:
             branch.sent()
-        return self._batch(board.tokens(self.entering[0]), predict)
+        return self._batch(token_buffer.tokens(self.entering[0]), predict)
 
     def _sent(
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
