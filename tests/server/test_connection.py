@@ -11,11 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from remask.errors import ConfigError
-from remask.server.config import ServerConfig
-from remask.server.connection import LAST_PROBE_S, LINGER_S, MAX_HEAD_BYTES, Connection, connection_class
+from remask.server.connection import LAST_PROBE_S, LINGER_S, MAX_HEAD_BYTES, Connection
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
 from tests.waiting import LONGEST_S, LeapingLoop, eventually
 
@@ -52,7 +49,10 @@ def leap(running: Running, seconds: float) -> None:
 
 def connections(running: Running) -> list[Connection]:
     """The server's open connections."""
-    return [each for each in tuple(running.server.server_state.connections) if isinstance(each, Connection)]
+    kind = running.server.config.http
+    assert isinstance(kind, type)
+    assert issubclass(kind, Connection)
+    return list(kind.connections)
 
 
 def other_end(running: Running, connection: socket.socket) -> Connection | None:
@@ -64,13 +64,13 @@ def other_end(running: Running, connection: socket.socket) -> Connection | None:
 def has_read(running: Running, connection: socket.socket, size: int) -> bool:
     """Whether the server has got so many bytes of a head."""
     end = other_end(running, connection)
-    return end is not None and end._unread == size
+    return end is not None and end.unread == size
 
 
 def answering(running: Running, connection: socket.socket) -> bool:
     """Whether the server has got a whole head, and works on its request."""
     end = other_end(running, connection)
-    return end is not None and end._active is not None and not end._active.response_complete
+    return end is not None and end.unanswered > 0
 
 
 def found_out(running: Running) -> bool:
@@ -300,7 +300,7 @@ def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelin
                 connection.shutdown(socket.SHUT_WR)
                 end = other_end(hasty, connection)
                 assert end is not None
-                eventually(lambda: end._probe_timer is not None)
+                eventually(lambda: end.probe_timer is not None)
                 for _ in range(4):
                     leap(hasty, LAST_PROBE_S)
                 assert hasty.open == 1, "it may still listen"
@@ -319,10 +319,3 @@ def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert everything(connection) == b""
     hasty.settle()
-
-
-def test_a_uvicorn_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection_class(ServerConfig(model_names=["m"]))
-    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
-    with pytest.raises(ConfigError, match=r"uvicorn [\d.]+ has no _start_asgi_task, .*install another version"):
-        connection_class(ServerConfig(model_names=["m"]))
