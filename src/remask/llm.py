@@ -92,8 +92,8 @@ class LLM:
     """Generates with one diffusion language model.
 
     Args:
-        model: a local folder in the Hugging Face layout, a hub id, `bundled`, `bundled-transit`, `bundled-uniform`, or
-            with `load_format="dummy"` a preset.
+        model: a local folder in the Hugging Face layout, a GGUF file, a hub id, `id:file.gguf`, `bundled`,
+            `bundled-transit`, `bundled-uniform`, or with `load_format="dummy"` a preset.
         cache: the name of a cache policy, a composition such as `bicache+block-dual`, or a `CachePolicy` object; each
             call of `generate` may give another. `auto` is what suits the model's kind: `bicache`, `exact` on
             block-causal models, `none` on uniform ones.
@@ -110,7 +110,7 @@ class LLM:
         spare_cores: cores that a chosen number leaves to other threads of this process.
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
-        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: matrices of few bits, made when the
+        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
             weights are read. K/V and hidden states stay of the dtype.
         progress: show progress bars on stderr while loading and profiling.
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
     model = subjects.add_parser("model", help="family, shape, parameters, memory and policies, without loading weights")
-    model.add_argument("path", metavar="PATH", help="folder or hub id of a checkpoint, or the name of a preset")
+    model.add_argument(
+        "path", metavar="PATH", help="folder, GGUF file or hub id of a checkpoint, or the name of a preset"
+    )
     model.add_argument(
         "--memory", type=float, metavar="GB", help="memory of a device, for what fits (default: this machine's)"
     )

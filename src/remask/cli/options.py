@@ -31,7 +31,8 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
         "--model",
         default=model,
         required=model is None,
-        help=f"folder or hub id of a checkpoint, {', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
+        help=f"folder, GGUF file, hub id or ID:FILE.gguf of a checkpoint, "
+        f"{', '.join(map(repr, BUNDLED_MODELS))}, or with --load-format dummy "
         "a preset" + (f" (default {model})" if model else ""),
     )
     group.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
@@ -42,7 +43,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument(
         "--quantization",
         metavar="|".join(QUANTIZATIONS),
-        help="keep matrices in few bits: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
+        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")

@@ -1,7 +1,7 @@
 """One pass over many requests, of which a failure ends those alone that it is due to."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -131,12 +131,14 @@ class LaunchedPass:
         for ran, scored in self.parts:
             read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
             for each in scored:
-                read += self.scores(each)
+                self._take(each, read)
             yield ran, read
 
-    def scores(self, scored: Scored) -> Iterable[tuple[RunningRequest, Scores]]:
-        """The requests of `scored` that still run, with what was read of them."""
-        return [(running, scores) for running, scores in scored.read() if not running.released]
+    def _take(self, scored: Scored, read: Read) -> None:
+        """Add the requests of `scored` that still run to `read`, with what was read of them."""
+        for running, scores in scored.read():
+            if not running.released:
+                read.append((running, scores))
 
     def running(self, member: RunningRequest) -> RunningRequest | None:
         """The request that a member of the pass is; None where it has ended."""
@@ -162,7 +164,9 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
         return []
     try:
         reads = tuple(running.reads() for running in requests)
-        return [Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.board is not None)]
+        return [
+            Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
+        ]
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

@@ -4,7 +4,6 @@ A queued pass has a speculative step of each request. Once the pass before it ha
 rolled back where its request has ended or gone on to another block.
 """
 
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from remask.core.select import Ranked
 from remask.engine.faults import poisons
-from remask.engine.isolation import LaunchedPass, Scored
+from remask.engine.isolation import LaunchedPass, Read, Scored
 from remask.engine.member import Member
-from remask.engine.running import RunningRequest, Scores
+from remask.engine.running import RunningRequest
 from remask.sampling.decoder import Decoder
 
 
@@ -33,13 +32,13 @@ class QueuedPass(LaunchedPass):
     _rolled_back: set[RunningRequest] = field(default_factory=set)
     _noisy: dict[RunningRequest, NDArray[np.bool_]] = field(default_factory=dict)  # of the predicted positions
 
-    def scores(self, scored: Scored) -> Iterator[tuple[RunningRequest, Scores]]:
+    def _take(self, scored: Scored, read: Read) -> None:
         """See `LaunchedPass`: of positions that the pass before has settled nothing is read."""
         for step, scores in scored.read():
             running = self.running(step)
             if running is not None:
                 noisy = self._noisy.get(step)
-                yield running, scores if noisy is None else scores.of(noisy)
+                read.append((running, scores if noisy is None else scores.of(noisy)))
 
     def running(self, member: RunningRequest) -> RunningRequest | None:
         """See `LaunchedPass`: the request of a step that was not rolled back."""
@@ -77,15 +76,15 @@ class NextSteps:
     origins: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
 
 
-def next_steps(flight: LaunchedPass) -> NextSteps | None:
-    """The speculative steps after `flight`.
+def next_steps(launched: LaunchedPass) -> NextSteps | None:
+    """The speculative steps after `launched`.
 
     None where the pass must be read first, because a plan is not known to repeat.
     """
-    if flight.passes:
+    if launched.passes:
         return None
     steps = NextSteps()
-    for running in flight.requests():
+    for running in launched.requests():
         try:
             found = _next_step(running)
         # A policy may fail on a step that is never run. If it is run, the policy is asked again.

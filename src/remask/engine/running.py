@@ -147,7 +147,8 @@ class RunningRequest(PlannedRequest):
     @property
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
-        return all(lease.entry.ready for lease in self.claim.leases)
+        leases = self.claim.leases
+        return not leases or all(lease.entry.ready for lease in leases)
 
     def prepare(self, loop: RequestLoop) -> bool:
         """See `Member`: its policy plans the next pass."""
@@ -205,7 +206,8 @@ class RunningRequest(PlannedRequest):
             return None
         # The group is the decoder's answer to this call, and nobody else's.
         group = self.decoder.group(slice(at, after), positions)
-        group.reads = tuple(read for _, read in reads)
+        if reads:
+            group.reads = tuple(read for _, read in reads)
         if len(self.items()) == 2:
             group.guide = slice(after, after + len(positions))
         return group

@@ -11,18 +11,29 @@ from remask.models.quantised import Quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+# Bytes per element of the types that convert to any floating type without a scale.
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+CONVERTED = tuple(_BYTES)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
     """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
 
-    Of a tensor that is kept in few bits these are the shape and the dtype of what it stands for, and `kind` says how.
+    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how.
+    A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number.
     """
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
     kind: Quantization | None = None
+    packed: float | None = None
+
+    @property
+    def item(self) -> float | None:
+        """Bytes of a number in the file; None: of a type that does not convert to floating types."""
+        return _BYTES.get(self.dtype) if self.packed is None else self.packed
 
 
 def weight_files(folder: Path) -> list[Path]:

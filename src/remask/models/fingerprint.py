@@ -8,6 +8,7 @@ import xxhash
 from remask.errors import CheckpointError
 from remask.models.checkpoint import weight_files
 from remask.models.config import ModelConfig
+from remask.models.gguf.header import is_gguf, read_header
 
 _CHUNKS, _CHUNK = 256, 4096
 
@@ -15,15 +16,15 @@ _CHUNKS, _CHUNK = 256, 4096
 def fingerprint(config: ModelConfig, source: Path | int, quantization: str | None = None) -> str:
     """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
 
-    Weights of few bits are another model: what was measured of one does not hold for the other. So `quantization`
+    Quantized weights are another model: what was measured of one does not hold for the other. So `quantization`
     follows, after a hyphen.
 
-    `source` is a checkpoint folder, or the seed of dummy weights. The hash of a folder covers the bytes of
-    `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets) and a
-    sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB is
-    hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
-    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of dummy weights covers
-    the configuration and the seed.
+    `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder covers the
+    bytes of `config.json`, and of each weight file its name, its size, its header (names, shapes, types and offsets)
+    and a sample of its data: 256 chunks of 4 KiB, spread evenly from the first byte to the last. A file of up to 1 MiB
+    is hashed as a whole. The path of the folder does not count. Fine-tunes of a model have different hashes, as they
+    differ nearly everywhere; a change of a few bytes in a large file can be missed. The hash of a GGUF file covers the
+    same of it, but not its name; that of dummy weights covers the configuration and the seed.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -43,8 +44,12 @@ def _dummy(config: ModelConfig, seed: int) -> Iterator[bytes]:
 
 
 def _folder(folder: Path) -> Iterator[bytes]:
-    yield b"checkpoint"
     try:
+        if is_gguf(folder):
+            yield b"gguf"
+            yield from _content(folder, 0, read_header(folder).start)
+            return
+        yield b"checkpoint"
         yield (folder / "config.json").read_bytes()
         for file in weight_files(folder):
             yield from _file(file)
@@ -53,14 +58,21 @@ def _folder(folder: Path) -> Iterator[bytes]:
 
 
 def _file(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
     yield path.name.encode()
-    yield str(size).encode()
     with path.open("rb") as file:
         header = 8 + int.from_bytes(file.read(8), "little")
-        if header > size:
-            raise CheckpointError(f"{path} is truncated: its header alone has {header} bytes, the file {size}.")
-        yield file.read(header - 8)
+    yield from _content(path, 8, header)
+
+
+def _content(path: Path, first: int, header: int) -> Iterator[bytes]:
+    """The size of a file, its header, which is from byte `first` to byte `header`, and a sample of what follows."""
+    size = path.stat().st_size
+    yield str(size).encode()
+    if header > size:
+        raise CheckpointError(f"{path} is truncated: its header alone has {header} bytes, the file {size}.")
+    with path.open("rb") as file:
+        file.seek(first)
+        yield file.read(header - first)
         if size - header <= _CHUNKS * _CHUNK:
             yield file.read()
             return

@@ -12,36 +12,39 @@ from torch import Tensor
 from tqdm import tqdm
 
 from remask.errors import CheckpointError
-from remask.models.checkpoint import TensorLocation, tensor_locations, unreadable
+from remask.models.checkpoint import CONVERTED, TensorLocation, unreadable
 from remask.models.config import ModelConfig
-from remask.models.families import Family, Slot, family_of
+from remask.models.contents import description, family_and_config, raw_config, tensors
+from remask.models.families import Family, Slot
 from remask.models.families.fields import Fields
 from remask.models.files import read_json
+from remask.models.gguf.header import is_gguf
+from remask.models.gguf.tensors import OpenGGUF
 from remask.models.quantised import Codes, QuantisedMatrix, Quantization
-from remask.models.quantised_files import check_kind, read_codes, unfolded
+from remask.models.quantised_files import MATRICES, check_kind, read_codes, unfolded
 from remask.models.ranges import in_ranges
 from remask.models.ranks import Shard
 from remask.models.weights import WHOLE, Weights, empty_weights
 
-# Bytes per element of the types that convert to any floating type without a scale.
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LISTED = 20
 _MAPPED = 2**24  # bytes of a file that stay mapped while it is read
+_UNPACKED = 2**24  # numbers of the embedding or the output matrix that stand unpacked, as float32, at a time
 # Experts for each stored tensor above which a configuration cannot be meant for the files; there are three tensors for
 # each expert.
 _FEW = 4
 
 
 def read_config(folder: Path) -> tuple[Family, ModelConfig]:
-    """The family and the shape that `config.json` describes. Stop ids of `generation_config.json` are added.
+    """The family and the shape that `config.json`, or a GGUF file, describes.
+
+    Stop ids of `generation_config.json` are added. The family's names are those of the checkpoint's tensors.
 
     Raises:
         CheckpointError: a file is missing or malformed, or a key has a value that the transformer cannot execute.
         UnknownNameError: no family claims the model.
         PluginError: another package's family claims it and cannot be used, or several do.
     """
-    raw = read_json(folder / "config.json")
-    family = family_of(raw)
+    family, raw = family_and_config(folder)
     try:
         config = family.config(raw)
         generation = folder / "generation_config.json"
@@ -64,7 +67,7 @@ def load_weights(
     shard: Shard = WHOLE,
     quantization: Quantization | None = None,
 ) -> Weights:
-    """The weights of the checkpoint in `folder` that `shard` holds, on `device` and converted to `dtype`.
+    """The weights of the checkpoint `folder` that `shard` holds, on `device` and converted to `dtype`.
 
     Of each tensor only what the shard holds is read. It is copied from its file into its place, so at most one tensor
     is in memory beside the result, also where matrices are quantised. `progress` shows a bar on stderr. With `check`
@@ -79,12 +82,13 @@ def load_weights(
     check_kind(folder, quantization)
     weights = empty_weights(config, dtype, device, shard, quantization)
     slots = [piece for slot in slots for piece in slot.pieces(config, shard)]
+    slots = [part for slot in slots for part in _unpacked_parts(slot, stored[slot.name])]
     slots.sort(key=lambda slot: stored[slot.name].file)
-    total = sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in slots)
+    total = sum(_size(slot, stored) for slot in slots)
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=not progress) as bar:
         for file, few in _together(slots, stored):
-            _read(file, few, stored, weights, check)
-            bar.update(sum(_BYTES[stored[slot.name].dtype] * prod(slot.shape) for slot in few))
+            _read(file, few, stored, weights, check, quantization)
+            bar.update(sum(_size(slot, stored) for slot in few))
     return weights
 
 
@@ -96,9 +100,9 @@ def check_tensors(
     Raises `CheckpointError` as `load_weights` does on tensors that do not fit the configuration. `dtype` is for the
     memory that the message names.
     """
-    stored = unfolded(folder, tensor_locations(folder))
+    stored = unfolded(folder, tensors(folder))
     _check_layers(folder, family, config, stored, dtype)
-    slots = family.tensors(config, family.factors(read_json(folder / "config.json")))
+    slots = family.tensors(config, family.factors(raw_config(folder)))
     _check(folder, family, config, slots, stored, dtype)
     return slots, stored
 
@@ -111,8 +115,7 @@ def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> It
     """
     few, mapped = list[Slot](), 0
     for slot in slots:
-        place = stored[slot.name]
-        size = _BYTES[place.dtype] * prod(slot.shape)
+        place, size = stored[slot.name], _size(slot, stored)
         if few and (stored[few[-1].name].file != place.file or mapped + size > _MAPPED):
             yield stored[few[-1].name].file, few
             few, mapped = [], 0
@@ -121,20 +124,40 @@ def _together(slots: Sequence[Slot], stored: Mapping[str, TensorLocation]) -> It
     yield stored[few[-1].name].file, few
 
 
+def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
+    """Bytes of what `slot` takes of a file."""
+    return int((stored[slot.name].item or 0) * prod(slot.shape))
+
+
+def _unpacked_parts(slot: Slot, place: TensorLocation) -> Iterator[Slot]:
+    """`slot`, in parts where the tensor is large, does not stay quantized, and must be unpacked to be read."""
+    large = slot.field in ("embed", "head") and place.packed is not None and place.dtype not in CONVERTED
+    yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
+
+
 def _read(
-    path: Path, slots: Sequence[Slot], stored: Mapping[str, TensorLocation], weights: Weights, check: bool
+    path: Path,
+    slots: Sequence[Slot],
+    stored: Mapping[str, TensorLocation],
+    weights: Weights,
+    check: bool,
+    quantization: Quantization | None,
 ) -> None:
     """Copy tensors of one file into their places, one after the other."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with OpenGGUF(path) if is_gguf(path) else safe_open(path, framework="pt") as file:
             for slot in slots:
-                _fill(slot, _stored(file, slot, stored[slot.name]), stored[slot.name], weights, check)
+                tensor = _stored(file, slot, stored[slot.name], quantization)
+                _fill(slot, tensor, stored[slot.name], weights, check)
+                del tensor  # before the next one is read
     except (SafetensorError, OSError) as error:
         raise unreadable(path, error) from error
 
 
-def _stored(file: Any, slot: Slot, place: TensorLocation) -> Tensor | Codes:
+def _stored(file: Any, slot: Slot, place: TensorLocation, quantization: Quantization | None) -> Tensor | Codes:
     """What `slot` takes of its tensor in an open file; nothing else of it is read."""
+    if isinstance(file, OpenGGUF):
+        return file.read(slot.name, slot.part, quantization if slot.field in MATRICES else None)
     if place.kind is not None:
         return read_codes(file, slot.name, place.kind, slot.part or (slice(None),))
     tensor: Tensor = file.get_tensor(slot.name) if slot.part is None else file.get_slice(slot.name)[slot.part]
@@ -143,7 +166,7 @@ def _stored(file: Any, slot: Slot, place: TensorLocation) -> Tensor | Codes:
 
 def _fill(slot: Slot, tensor: Tensor | Codes, place: TensorLocation, weights: Weights, check: bool) -> None:
     slot.fill(weights, tensor)
-    numbers = tensor.scales if isinstance(tensor, Codes) else tensor
+    numbers = tensor.constants if isinstance(tensor, Codes) else tensor
     target = slot.target(weights)
     if check and not _finite(numbers if isinstance(target, QuantisedMatrix) else target):
         raise _not_finite(slot, place, numbers, weights.embed.dtype)
@@ -179,9 +202,9 @@ def _check_layers(
     if config.layers > len(stored) or experts > _FEW * len(stored):
         described = f"{config.layers} layers" + (f" and {experts} experts in them" if experts else "")
         raise CheckpointError(
-            f"The config.json of the {family.name} model in {folder} describes {described}, and its files "
+            f"The {description(folder)} of the {family.name} model in {folder} describes {described}, and its files "
             f"list {len(stored)} tensors in all. {_sizes(config, stored, dtype)} "
-            "Use the config.json that belongs to these weights."
+            f"{_way_out(folder)}"
         )
 
 
@@ -223,21 +246,28 @@ def _check(
             f"{name} {list(place.shape)}" for name, place in stored.items() if name not in wanted.keys() | ignored
         ],
         "misshapen": [
-            f"{slot.name} is {list(place.shape)}, config.json asks for {list(slot.shape)}"
+            f"{slot.name} is {list(place.shape)}, {description(folder)} asks for {list(slot.shape)}"
             for slot, place in common
             if place.shape != slot.shape
         ],
-        f"of a type other than {', '.join(_BYTES)}": [
-            f"{slot.name} is {place.dtype}" for slot, place in common if place.dtype not in _BYTES
+        "of a type that does not convert" if is_gguf(folder) else f"of a type other than {', '.join(CONVERTED)}": [
+            f"{slot.name} is {place.dtype}" for slot, place in common if place.item is None
         ],
     }
     found = {kind: names for kind, names in problems.items() if names}
     if found:
         raise CheckpointError(
-            f"The tensors in {folder} are not those of the {family.name} model that its config.json describes.\n"
+            f"The tensors in {folder} are not those of the {family.name} model that its {description(folder)} "
+            "describes.\n"
             + "\n".join(f"  {len(names)} {kind}: {_listed(names)}" for kind, names in found.items())
-            + f"\n{_sizes(config, stored, dtype)} Use the config.json that belongs to these weights."
+            + f"\n{_sizes(config, stored, dtype)} {_way_out(folder)}"
         )
+
+
+def _way_out(folder: Path) -> str:
+    if is_gguf(folder):
+        return "Convert the model again, or download another file of it."
+    return "Use the config.json that belongs to these weights."
 
 
 def _listed(every: Sequence[str]) -> str:

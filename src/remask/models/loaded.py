@@ -48,7 +48,7 @@ class FoundModel:
     """A model whose shape is known, and whose weights have not been read.
 
     Attributes:
-        folder: the checkpoint's folder; None for random weights of a preset's shape.
+        folder: the checkpoint's folder, or its GGUF file; None for random weights of a preset's shape.
         family: what reads the checkpoint; None beside no folder.
         sampling: as of `LoadedModel`.
         quantization: how the files keep matrices; None: as numbers.

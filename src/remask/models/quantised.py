@@ -1,4 +1,4 @@
-"""Matrices of few bits: what they hold, how they are made, and their products with rows.
+"""Quantized weights: what they hold, how they are made, and their products with rows.
 
 Attention's projections, dense feed-forwards and experts may be quantised. Embedding, output matrix, norms, biases and
 routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
@@ -30,7 +30,7 @@ _TINY = 1e-12  # rows of zeros have a scale all the same
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of numbers in few bits, as checkpoints keep them.
+    """Rows of quantized numbers, as checkpoints keep them.
 
     Attributes:
         values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.
@@ -41,6 +41,11 @@ class Codes:
     values: Tensor
     scales: Tensor
     zeros: Tensor | None = None
+
+    @property
+    def constants(self) -> Tensor:
+        """Scales, and zeros beside them."""
+        return self.scales if self.zeros is None else torch.stack((self.scales, self.zeros))
 
     def times(self, factor: float) -> "Codes":
         """The codes of `factor` times the numbers."""

@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are kept in few bits: how they are written, and what their tensors are called.
+"""Checkpoints of quantized weights: how they are written, and what their tensors are called.
 
 A matrix `NAME` stands there as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two codes
 of int4 share a byte, the first in the lower half. All other tensors, and all other files, are those of the checkpoint
@@ -22,8 +22,10 @@ from tqdm import tqdm
 from remask.errors import CheckpointError, ConfigError
 from remask.models.checkpoint import INDEX, TensorLocation, tensor_locations, weight_files
 from remask.models.config import ModelConfig
+from remask.models.contents import raw_config
 from remask.models.families.family import Family
 from remask.models.files import read_json
+from remask.models.gguf.header import is_gguf
 from remask.models.quantised import GROUP, QUANTIZATIONS, Codes, Quantization, encode
 
 KEY, METHOD = "quantization_config", "remask"
@@ -38,7 +40,7 @@ def stored_kind(folder: Path) -> Quantization | None:
 
     Raises `CheckpointError` where another program has quantised it.
     """
-    asked = read_json(folder / "config.json").get(KEY)
+    asked = raw_config(folder).get(KEY)
     if asked is None:
         return None
     kind = asked.get("kind") if isinstance(asked, dict) and asked.get("quant_method") == METHOD else None
@@ -107,9 +109,14 @@ def save_quantised(
     One tensor at a time is read, and the tensors of one file are held.
 
     Raises:
-        ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already.
+        ConfigError: `target` exists and is no empty folder, or the checkpoint is quantised already or a GGUF file.
         CheckpointError: a file cannot be read.
     """
+    if is_gguf(folder):
+        raise ConfigError(
+            f"the model {str(folder)!r} is a GGUF file, and 'remask quantize' takes a folder of safetensors: load the "
+            "file itself with --quantization"
+        )
     if stored_kind(folder) is not None:
         raise ConfigError(f"the model in {folder} is quantised already")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from remask.errors import CheckpointError, ConfigError
 from remask.models.chat_template import ChatTemplate
+from remask.models.gguf.header import is_gguf, read_header
+from remask.models.gguf.tokenizer import read_backend
 from remask.models.quoting import Quoting
 from remask.models.token_bytes import token_bytes
 
@@ -145,7 +147,8 @@ class Tokenizer:
         if not self.has_chat_template:
             raise ConfigError(
                 "The model's tokenizer has no chat template, so 'messages' cannot be rendered. Pass a plain prompt or "
-                "token ids, or put a template into the model's folder as chat_template.jinja."
+                "token ids, or give the model a template: in its folder as chat_template.jinja, or in its GGUF file as "
+                "tokenizer.chat_template."
             )
         template = self._template or self._chat_template()
         self._template = template
@@ -225,15 +228,18 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a checkpoint folder; None if the folder has no tokenizer files.
+    """The tokenizer of a checkpoint, a folder or a GGUF file; None if there is none.
 
-    Two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2 tokenizer.
+    In a folder two layouts load: `tokenizer.json` (LLaDA), and `vocab.json` with `merges.txt` (Dream), which is a Qwen2
+    tokenizer.
     Special tokens and the chat template come from `tokenizer_config.json` and `chat_template.jinja`. Code in the
     folder is never run, even if `auto_map` or `tokenizer_class` name some.
 
     Raises:
         CheckpointError: the files are incomplete or malformed.
     """
+    if is_gguf(folder):
+        return _in_gguf(folder)
     held = [name for name in _FILES if (folder / name).is_file()]
     if not held:
         return None
@@ -255,6 +261,19 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         raise CheckpointError(
             f"The tokenizer in {folder} ({', '.join(held)}) cannot be loaded: {type(error).__name__}: {error}. "
             "Download its files again."
+        ) from error
+
+
+def _in_gguf(path: Path) -> Tokenizer | None:
+    try:
+        backend = read_backend(read_header(path))
+        return None if backend is None else Tokenizer(backend)
+    except CheckpointError:
+        raise
+    # As below: whatever the native code raises on parts that do not fit each other.
+    except Exception as error:
+        raise CheckpointError(
+            f"The tokenizer in {path} cannot be loaded: {type(error).__name__}: {error}. Download it again."
         ) from error
 
 

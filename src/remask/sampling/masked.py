@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from remask.core import select
 from remask.core.canvas import Canvas, Template
-from remask.core.remasking import BlockStart, Step, scheduled
+from remask.core.remasking import BlockStart, Step, check_progress, scheduled
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
@@ -202,7 +202,7 @@ class MaskedDecoder(Uncorrected):
             order=self.order,
             draw=self._draw,
         )
-        return positions[self._choose(step)]
+        return positions[check_progress(self.rule.remasking, self._choose(step), step, self._steps)]
 
     def final(self, written: Positions) -> Positions:
         """Return `written`: what is transferred is final."""

@@ -18,8 +18,8 @@ def chat_tokenizer(llm: LLM, task: str) -> Tokenizer:
     """Returns the tokenizer that renders the chats of `task`. Raises `ConfigError` where it has no chat template."""
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigError(
-            f"{task} is asked as a chat under a system prompt, and this model folder has no chat template; put one "
-            "into it as chat_template.jinja"
+            f"{task} is asked as a chat under a system prompt, and this model has no chat template; put one "
+            "into its folder as chat_template.jinja"
         )
     return llm.tokenizer
 

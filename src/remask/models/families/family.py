@@ -102,6 +102,15 @@ class Slot:
                 yield replace(self, shape=shape, part=(slice(low - first, high - first),), rows=(to, to + high - low))
             at += len(own)
 
+    def in_rows(self, count: int) -> "Iterator[Slot]":
+        """The slot in parts of up to `count` rows, one after the other."""
+        first, _ = self.rows or (0, self.shape[0])
+        read = self.part[0].start or 0 if self.part else 0
+        for at in range(0, self.shape[0], count):
+            more = min(count, self.shape[0] - at)
+            rows = (first + at, first + at + more)
+            yield replace(self, shape=(more, *self.shape[1:]), part=(slice(read + at, read + at + more),), rows=rows)
+
     def target(self, weights: Weights) -> Tensor:
         """The view of `weights` that the tensor fills, of shape `shape`."""
         tensor = self._field(weights)
