@@ -287,9 +287,12 @@ def test_a_half_closed_client_gets_its_stream_and_all_it_has_asked_for(server: R
 @pytest.mark.few(3)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("pipelined", [True, False])
-def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelined: bool) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_has_gone_is_found_out(
+    hasty: Running, caplog: pytest.LogCaptureFixture, half: bool, pipelined: bool, stream: bool
+) -> None:
     """Also one that first closes its sending side, and later goes."""
-    body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512}).encode()
+    body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512, "stream": stream}).encode()
     request = head(body, url=URL) + body
     before = hasty.service.llm.engine.stats.steps
     with held(hasty, steps=4) as hold:
@@ -310,6 +313,15 @@ def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelin
         left_alone(hasty)
     hasty.settle()
     assert hasty.service.llm.engine.stats.steps <= before + 5, "it was not run to its end"
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname == "ERROR"]
+
+
+def test_an_upgrade_is_an_ordinary_request(server: Running) -> None:
+    """Whichever packages are installed: a WebSocket would be under no limit."""
+    lines = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
+    with connect(server) as connection:
+        connection.sendall("\r\n".join(["GET /health HTTP/1.1", "Host: localhost", *lines, "", ""]).encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:

@@ -39,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
     )
-    group.add_argument(
-        "--tolerance",
-        type=float,
-        default=_DEFAULTS.tolerance,
-        metavar="LAYERS",
-        help=f"mean change of depth that counts as stable (default {_DEFAULTS.tolerance:g})",
-    )
     group.add_argument("--official", action="store_true", help="the authors' profiler: no masks, cosine per token")
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
@@ -102,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
         ratios=None if args.ratios is None else tuple(args.ratios),
         samples=args.samples,
         max_samples=args.max_samples,
-        tolerance=args.tolerance,
         official=args.official,
         canvas=args.canvas,
         response=args.response,

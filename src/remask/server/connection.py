@@ -249,12 +249,18 @@ class Exchange:
     def __init__(self, connection: Connection, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.started = self.complete = False
+        self._whole = False  # the application has the request's whole body
         self._connection, self._receive, self._send = connection, receive, send
 
     async def receive(self) -> Message:
-        """Pass on what the client sends. Where several requests were sent at once, uvicorn tells only the last one
-        that the client has gone.
+        """Pass on what the client sends, and that it has gone.
+
+        Where it has sent several requests at once, uvicorn tells only the last one; the others are whole by then.
         """
+        if not self._whole:
+            message = await self._receive()
+            self._whole = not message.get("more_body", False)
+            return message
         lost = self._connection.lost
         if lost.done():
             return dict(_DISCONNECT)
