@@ -101,4 +101,4 @@ def test_messages_before_the_question_are_a_token_prefix() -> None:
 def test_prefix_ratio_of_the_default_workload() -> None:
     request = tariff.make_workload(1, 1, seed=0)[0]
     head, whole = chat(request.messages[:-1], waiting=False), chat(request.messages, waiting=True)
-    assert 0.75 <= len(head) / (len(whole) + tariff.TariffSettings().response_tokens) <= 0.9
+    assert 0.75 <= len(head) / (len(whole) + 2 * tariff.TariffSettings().asked) <= 0.9

@@ -8,12 +8,6 @@ from remask.models.incremental import MAX_CHAR_TOKENS, IncrementalDecoder
 from remask.models.tokenizer import Tokenizer
 
 
-def stop_at(text: str, stops: Sequence[str]) -> int | None:
-    """Return where the first of `stops` begins in `text`; None if `text` contains none of them."""
-    found = _first_stop(text, stops)
-    return None if found is None else found[0]
-
-
 def cut_at_stop(text: str, stops: Sequence[str], included: bool) -> str:
     """Return `text` up to the first of `stops`, with it where it is `included`; all of `text` without any."""
     found = _first_stop(text, stops)

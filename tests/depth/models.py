@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from remask.engine.config import EngineConfig
 from remask.llm import LLM
-from remask.models.loaded import LoadedModel, load_model
+from remask.models.loaded import LoadedModel, find_model
 from remask.models.transformer import Transformer
 
 TEMPLATE = (
@@ -34,7 +34,7 @@ def open_model(name: str, *, dummy: bool = False, depth_table: Path | None = Non
 
 
 def loaded(name: str, *, dummy: bool = False) -> LoadedModel:
-    return load_model(name, torch.float32, torch.device("cpu"), dummy=dummy, progress=False)
+    return find_model(name, dummy=dummy).load(torch.float32, torch.device("cpu"), progress=False)
 
 
 def transformer(model: LoadedModel) -> Transformer:

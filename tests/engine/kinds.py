@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from remask.models.loaded import load_model
+from remask.models.loaded import find_model
 from tests.engine.support import CPU, CheckedTransformer
 from tests.leftovers import lasting_folder
 from tests.models import checkpoints
@@ -59,7 +59,7 @@ class Checkpoint:
 def checkpoint(name: str) -> Checkpoint:
     """One of `RAW`, written once."""
     folder = checkpoints.write(lasting_folder() / "model", RAW[name], checkpoints.random_tensors(RAW[name]))
-    loaded = load_model(str(folder), torch.float64, CPU, dummy=False, progress=False)
+    loaded = find_model(str(folder), dummy=False).load(torch.float64, CPU, progress=False)
     return Checkpoint(folder, CheckedTransformer(loaded.config, loaded.weights), loaded.fingerprint)
 
 

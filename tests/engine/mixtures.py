@@ -8,7 +8,7 @@ from itertools import cycle
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from remask.core.canvas import OPEN, Hole, Template
-from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Text, Values, Whole
+from remask.core.checks import AnyOf, Choice, Flag, ListOf, Real, Registered, Text, Values, Whole
 from remask.core.depth import DepthLookup
 from remask.core.fields import Nested, declared
 from remask.core.kinds import ModelKind
@@ -104,6 +104,8 @@ def value_of(rng: random.Random, values: Values) -> Any:
             return drawn if values.fits(drawn) else 0.5
         case Choice():
             return rng.choice(values.names)
+        case Registered():
+            return rng.choice(values.registry.names())
         case Text():
             return letters([rng.randrange(26) for _ in range(rng.randint(1, 2))])
         case ListOf():

@@ -20,7 +20,7 @@ from remask.core.request import Result
 from remask.core.sampling import SamplingParams
 from remask.core.segments import Segment
 from remask.engine.request import Request
-from remask.models.loaded import load_model
+from remask.models.loaded import find_model
 from remask.policies import parse
 from tests import goldens
 from tests.engine.support import CPU, CheckedTransformer, Work, poisoned_engine, run
@@ -48,7 +48,7 @@ def folder_of(name: str) -> Path:
 
 @cache
 def model_of(name: str) -> CheckedTransformer:
-    loaded = load_model(str(folder_of(name)), torch.float64, CPU, dummy=False, progress=False)
+    loaded = find_model(str(folder_of(name)), dummy=False).load(torch.float64, CPU, progress=False)
     return CheckedTransformer(loaded.config, loaded.weights)
 
 

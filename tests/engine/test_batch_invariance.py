@@ -23,7 +23,7 @@ from remask.engine.observer import EngineObserver
 from remask.engine.request import Request
 from remask.errors import ConfigError
 from remask.models.invariant import TILE, TiledArithmetic, batch_invariant
-from remask.models.loaded import load_model
+from remask.models.loaded import find_model
 from remask.models.transformer import Transformer
 from remask.observe import observe_costs
 from remask.policies import BiCache, Dense, Reuse
@@ -46,7 +46,7 @@ def model_of(name: str, dtype: torch.dtype) -> Transformer:
     if name in MASKED:
         config = small_config(name)
         return CheckedTransformer(config, lively_weights(config, dtype))
-    loaded = load_model(str(kinds.checkpoint(name).folder), dtype, CPU, dummy=False, progress=False)
+    loaded = find_model(str(kinds.checkpoint(name).folder), dummy=False).load(dtype, CPU, progress=False)
     return CheckedTransformer(loaded.config, loaded.weights)
 
 

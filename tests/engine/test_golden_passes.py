@@ -16,7 +16,7 @@ from remask.core.spans import Span
 from remask.engine.canvas_state import CanvasState, new_states, plain_table
 from remask.engine.pack import pack
 from remask.models.invariant import batch_invariant
-from remask.models.loaded import load_model
+from remask.models.loaded import find_model
 from remask.models.mixture import Routes
 from remask.models.pool import Pool
 from remask.models.transformer import Transformer
@@ -32,7 +32,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=st
 
 @cache
 def model_of(folder: Path, dtype: torch.dtype) -> Transformer:
-    loaded = load_model(str(folder), dtype, CPU, dummy=False, progress=False)
+    loaded = find_model(str(folder), dummy=False).load(dtype, CPU, progress=False)
     return Transformer(loaded.config, loaded.weights)
 
 

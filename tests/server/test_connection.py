@@ -11,11 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from remask.errors import ConfigError
-from remask.server.config import ServerConfig
-from remask.server.connection import LAST_PROBE_S, LINGER_S, MAX_HEAD_BYTES, Connection, connection_class
+from remask.server.connection import LAST_PROBE_S, LINGER_S, MAX_HEAD_BYTES, Connection
 from tests.server.serving import CHATS, LONG, SLOW, URL, Running, held, left_alone, make_llm, serving
 from tests.waiting import LONGEST_S, LeapingLoop, eventually
 
@@ -52,7 +49,10 @@ def leap(running: Running, seconds: float) -> None:
 
 def connections(running: Running) -> list[Connection]:
     """The server's open connections."""
-    return [each for each in tuple(running.server.server_state.connections) if isinstance(each, Connection)]
+    kind = running.server.config.http
+    assert isinstance(kind, type)
+    assert issubclass(kind, Connection)
+    return list(kind.connections)
 
 
 def other_end(running: Running, connection: socket.socket) -> Connection | None:
@@ -64,13 +64,13 @@ def other_end(running: Running, connection: socket.socket) -> Connection | None:
 def has_read(running: Running, connection: socket.socket, size: int) -> bool:
     """Whether the server has got so many bytes of a head."""
     end = other_end(running, connection)
-    return end is not None and end._unread == size
+    return end is not None and end.unread == size
 
 
 def answering(running: Running, connection: socket.socket) -> bool:
     """Whether the server has got a whole head, and works on its request."""
     end = other_end(running, connection)
-    return end is not None and end._active is not None and not end._active.response_complete
+    return end is not None and end.unanswered > 0
 
 
 def found_out(running: Running) -> bool:
@@ -287,9 +287,12 @@ def test_a_half_closed_client_gets_its_stream_and_all_it_has_asked_for(server: R
 @pytest.mark.few(3)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("pipelined", [True, False])
-def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelined: bool) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_has_gone_is_found_out(
+    hasty: Running, caplog: pytest.LogCaptureFixture, half: bool, pipelined: bool, stream: bool
+) -> None:
     """Also one that first closes its sending side, and later goes."""
-    body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512}).encode()
+    body = json.dumps({"messages": CHATS[0], **SLOW, "max_tokens": 512, "steps": 512, "stream": stream}).encode()
     request = head(body, url=URL) + body
     before = hasty.service.llm.engine.stats.steps
     with held(hasty, steps=4) as hold:
@@ -300,7 +303,7 @@ def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelin
                 connection.shutdown(socket.SHUT_WR)
                 end = other_end(hasty, connection)
                 assert end is not None
-                eventually(lambda: end._probe_timer is not None)
+                eventually(lambda: end.probe_timer is not None)
                 for _ in range(4):
                     leap(hasty, LAST_PROBE_S)
                 assert hasty.open == 1, "it may still listen"
@@ -310,6 +313,15 @@ def test_a_client_that_has_gone_is_found_out(hasty: Running, half: bool, pipelin
         left_alone(hasty)
     hasty.settle()
     assert hasty.service.llm.engine.stats.steps <= before + 5, "it was not run to its end"
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname == "ERROR"]
+
+
+def test_an_upgrade_is_an_ordinary_request(server: Running) -> None:
+    """Whichever packages are installed: a WebSocket would be under no limit."""
+    lines = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
+    with connect(server) as connection:
+        connection.sendall("\r\n".join(["GET /health HTTP/1.1", "Host: localhost", *lines, "", ""]).encode())
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:
@@ -319,10 +331,3 @@ def test_half_a_request_and_its_end_is_none(hasty: Running) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert everything(connection) == b""
     hasty.settle()
-
-
-def test_a_uvicorn_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection_class(ServerConfig(model_names=["m"]))
-    monkeypatch.delattr(HttpToolsProtocol, "_start_asgi_task")
-    with pytest.raises(ConfigError, match=r"uvicorn [\d.]+ has no _start_asgi_task, .*install another version"):
-        connection_class(ServerConfig(model_names=["m"]))

@@ -59,7 +59,7 @@ def test_answers_follow_from_the_texts(plans: int, count: int) -> None:
         assert len(orders(system["content"])) == count
         assert request.reference == answer(system["content"], user["content"])
         assert tariff.is_correct(f" {request.reference}\n", request.reference)
-        assert len(request.reference.split()) == settings.response_tokens
+        assert len(request.reference.split()) == 2 * settings.asked
 
 
 def test_a_name_orders_once() -> None:

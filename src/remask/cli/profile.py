@@ -39,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"most requests per ratio (default {_DEFAULTS.max_samples})",
     )
-    group.add_argument(
-        "--tolerance",
-        type=float,
-        default=_DEFAULTS.tolerance,
-        metavar="LAYERS",
-        help=f"mean change of depth that counts as stable (default {_DEFAULTS.tolerance:g})",
-    )
     add_similarity_options(group)
     group.add_argument("--canvas", type=int, metavar="N", help="tokens of prompt and masks together")
     group.add_argument("--response", type=int, metavar="N", help="masks at the end of the canvas")
@@ -113,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
         ratios=None if args.ratios is None else tuple(args.ratios),
         samples=args.samples,
         max_samples=args.max_samples,
-        tolerance=args.tolerance,
         official=args.official,
         joint=args.joint,
         canvas=args.canvas,

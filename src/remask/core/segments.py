@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remask.core.checks import POSITIONS, Whole
-from remask.core.fields import check, declare, parse
+from remask.core.fields import check, declare
 from remask.errors import ConfigError
 
 MAX_SEGMENTS = 256
@@ -35,13 +35,6 @@ class Segment:
     def content(self) -> dict[str, int]:
         """The part as JSON-like values."""
         return {"start": self.positions.start, "length": len(self.positions)}
-
-
-def as_segments(values: Sequence[object]) -> tuple[Segment, ...]:
-    """Segments from themselves or from JSON-like values. Raises `ConfigError` on values that are not allowed."""
-    return tuple(
-        each if isinstance(each, Segment) else parse(Segment, each, "segments", "segment field") for each in values
-    )
 
 
 def stored_parts(segments: Sequence[Segment], prompt: int) -> tuple[range, ...]:

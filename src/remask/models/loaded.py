@@ -101,10 +101,3 @@ def find_model(name: str, *, dummy: bool) -> FoundModel:
     folder = resolve(name)
     family, config = read_config(folder)
     return FoundModel(name, config, folder, family, read_sampling(folder), stored_kind(folder))
-
-
-def load_model(
-    name: str, dtype: torch.dtype, device: torch.device, *, dummy: bool, progress: bool, check: bool = True
-) -> LoadedModel:
-    """Find a model and load it. Raises what `find_model` and `FoundModel.load` raise."""
-    return find_model(name, dummy=dummy).load(dtype, device, progress=progress, check=check)

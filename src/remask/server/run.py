@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from remask.errors import ConfigError
-from remask.server.connection import connection_class
+from remask.server.connection import Exchanges, connection_class
 from remask.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -60,10 +60,11 @@ class Server(uvicorn.Server):
         config = service.config
         super().__init__(
             uvicorn.Config(
-                app,
+                Exchanges(app),
                 log_config=None,
                 access_log=False,
                 http=connection_class(config),
+                ws="none",  # an upgraded connection would be under none of the limits
                 timeout_keep_alive=math.ceil(config.keep_alive_timeout),
                 timeout_graceful_shutdown=SEND_TIMEOUT_S,
                 server_header=False,

@@ -98,11 +98,6 @@ class TariffSettings:
         """Settings from JSON-like values. Raises `ConfigError` on unknown names and on values that are not allowed."""
         return parse(cls, values, "task settings", "setting of the task tariff")
 
-    @property
-    def response_tokens(self) -> int:
-        """Words of a response, each a token of the bundled tokenizer."""
-        return 2 * self.asked
-
 
 @dataclass(frozen=True, slots=True)
 class TariffPrompt:
