@@ -9,11 +9,8 @@ cache. The engine does the rest, and ends a request whose plan reads what no pas
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from remask import LLM
 from remask.core.plan import Plan, View
-from remask.core.spans import Span
 from remask.policies import CachePolicy
 from remask_lab.bench.bench import run_bench
 from remask_lab.bench.contenders import contender
@@ -30,8 +27,8 @@ class PromptOnce(CachePolicy):
     def plan(self, view: View) -> Plan:
         """One span of all layers. The prompt's last row is always in it, as in some models it predicts a token."""
         refresh = view.step % self.interval == 0
-        rows = view.everything if refresh else np.arange(view.length) >= view.prompt - 1
-        return Plan((Span(range(view.layers), rows),), predict=view.candidates, refreshes=refresh)
+        spans = view.over(0 if refresh else view.prompt - 1, view.length)
+        return Plan(spans, predict=view.candidates, refreshes=refresh)
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ class LLM:
         spare_cores: cores that a chosen number leaves to other threads of this process.
         tensor_parallel: processes that compute the model together, each a part of every layer: on CUDA with a device
             each, from `device` on. They end with `close`, with this object, or with this process.
-        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: matrices of few bits, made when the
+        quantization: `int8` or `int4` on CPUs, `fp8` on CUDA devices that have it: quantized weights, made when the
             weights are read. K/V and hidden states stay of the dtype.
         progress: show progress bars on stderr while loading and profiling.
 

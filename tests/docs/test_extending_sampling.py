@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remask.core import checks, fields, remasking
+from remask.core import checks, fields
 from remask.core.remasking import BlockStart, Remasking, Step
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
+from remask.observe import replace_attention
+from remask.policies import BiCache, Dense
 from remask.sampling.blocks import even_blocks
 from remask.sampling.masked import MaskedDecoding
 from remask.sampling.rules import Rule
+from tests.engine.support import Work, make_engine, request, run
 
 TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -29,7 +32,7 @@ def example(section: str) -> str:
 @pytest.fixture
 def apart() -> Remasking:
     """The rule of the example."""
-    names: dict[str, Any] = dict(vars(remasking))
+    names: dict[str, Any] = {}
     exec(example("A remasking rule"), names)
     rule = names["APART"]
     assert isinstance(rule, Remasking)
@@ -58,6 +61,19 @@ def test_the_rule_of_the_example_chooses_no_neighbours(apart: Remasking) -> None
     positions, confidence = np.array([3, 4, 5, 9]), np.array([0.9, 0.8, 0.7, 0.1], dtype=np.float32)
     step = Step(positions, confidence, 0, 4, None, None, lambda count: np.zeros(count, dtype=np.float32))
     assert choose(step).tolist() == [0, 2, 3]
+
+
+def test_the_kernel_of_the_example_computes_a_models_attention() -> None:
+    names: dict[str, Any] = {}
+    exec(example("An attention kernel"), names)
+    engine = make_engine()
+    work = [
+        Work(request(str(number), 5 + number), policy) for number, policy in enumerate((Dense(), BiCache(Dense(), 2)))
+    ]
+    expected = {name: result.token_ids for name, result in run(make_engine(), work).items()}
+    replaced = replace_attention(engine, names["RowByRow"]())
+    assert {name: result.token_ids for name, result in run(engine, work).items()} == expected
+    engine.detach(replaced)
 
 
 def test_the_field_of_the_example_is_a_declaration() -> None:

@@ -129,14 +129,14 @@ def poisoned_engine(model: Transformer, decode: Callable[[Sequence[int]], str] |
 
     def release(extent: PageRange) -> None:
         free(extent)
-        board = engine.runner.board
+        token_buffer = engine.runner.token_buffer
         for layer in extent.layers:
             unowned = extent.pages[allocator.references[layer, extent.pages] == 0]
             slots = (unowned[:, None] * allocator.page_size + np.arange(allocator.page_size)).ravel()
             for tensor in (pool.k[layer], pool.v[layer], *(pool.outputs[layer] if pool.outputs else ())):
                 tensor[torch.from_numpy(slots)] = torch.nan
-            if layer == 0 and board is not None:
-                board.values[torch.from_numpy(slots)] = -2  # no token
+            if layer == 0 and token_buffer is not None:
+                token_buffer.values[torch.from_numpy(slots)] = -2  # no token
 
     def keep_outputs() -> None:
         if not pool.outputs:

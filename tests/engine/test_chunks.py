@@ -86,10 +86,10 @@ def test_a_long_prefix_does_not_hold_up_what_runs() -> None:
     engine.step()
     (short,) = engine._lifecycle.unfinished()
     engine.add(request("long", 104, 100).with_policy(Reuse()))
-    done, work = [short.usage.forwards], [engine.stats.row_layers]
+    done, work = [short.record.usage.forwards], [engine.stats.row_layers]
     while not engine.store.entries or not engine.store.entries[0].ready:
         engine.step()
-        done.append(short.usage.forwards)
+        done.append(short.record.usage.forwards)
         work.append(engine.stats.row_layers)
     assert len(done) == 1 + LAYERS, "a layer fits beside the short request"
     assert np.diff(done).tolist() == [1] * LAYERS
@@ -181,7 +181,10 @@ def test_passes_that_are_all_alike_do_not_wait() -> None:
     for _ in range(3):
         engine.step()
         forwards.append(
-            [each.usage.forwards for each in sorted(engine._lifecycle.unfinished(), key=lambda each: each.request.id)]
+            [
+                each.record.usage.forwards
+                for each in sorted(engine._lifecycle.unfinished(), key=lambda each: each.request.id)
+            ]
         )
     assert forwards == [[1, 2, 1, 2], [2, 3, 2, 3], [3, 4, 3, 4]]
     run(engine, [])

@@ -14,7 +14,7 @@ import torch
 
 from remask.core.request import Result
 from remask.core.sampling import SamplingParams
-from remask.engine import read
+from remask.engine import read, runner
 from remask.engine.config import EngineConfig
 from remask.engine.engine import Engine
 from remask.engine.request import Request
@@ -669,7 +669,7 @@ def test_logits_are_read_a_few_requests_at_a_time(rows: int, monkeypatch: pytest
         return score(logits, *rest)
 
     monkeypatch.setattr(read, "score", counted)
-    monkeypatch.setattr(read, "logit_rows", lambda _: rows)
+    monkeypatch.setattr(runner, "logit_rows", lambda _: rows)
     assert {name: outcome(result) for name, result in run(make_engine(max_num_seqs=8), work).items()} == expected
     assert max(sizes) <= max(rows, 2)  # a guided position has two rows
 

@@ -139,7 +139,7 @@ class Snapshots:
             engine.step()
             for running in engine._lifecycle.unfinished():
                 # What is queued is in the ledger already.
-                flying = engine._flight is not None
+                flying = engine._queued is not None
                 canvas, ledger = running.branches[0].canvas, running.branches[0].ledger
                 state = canvas.tokens.tolist(), canvas.noisy.tolist(), canvas.settled.tolist()
                 self.taken.append((*state, None if flying else (ledger.step, ledger.written.tolist())))
@@ -211,7 +211,7 @@ def test_observers_see_every_pass_that_is_launched_after_they_came() -> None:
     engine, seen = queueing(), list[int]()
     engine.add(request())
     engine.step()
-    assert engine._flight is not None
+    assert engine._queued is not None
     observe_passes(engine, lambda passes: seen.extend(len(each.hidden) for each in passes))
     while engine.busy:
         engine.step()
@@ -393,20 +393,20 @@ def test_what_is_thrown_away_puts_no_token_on_the_board(policy: CachePolicy) -> 
 
 
 def compare_boards(work: Sequence[Work]) -> tuple[Engine, int]:
-    """Run `work`. Returns the engine, and how often a canvas was compared with the board."""
+    """Run `work`. Returns the engine, and how often a canvas was compared with the token buffer."""
     engine = make_engine(overlap=True, max_model_len=96)
-    board = engine.runner.board
-    assert board is not None
+    token_buffer = engine.runner.token_buffer
+    assert token_buffer is not None
     for item in work:
         engine.add(item.asked)
     compared = 0
     while engine.busy:
         engine.step()
         for branch in (branch for running in engine._lifecycle.unfinished() for branch in running.branches):
-            if branch._unsent is None or engine._flight is not None:
+            if branch._unsent is None or engine._queued is not None:
                 continue
             settled = np.setdiff1d(np.arange(len(branch.canvas)), branch.unsent())
-            values = board.values[torch.from_numpy(branch.places[settled])]
+            values = token_buffer.values[torch.from_numpy(branch.places[settled])]
             assert (values >> 1).tolist() == branch.canvas.tokens[settled].tolist()
             assert (values & 1).bool().tolist() == branch.canvas.noisy[settled].tolist()
             compared += 1
@@ -427,7 +427,7 @@ def test_no_event_comes_after_a_result() -> None:
         engine.add(request(name).with_policy(Dense()))
     for _ in range(2):
         engine.step()
-    assert engine._flight is not None
+    assert engine._queued is not None
     assert engine.cancel("first")
     events = list[Event]()
     while engine.busy:
@@ -452,10 +452,10 @@ def test_a_speculative_step_changes_nothing_of_its_request() -> None:
     engine.add(request(block_length=4).with_policy(Dense()))
     engine.step()
     (running,) = engine._lifecycle.unfinished()
-    flight = engine._flight
-    assert flight is not None
+    queued = engine._queued
+    assert queued is not None
     before = running.branches[0].canvas.noisy.copy(), running.decoder.step, running.branches[0].ledger.step
-    steps = next_steps(flight)
+    steps = next_steps(queued)
     assert steps is not None
     step = steps.planned[running]
     assert step is not None

@@ -1,4 +1,4 @@
-"""Matrices of few bits: their error, their cuts, what is quantised, and whole models beside unquantised ones."""
+"""Quantized weights: their error, their cuts, what is quantised, and whole models beside unquantised ones."""
 
 import os
 import subprocess

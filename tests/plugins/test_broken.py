@@ -1,6 +1,7 @@
 """Packages that provide something else than they should: named in the error, and in nobody else's way."""
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -13,10 +14,13 @@ from remask import LLM, SamplingParams
 from remask.cli import main
 from remask.cli.commands import all_commands
 from remask.core.depth import DepthLookup
+from remask.core.remasking import names_on
+from remask.engine.request import Request
 from remask.errors import CheckpointError, ConfigError, PluginError, RemaskError, UnknownNameError
 from remask.models.families import REGISTRY, family_of
 from remask.models.presets import preset
 from remask.policies import Dense, names_for, parse, policy_names
+from tests.engine.support import Work, make_engine, request, run
 from tests.plugins.installed import installed, write_package
 from tests.server.serving import make_llm, serving
 
@@ -229,6 +233,36 @@ def test_a_family_that_is_none(name: str, install: Install) -> None:
     assert preset("llada-tiny").family == "llada"
     with pytest.raises(UnknownNameError, match=r"Unknown model_type 'fin'. Did you mean 'fine'\?"):
         family_of({"model_type": "fin"})
+
+
+RULES = {
+    "no rule": ("X = 3", "an object of type int"),
+    "another name": ("X = Remasking('y', 'It does.')", "name='y'"),
+    "it edits": ("X = Remasking('x', 'It does.', edits=True)", "edits=True"),
+    "another kind": ("X = Remasking('x', 'It does.', kinds=('uniform',))", "kinds=('uniform',)"),
+    "broken": ("1 / 0", "loading it raised ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_that_is_none(name: str, install: Install) -> None:
+    text, problem = RULES[name]
+    install("bad", {"remask.remasking": {"x": "bad_module:X"}}, f"from remask.core.remasking import Remasking\n{text}")
+    with pytest.raises(PluginError, match=re.escape(problem)):
+        SamplingParams(remasking="x")
+    assert "x" not in names_on("masked"), "lists leave it out"
+    SamplingParams(remasking="entropy")
+
+
+def test_a_rule_that_never_ends_a_block_ends_its_own_request(install: Install) -> None:
+    text = "def begin(block): return lambda step: step.positions[:0]\nX = Remasking('x', 'It does not.', begin=begin)"
+    install(
+        "idle", {"remask.remasking": {"x": "idle_module:X"}}, f"from remask.core.remasking import Remasking\n{text}"
+    )
+    params = SamplingParams(max_tokens=8, steps=4, remasking="x")
+    results = run(make_engine(), [Work(Request("x", [1, 2], params), Dense()), Work(request("good"), Dense())])
+    assert "remasking 'x' chose none of 8 open positions in step 4" in str(results["x"].error)
+    assert results["good"].error is None
 
 
 def test_a_model_that_two_families_claim(install: Install) -> None:

@@ -15,7 +15,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_code_is_the_example_packages(example: Path) -> None:
     shown = blocks("python")
-    for name in ("policy", "family"):
+    for name in ("policy", "family", "rule"):
         assert (PACKAGE / "remask_example" / f"{name}.py").read_text(encoding="utf-8") in shown
     (test,) = [block for block in shown if "assert" in block]
     exec(compile(test, str(PAGE), "exec"), {})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,17 @@ def test_names_and_settings(example: Path) -> None:
         parse("late-row", None, no_table)
     with pytest.raises(ConfigError, match="'late-rows' cannot stand before another policy; only bicache, acache can"):
         parse("late-rows+none", None, no_table)
+
+
+def test_a_rule_chooses_no_neighbours(model: Path) -> None:
+    llm = load(model)
+    sampling = {**SAMPLING, "steps": 4, "block_length": 8, "remasking": "apart"}
+    (output,) = llm.generate([PROMPT], SamplingParams.from_mapping(sampling), trace=True)
+    assert output.trace is not None
+    assert all(np.diff(each.positions).min(initial=9) > 1 for each in output.trace)
+    assert sorted(p for each in output.trace for p in each.positions) == list(range(len(PROMPT), len(PROMPT) + 8))
+    with pytest.raises(UnknownNameError, match="Did you mean 'apart'"):
+        SamplingParams(remasking="aparts")
 
 
 @pytest.mark.thorough

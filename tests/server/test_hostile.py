@@ -137,10 +137,10 @@ def break_scoring(patch: pytest.MonkeyPatch) -> None:
 def break_start(patch: pytest.MonkeyPatch) -> None:
     begin = RunningRequest.__post_init__
 
-    def begins(self: RunningRequest) -> None:
+    def begins(self: RunningRequest, vocab: int) -> None:
         if blamed(self):
             raise MemoryError("an array of 2**62")
-        begin(self)
+        begin(self, vocab)
 
     patch.setattr(RunningRequest, "__post_init__", begins)
 

@@ -101,7 +101,7 @@ OWN: Mapping[str, Command] = {
     ),
     "quantize": Command(
         "remask.cli.quantize",
-        "write a checkpoint whose matrices have few bits",
+        "write a checkpoint of quantized weights",
         examples=(
             "remask quantize --model bundled --quantization int8 --output bundled-int8",
             "remask quantize --model GSAI-ML/LLaDA-8B-Instruct --quantization int4 --output llada-int4",

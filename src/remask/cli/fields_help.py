@@ -8,7 +8,7 @@ from typing import Any
 
 from remask.core.fields import declared
 from remask.core.kinds import in_words
-from remask.core.remasking import REMASKING
+from remask.core.remasking import RULES
 from remask.core.sampling import SamplingParams
 from remask.core.terms import Terms
 
@@ -32,7 +32,7 @@ def listing() -> str:
         "Terms, beside the prompt of a line:",
         *_fields(Terms),
         "Values of remasking:",
-        *(_entry(rule.name, f"{rule.meaning} For {in_words(rule.kinds)} models.") for rule in REMASKING.values()),
+        *(_entry(rule.name, f"{rule.meaning} For {in_words(rule.kinds)} models.") for rule in RULES.usable().values()),
     ]
     return "\n".join(parts)
 

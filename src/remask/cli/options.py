@@ -43,7 +43,7 @@ def add_model_options(parser: argparse.ArgumentParser, model: str | None = None)
     group.add_argument(
         "--quantization",
         metavar="|".join(QUANTIZATIONS),
-        help="keep matrices in few bits: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
+        help="quantize the weights: int8 or int4 on CPUs, fp8 on CUDA devices that have it",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default auto)")
     group.add_argument("--depth-table", metavar="FILE", help="depth table written by 'remask profile'")

@@ -1,4 +1,4 @@
-"""`remask quantize`: write a checkpoint whose matrices have few bits."""
+"""`remask quantize`: write a checkpoint of quantized weights."""
 
 import argparse
 import logging

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from remask.errors import ConfigError, UnknownNameError
+from remask.plugins import Registry
 
 LARGEST = 2**63 - 1
 POSITIONS = 2**24  # no canvas is longer, and float32 holds every whole number up to it
@@ -140,6 +141,32 @@ class Choice(Values):
         """Raise `UnknownNameError`, which suggests the nearest name."""
         if not self.fits(value):
             raise UnknownNameError(name, str(value)[:SHOWN], self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Values):
+    """Names of a registry, those of other packages included. These are imported when they are used, and not before."""
+
+    registry: Registry[Any]
+
+    @property
+    def words(self) -> str:
+        """All of the names."""
+        return "one of " + ", ".join(self.registry.names())
+
+    def fits(self, value: object) -> bool:
+        """Whether `value` is one of the names."""
+        return value in self.registry.names()
+
+    def schema(self) -> dict[str, Any]:
+        """An enumeration."""
+        return {"type": "string", "enum": list(self.registry.names())}
+
+    def check(self, name: str, value: object) -> None:
+        """Raise `UnknownNameError`, which suggests the nearest name, or `PluginError` where a package is at fault."""
+        if not self.fits(value):
+            raise UnknownNameError(name, str(value)[:SHOWN], self.registry.names())
+        self.registry.get(str(value))
 
 
 @dataclass(frozen=True, slots=True)

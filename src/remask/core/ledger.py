@@ -43,6 +43,7 @@ class Ledger:
     """
 
     def __init__(self, layers: int, length: int, prefix: PrefixHit | None) -> None:
+        self.layers = layers
         self.kept = np.zeros((layers, length), dtype=np.bool_)  # rows whose input to a layer is kept
         self.prefix = prefix
         self.step = -1

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from remask.core import select
 from remask.core.kinds import ModelKind
 from remask.core.slowfast import SlowFast, SlowFastKnobs
-from remask.errors import ConfigError
+from remask.errors import ConfigError, PluginError
+from remask.plugins import Plugin, Registry
 
 Measure: TypeAlias = Literal["probability", "margin", "entropy"]
 
@@ -101,12 +102,12 @@ def scheduled(step: Step) -> select.Chosen:
     return select.top(step.confidence, step.count)
 
 
-def _every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
-    """A rule without a state of its own: the same function for every block."""
+def every_block(choose: Choose) -> Callable[[BlockStart], Choose]:
+    """`Remasking.begin` of a rule without a state of its own: the same function for every block."""
     return lambda _: choose
 
 
-_BY_SCHEDULE = _every_block(scheduled)
+_BY_SCHEDULE = every_block(scheduled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,7 @@ _RULES = (
     Remasking(
         "random",
         "In an order that is drawn when the request begins.",
-        begin=_every_block(_in_order),
+        begin=every_block(_in_order),
         order="drawn",
         blind=True,
     ),
@@ -258,13 +259,13 @@ _RULES = (
     Remasking(
         "origin",
         "Every position with the probability that the time schedule gives to the step.",
-        begin=_every_block(_by_chance),
+        begin=every_block(_by_chance),
         filtered=True,
         timed="always",
         counts="draw",
         blind=True,
     ),
-    Remasking("order", "In the request's `order`.", begin=_every_block(_in_order), order="given", blind=True),
+    Remasking("order", "In the request's `order`.", begin=every_block(_in_order), order="given", blind=True),
     Remasking(
         "confidence_threshold",
         "Every position of at least `threshold`, within the step's share of the block (Fast-dLLM's rule for Dream); "
@@ -275,7 +276,7 @@ _RULES = (
         thresholds=True,
         blockwise="maskgit_plus",
     ),
-    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=_every_block(_leftmost), blind=True),
+    Remasking("sequential", "The leftmost first.", kinds=("block_causal",), begin=every_block(_leftmost), blind=True),
     Remasking(
         "entropy_bounded",
         "The lowest entropies, as long as their sum stays below `eb_threshold`.",
@@ -302,9 +303,43 @@ _RULES = (
     ),
 )
 REMASKING: Mapping[str, Remasking] = {rule.name: rule for rule in _RULES}
-"""Every rule by its name, in the order in which errors and documentation list them."""
+"""remask's own rules by name, in the order in which errors and documentation list them."""
+
+GROUP = "remask.remasking"
+"""The entry-point group by which other packages add rules. Each entry point names an object of type `Remasking`."""
+
+
+def _checked(plugin: Plugin, value: object) -> Remasking:
+    expected = f"an object of type remask.core.remasking.Remasking with name={plugin.entry.name!r}"
+    if not isinstance(value, Remasking) or value.name != plugin.entry.name:
+        found = f"name={value.name!r}" if isinstance(value, Remasking) else f"an object of type {type(value).__name__}"
+        raise plugin.error(f"it provides {found}", expected)
+    if value.edits or value.order == "given" or not value.kinds or not set(value.kinds) <= {"masked", "block_causal"}:
+        raise plugin.error(
+            f"it provides a rule with kinds={value.kinds!r}, order={value.order!r}, edits={value.edits!r}",
+            "a rule of masked or block-causal models, or both, that edits nothing and takes no order from the request",
+        )
+    return value
+
+
+RULES: Registry[Remasking] = Registry("remasking", GROUP, REMASKING, _checked)
+"""Rules by name, those of other packages included."""
 
 
 def names_on(kind: ModelKind) -> tuple[str, ...]:
-    """Names of the rules that are defined on models of `kind`."""
-    return tuple(name for name, rule in REMASKING.items() if kind in rule.kinds)
+    """Names of the rules that are defined on models of `kind`. Imports every package that provides one."""
+    return tuple(name for name, rule in RULES.usable().items() if kind in rule.kinds)
+
+
+def check_progress(rule: Remasking, chosen: select.Chosen, step: Step, scheduled: int) -> select.Chosen:
+    """`chosen`. Raises `PluginError` where a block would never be complete, as `rule` may belong to another package.
+
+    It may choose nothing within the `scheduled` steps of the block, if it follows a schedule.
+    """
+    if not len(chosen) and (rule.counts == "rule" or step.number >= scheduled):
+        raise PluginError(
+            f"remasking {rule.name!r} chose none of {len(step.positions)} open positions in step {step.number} of a "
+            f"block of {scheduled} steps, so the block would never be complete; correct the rule of "
+            f"{RULES.source(rule.name)}, or use another one"
+        )
+    return chosen

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remask.core.checks import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Text, Whole
+from remask.core.checks import LARGEST, LIST, POSITIONS, Choice, Flag, ListOf, Real, Registered, Text, Whole
 from remask.core.fields import Nested, check, declare, parse
 from remask.core.kinds import ModelKind
-from remask.core.remasking import REMASKING
+from remask.core.remasking import RULES
 from remask.core.slowfast import PRESETS, SlowFastKnobs
 from remask.core.uniform import PRESET_FIELDS
 from remask.core.uniform import PRESETS as UNIFORM_PRESETS
@@ -52,7 +52,7 @@ class SamplingParams:
     )
     remasking: str | None = declare(
         None,
-        Choice(tuple(REMASKING)),
+        Registered(RULES),
         "The rule that chooses which noisy positions become final in a step; by default `entropy` for Dream, "
         "`low_confidence` for all others.",
         kinds=_RULED,
@@ -332,7 +332,7 @@ class SamplingDefaults:
     time_schedule: bool = False
 
     def __post_init__(self) -> None:
-        Choice(tuple(REMASKING)).check("remasking", self.remasking)
+        Registered(RULES).check("remasking", self.remasking)
 
 
 def is_greedy(temperature: float) -> bool:

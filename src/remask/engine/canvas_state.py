@@ -106,7 +106,7 @@ class CanvasState:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Where its tokens stand on the device's board, [T]."""
+        """Where its tokens stand in the device token buffer, [T]."""
         return self.table(0).slots
 
     def changed(self, positions: Positions) -> None:
@@ -115,13 +115,13 @@ class CanvasState:
             self._unsent.append(positions)
 
     def unsent(self) -> Positions:
-        """The positions that the device's board does not have as the canvas has them."""
+        """The positions that the device token buffer does not have as the canvas has them."""
         if self._unsent is None:
             return np.arange(len(self.canvas))
         return np.unique(np.concatenate(self._unsent)) if self._unsent else _NOWHERE
 
     def sent(self) -> None:
-        """Note that the device's board has the canvas."""
+        """Note that the device token buffer has the canvas."""
         self._unsent = []
 
     @property
@@ -155,8 +155,12 @@ class CanvasState:
             raise PlanError("rows add cached outputs on a canvas that keeps none")
         rows = predicting_rows(predicted, self.shift)
         if not plan.spans[-1].live(rows):
-            dead = rows[~plan.spans[-1].rows[rows]]
-            raise PlanError(f"position {dead[0]} should predict, but is not live in the last layer")
+            (at, *_) = np.flatnonzero(~plan.spans[-1].rows[rows])
+            shifted = f", as a row of this model predicts the position {self.shift} further on" if self.shift else ""
+            raise PlanError(
+                f"row {rows[at]} should predict position {predicted[at]}{shifted}, but is not live in the last layer; "
+                "compute it there, or leave the position out of `predict`"
+            )
         self.ledger.enter(plan)
 
 

@@ -5,19 +5,20 @@ import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
+from typing import TypeVar
 
 from remask.core.request import Event
 from remask.engine.admission import Admission
 from remask.engine.check import check_request
 from remask.engine.config import DeviceDefaults, EngineConfig
 from remask.engine.faults import poisons
-from remask.engine.isolation import Fail, run_isolated, score_isolated
+from remask.engine.isolation import Fail, LaunchedPass, run_isolated, score_isolated
 from remask.engine.lifecycle import Lifecycle
 from remask.engine.limits import RequestLimits
 from remask.engine.member import Batch, Member
 from remask.engine.memory import Memory
 from remask.engine.observer import EngineObserver, Observers
-from remask.engine.overlap import InFlight, next_steps
+from remask.engine.overlap import QueuedPass, next_steps
 from remask.engine.pending import PendingRequest
 from remask.engine.proof import choose
 from remask.engine.report import MemoryReport, report
@@ -38,6 +39,8 @@ from remask.store.prefix import PrefixStore
 log = logging.getLogger(__name__)
 
 MAX_DEFAULT_LENGTH = 4096
+
+L = TypeVar("L", bound=LaunchedPass)
 
 
 class Engine:
@@ -77,7 +80,7 @@ class Engine:
         self.memory = Memory(model, config, self.max_model_len, fingerprint)
         self.limits = RequestLimits.of(config, self.max_model_len)
         self.graphs = make_graphs(model, self.memory.pool) if config.graphs else None
-        self._flight: InFlight | None = None  # a pass that is queued, and was not read
+        self._queued: QueuedPass | None = None  # a pass that is queued, and was not read
         share = config.max_client_row_layers or self.max_model_len * shape.layers
         limits = StepLimits(
             config.max_row_layers, config.max_refreshes, config.max_num_seqs, share, self.memory.pass_rows
@@ -180,18 +183,19 @@ class Engine:
         """
         start, computed = time.perf_counter(), time.thread_time()
         self._lifecycle.expire(self.clock())
-        self._admit()
-        flight = self._flight or self._launch(InFlight(), self._schedule({}), self._fail)
-        self._flight = None
-        queued = self._launch_next(flight)
-        self._read(flight)
+        if self._lifecycle.waiting.count:
+            self._admit()
+        launched = self._queued or self._launch(LaunchedPass(), self._schedule({}), self._fail)
+        self._queued = None
+        queued = self._launch_next(launched) if self.config.overlap else None
+        self._read(launched)
         if queued is not None:
-            self._flight = self._commit(queued)
-        for each in (flight, queued):
+            self._queued = self._commit(queued)
+        for each in (launched, queued):
             if each is not None and each.trouble is not None:
                 raise each.trouble
         if self._lifecycle.idle:
-            self._flight = None
+            self._queued = None
             self.runner.forget()
             self.check_integrity()  # before events are taken: what it raises loses none
         events = self._lifecycle.take_events()
@@ -211,7 +215,7 @@ class Engine:
             raise error
         self.model.ranks.check()
         log.error("the engine begins again after an error: %s", error, exc_info=error)
-        self._flight = None
+        self._queued = None
         self._lifecycle.start_over(error)
         self.memory.reset()
 
@@ -235,23 +239,23 @@ class Engine:
         """Begin waiting requests, as far as slots and pages go."""
         self._admission.admit(self.clock())
 
-    def _launch(self, flight: InFlight, batch: Batch, fail: Fail) -> InFlight:
-        """Run a pass over `batch`, and let what it predicts come to the host, as `flight`."""
+    def _launch(self, launched: L, batch: Batch, fail: Fail) -> L:
+        """Run a pass over `batch`, and let what it predicts come to the host, as `launched`."""
         try:
             for ran in run_isolated(self.runner, batch, fail):
                 for observer in self._observers.attached:
                     observer.launched(ran)
-                flight.parts.append((ran, score_isolated(self.runner, ran, fail)))
+                launched.parts.append((ran, score_isolated(self.runner, ran, fail)))
         # What was run before is read first.
         except Exception as error:
-            flight.trouble = error
-        return flight
+            launched.trouble = error
+        return launched
 
-    def _launch_next(self, flight: InFlight) -> InFlight | None:
-        """Queue the pass after `flight`, which is still to be read. None where that is read first, or none follows."""
-        if not self.config.overlap or self.runner.board is None or not flight.parts or flight.trouble is not None:
+    def _launch_next(self, launched: LaunchedPass) -> QueuedPass | None:
+        """Queue the pass after `launched`, which is still to be read. None: that is read first, or none follows."""
+        if self.runner.token_buffer is None or not launched.parts or launched.trouble is not None:
             return None
-        steps = None if self._observers.wait else next_steps(flight)
+        steps = None if self._observers.wait else next_steps(launched)
         if steps is None:
             self.stats.waited_passes += 1
             return None
@@ -259,7 +263,7 @@ class Engine:
         if not batch.members:
             return None
         origins = steps.origins
-        queued = InFlight({step: origins[step] for step in batch.requests if step in origins})
+        queued = QueuedPass(steps={step: origins[step] for step in batch.requests if step in origins})
 
         def fail(member: Member, error: Exception) -> None:
             if member in queued.steps:
@@ -271,25 +275,28 @@ class Engine:
         if queued.trouble is not None:
             for step in queued.steps:
                 queued.roll_back(step)
-            return InFlight(trouble=queued.trouble)
+            return QueuedPass(trouble=queued.trouble)
         self.stats.queued_passes += 1
         return queued
 
-    def _read(self, flight: InFlight) -> None:
+    def _read(self, launched: LaunchedPass) -> None:
         """Read a pass, and enter what it computed into the store and the requests."""
-        if self._observers.attached and not flight.steps:
-            for ran, _ in flight.parts:
+        if self._observers.attached and not isinstance(launched, QueuedPass):
+            for ran, _ in launched.parts:
                 for observer in self._observers.attached:
                     observer.computed(ran)
         stats = self.stats
-        for ran, read in flight.read():
-            stats.steps += 1
-            stats.row_layers += sum(plan.cost for _, plan in ran.items)
+        if self._lifecycle.grown:  # memory is claimed by what begins, and by nothing else
+            self._lifecycle.grown = False
             stats.peak_memory_bytes = max(stats.peak_memory_bytes, self.memory.bytes_used)
+        for ran, read in launched.read():
+            stats.steps += 1
+            for _, plan in ran.items:
+                stats.row_layers += plan.spans.cost
             for member, scores in read:
                 member.ran(self._lifecycle, scores)
 
-    def _commit(self, queued: InFlight) -> InFlight | None:
+    def _commit(self, queued: QueuedPass) -> QueuedPass | None:
         """What was queued, after the pass before it was read, without the steps that are rolled back."""
         for step, running in queued.steps.items():
             committed = False
@@ -338,7 +345,8 @@ class Engine:
                 step.join(batch)
             else:
                 member.enter(lifecycle, batch)
-        batch.requests.sort(key=lambda running: running.branches[0].sharing)
+        if len(batch.requests) > 1:
+            batch.requests.sort(key=lambda running: running.branches[0].sharing)
         lifecycle.at_work = batch.ids
         if batch.passes:
             waiting = [running.request.id for running in lifecycle.requests() if not running.ready]

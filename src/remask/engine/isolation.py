@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from remask.engine.faults import exhausts, poisons
 from remask.engine.member import Batch, Member
 from remask.engine.runner import Items, Runner
-from remask.engine.running import Reads, RunningRequest, Scores, Share
+from remask.engine.running import NO_SCORES, Reads, RunningRequest, Scores, Share
 from remask.sending import Arrival
 
 log = logging.getLogger(__name__)
@@ -94,8 +94,55 @@ class Scored:
             own = slice(at, at + running.predicted)
             at = own.stop
             chosen = numbers[-1, own] > 0 if self.chooses and running.transfers is not None else None
-            read.append((running, Scores(tokens[own], confidence[own], _shares(asked, more[:, own]), chosen)))
+            read.append(
+                (running, Scores(tokens[own], confidence[own], _shares(asked, more[:, own]) if asked else (), chosen))
+            )
         return read
+
+
+Read: TypeAlias = list[tuple[Member, Scores]]
+"""Members of a pass, with what was read of each."""
+
+
+@dataclass(slots=True)
+class LaunchedPass:
+    """A pass that was launched and is still to be read, or the parts that ran of one that failed.
+
+    Attributes:
+        parts: what ran, with what it predicted.
+        trouble: what no request is to blame for, and is raised once the pass is read.
+    """
+
+    parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
+    trouble: Exception | None = None
+
+    @property
+    def passes(self) -> bool:
+        """Whether it runs passes beside those of requests."""
+        return any(ran.batch.passes for ran, _ in self.parts)
+
+    def requests(self) -> list[RunningRequest]:
+        """The requests that it still runs."""
+        found = [self.running(member) for ran, _ in self.parts for member in ran.batch.requests]
+        return [running for running in found if running is not None]
+
+    def read(self) -> Iterator[tuple[Ran, Read]]:
+        """Each part with the members that it still runs, and what was read of them. Waits for the device."""
+        for ran, scored in self.parts:
+            read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
+            for each in scored:
+                self._take(each, read)
+            yield ran, read
+
+    def _take(self, scored: Scored, read: Read) -> None:
+        """Add the requests of `scored` that still run to `read`, with what was read of them."""
+        for running, scores in scored.read():
+            if not running.released:
+                read.append((running, scores))
+
+    def running(self, member: RunningRequest) -> RunningRequest | None:
+        """The request that a member of the pass is; None where it has ended."""
+        return None if member.released else member
 
 
 def _shares(reads: Reads, more: NDArray[np.float32]) -> tuple[Share, ...]:
@@ -117,7 +164,9 @@ def score_isolated(runner: Runner, ran: Ran, fail: Fail) -> list[Scored]:
         return []
     try:
         reads = tuple(running.reads() for running in requests)
-        return [Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.board is not None)]
+        return [
+            Scored(tuple(requests), reads, runner.read(ran.hidden, requests, reads), runner.token_buffer is not None)
+        ]
     except Exception as error:
         if poisons(error) or exhausts(error):
             raise

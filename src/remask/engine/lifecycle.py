@@ -40,6 +40,7 @@ class Lifecycle:
         ids: names of requests whose results are still to be reported.
         events: what is still to be reported.
         at_work: requests that are being worked on; other threads may read it.
+        grown: something has begun since that was last looked at.
     """
 
     def __init__(self, memory: Memory, observers: Observers, limits: StepLimits) -> None:
@@ -53,6 +54,7 @@ class Lifecycle:
         self._timed: set[str] = set()  # of these, those with a deadline
         self.events: list[Event] = []
         self.at_work: tuple[str, ...] = ()
+        self.grown = False
 
     @property
     def runner(self) -> Runner:
@@ -62,7 +64,7 @@ class Lifecycle:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not (self.waiting or len(self.running))
+        return not (self.waiting.count or len(self.running))
 
     def requests(self) -> list[RunningRequest]:
         """The requests among the members."""
@@ -93,6 +95,7 @@ class Lifecycle:
     def add(self, member: Member) -> None:
         """Let a member take part in passes."""
         self.running.add(member, member.owner, member.canvases)
+        self.grown = True
 
     def leave(self, work: SidePass) -> None:
         """Let a pass beside those of requests take part no more."""
@@ -133,7 +136,7 @@ class Lifecycle:
         self.waiting.nobody_holds()
         self.refreshes = RefreshWatch()
         for running in begun:
-            if running.reported or running.pending.starts >= MAX_STARTS:
+            if running.record.reported or running.pending.starts >= MAX_STARTS:
                 self._report(running.result("error", failure(running.request, error, LOST)))
             else:
                 self.waiting.add(running.pending)
@@ -176,8 +179,8 @@ class Lifecycle:
 
     def move(self, running: RunningRequest) -> None:
         """Copy the stored parts that a request reads at other positions, before its first pass."""
-        self.runner.move(running.moves)
-        running.moves.clear()
+        self.runner.move(running.claim.moves)
+        running.claim.moves.clear()
 
     def similarity(self, work: SidePass) -> list[float]:
         """How alike K and V of an entry are on the canvas of `work` and in the store, for each layer."""
@@ -241,15 +244,16 @@ class Lifecycle:
         if running.closing:
             return
         name = running.request.id
-        for event in (event for reader in running.readers for event in reader.events(name)):
-            self._tell(running, event)
+        for reader in running.readers:
+            for event in reader.events(name):
+                self._tell(running, event)
         settled = running.end.newly_settled()
         running.end.check(running.pending.decoding, running.decoder)
         if transfer is not None or settled:
             self._tell(running, Event(name, transfer=transfer, settled=settled))
 
     def _tell(self, running: RunningRequest, event: Event) -> None:
-        running.reported = True
+        running.record.reported = True
         self.events.append(event)
 
     def _report(self, result: Result) -> None:

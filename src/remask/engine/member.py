@@ -111,8 +111,10 @@ class Batch:
 
     def items(self) -> Items:
         """The canvases with their plans, in the order of `members`."""
-        items = [item for work in self.passes for item in work.items()]
-        return items + [item for running in self.requests for item in running.items()]
+        items: Items = []
+        for member in self.members:
+            items += member.items()
+        return items
 
     def enter(self, items: Items) -> None:
         """Tell the requests with which plans their pass runs; `items` are in the order of `members`."""

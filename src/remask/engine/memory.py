@@ -15,9 +15,9 @@ from remask.engine.canvas_state import CanvasState, Kept, SlotTable, new_states,
 from remask.engine.capacity import gigabytes, token_bytes
 from remask.engine.config import EngineConfig
 from remask.engine.pending import PendingRequest
-from remask.engine.placement import Decision, NoRoom, Placement
+from remask.engine.placement import Claim, Decision, NoRoom, Placement
 from remask.engine.request import Request
-from remask.engine.running import RunningRequest
+from remask.engine.running import Record, RunningRequest
 from remask.engine.sharing.audits import AuditPass, Audits
 from remask.engine.sharing.pages import Pages
 from remask.engine.sharing.parts import Parts
@@ -175,27 +175,24 @@ class Memory:
             usage.prefix_depth, usage.prefix_tokens = shared.prefix.boundary, shared.prefix.length
             usage.cached_tokens = shared.found_tokens
         owned += [page.extent for page in shared.pages]
-        policy, shape, publishes = placement.policy, self.shape, shared.publishes
-        running = RunningRequest(
-            pending, policy, shape.layers, shape.vocab, tuple(states), owned, usage, shared.leases, publishes
-        )
-        running.moves += shared.moves(first.slots(0))
-        return running
+        claim = Claim(owned, shared.leases, shared.publishes, list(shared.moves(first.slots(0))))
+        return RunningRequest(pending, placement.policy, tuple(states), claim, self.shape.vocab, Record(usage))
 
     def free(self, running: RunningRequest) -> None:
         """Take back all that a request owns and leases. Freeing it twice changes nothing."""
-        for extent in running.owned:
+        claim = running.claim
+        for extent in claim.owned:
             self.allocator.release(extent)
-        running.owned.clear()
+        claim.owned.clear()
         for branch in running.branches:
             self.extra_bytes -= branch.extra_bytes
             branch.states = branch.hook_state = None
-        for lease in running.leases:
+        for lease in claim.leases:
             self.store.release(lease)
-        running.leases = ()
-        if running.sharing is not None:
-            running.sharing.release()
-            running.sharing = None
+        claim.leases = ()
+        if claim.shares is not None:
+            claim.shares.release()
+            claim.shares = None
 
     def forget_inputs(self, running: RunningRequest) -> None:
         """Let go of the hidden states of a request that are not needed any more."""

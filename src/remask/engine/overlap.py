@@ -4,7 +4,6 @@ A queued pass has a speculative step of each request. Once the pass before it ha
 rolled back where its request has ended or gone on to another block.
 """
 
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -13,53 +12,38 @@ from numpy.typing import NDArray
 
 from remask.core.select import Ranked
 from remask.engine.faults import poisons
-from remask.engine.isolation import Ran, Scored
+from remask.engine.isolation import LaunchedPass, Read, Scored
 from remask.engine.member import Member
-from remask.engine.running import NO_SCORES, RunningRequest, Scores
+from remask.engine.running import RunningRequest
 from remask.sampling.decoder import Decoder
-
-Read = list[tuple[Member, Scores]]
-"""Members of a pass, with what was read of each."""
 
 
 @dataclass(slots=True)
-class InFlight:
-    """A pass that was launched and is still to be read, or the parts that ran of one that failed.
+class QueuedPass(LaunchedPass):
+    """A pass of speculative steps.
 
     Attributes:
-        steps: its speculative steps, each with its request. `commit` takes out those that were rolled back.
-        parts: what ran, with what it predicted.
-        failed: speculative steps that could not run, and why.
-        trouble: what no request is to blame for, and is raised once the pass is read.
+        steps: the speculative steps, each with its request. `commit` takes out those that were rolled back.
+        failed: those that could not run, and why.
     """
 
     steps: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
-    parts: list[tuple[Ran, list[Scored]]] = field(default_factory=list)
     failed: dict[Member, Exception] = field(default_factory=dict)
-    trouble: Exception | None = None
     _rolled_back: set[RunningRequest] = field(default_factory=set)
     _noisy: dict[RunningRequest, NDArray[np.bool_]] = field(default_factory=dict)  # of the predicted positions
 
-    @property
-    def passes(self) -> bool:
-        """Whether it runs passes beside those of requests."""
-        return any(ran.batch.passes for ran, _ in self.parts)
+    def _take(self, scored: Scored, read: Read) -> None:
+        """See `LaunchedPass`: of positions that the pass before has settled nothing is read."""
+        for step, scores in scored.read():
+            running = self.running(step)
+            if running is not None:
+                noisy = self._noisy.get(step)
+                read.append((running, scores if noisy is None else scores.of(noisy)))
 
-    def requests(self) -> list[RunningRequest]:
-        """The requests that it still runs."""
-        found = [self._request(member) for ran, _ in self.parts for member in ran.batch.requests]
-        return [running for running in found if running is not None]
-
-    def read(self) -> Iterator[tuple[Ran, Read]]:
-        """Each part with the members that it still runs, and what was read of them. Waits for the device."""
-        for ran, scored in self.parts:
-            read: Read = [(work, NO_SCORES) for work in ran.batch.passes]
-            for member, scores in (own for each in scored for own in each.read()):
-                running = self._request(member)
-                if running is not None:
-                    noisy = self._noisy.get(member)
-                    read.append((running, scores if noisy is None else scores.of(noisy)))
-            yield ran, read
+    def running(self, member: RunningRequest) -> RunningRequest | None:
+        """See `LaunchedPass`: the request of a step that was not rolled back."""
+        running = self.steps.get(member, member)
+        return None if running.released or member in self._rolled_back else running
 
     def commit(self, step: RunningRequest) -> bool:
         """Make a speculative step the next one of its request, if it is. Otherwise roll it back."""
@@ -78,10 +62,6 @@ class InFlight:
         step.branches[0].ledger.roll_back()
         self._rolled_back.add(step)
 
-    def _request(self, member: RunningRequest) -> RunningRequest | None:
-        running = self.steps.get(member, member)
-        return None if running.released or member in self._rolled_back else running
-
 
 @dataclass(slots=True)
 class NextSteps:
@@ -96,15 +76,15 @@ class NextSteps:
     origins: dict[RunningRequest, RunningRequest] = field(default_factory=dict)
 
 
-def next_steps(flight: InFlight) -> NextSteps | None:
-    """The speculative steps after `flight`.
+def next_steps(launched: LaunchedPass) -> NextSteps | None:
+    """The speculative steps after `launched`.
 
     None where the pass must be read first, because a plan is not known to repeat.
     """
-    if flight.passes:
+    if launched.passes:
         return None
     steps = NextSteps()
-    for running in flight.requests():
+    for running in launched.requests():
         try:
             found = _next_step(running)
         # A policy may fail on a step that is never run. If it is run, the policy is asked again.

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from remask.core.plan import Plan, Reach
 from remask.core.spans import Span, Spans, crossing
-from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, predicting_rows
 from remask.engine.stage_rows import StageRows
+from remask.engine.token_buffer import TokenBuffer
 from remask.engine.work import make_work
 from remask.errors import PlanError
 from remask.models.runs import Index, send_run
@@ -47,8 +47,8 @@ class Packer:
     until the next pass is packed.
     """
 
-    def __init__(self, device: torch.device, apart: bool, board: Board | None = None) -> None:
-        self.device, self.apart, self.board = device, apart, board
+    def __init__(self, device: torch.device, apart: bool, token_buffer: TokenBuffer | None = None) -> None:
+        self.device, self.apart, self.token_buffer = device, apart, token_buffer
         self._layouts: deque[_Layout] = deque(maxlen=2)  # the last one first
         self.reused = 0  # passes whose layout was that of a pass before
 
@@ -63,7 +63,9 @@ class Packer:
             self.reused += 1
             self._layouts.remove(layout)
         self._layouts.appendleft(layout)
-        return layout.fill(items, self.device) if self.board is None else layout.fill_from(self.board, items)
+        return (
+            layout.fill(items, self.device) if self.token_buffer is None else layout.fill_from(self.token_buffer, items)
+        )
 
     def pack_layer(self, items: Sequence[tuple[CanvasState, Plan]], layer: int) -> Stage:
         """As the function `pack_layer`."""
@@ -86,7 +88,8 @@ class _Layout:
         tokens: those of each canvas, and which of them enter the first stage; None: all. Runs of them are views.
         offsets: of each canvas, what lies between a position and its row in the last stage, [N]. None where live rows
             are scattered on any.
-        entering: where the rows of the first stage stand on the board, once it was asked for.
+        picks: whether layers choose rows.
+        entering: where the rows of the first stage stand in the token buffer, once it was asked for.
     """
 
     canvases: tuple[tuple[CanvasState, Spans, Reach | None], ...]
@@ -95,14 +98,17 @@ class _Layout:
     row_layers: int
     tokens: tuple[tuple[Index, Index | None], ...]
     offsets: Index | None
+    picks: bool
     entering: list[Tensor] = field(default_factory=list)
 
     def serves(self, items: Sequence[tuple[CanvasState, Plan]]) -> bool:
         """Whether `items` are the same canvases, with the same spans."""
-        return len(items) == len(self.canvases) and all(
-            branch is canvas and plan.spans is spans and plan.sees is sees
-            for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True)
-        )
+        if len(items) != len(self.canvases):
+            return False
+        for (branch, plan), (canvas, spans, sees) in zip(items, self.canvases, strict=True):
+            if branch is not canvas or plan.spans is not spans or plan.sees is not sees:
+                return False
+        return True
 
     def fill(self, items: Sequence[tuple[CanvasState, Plan]], device: torch.device) -> StepBatch:
         """The pass of `items`, which this layout serves. Tokens and predictions go to the device together."""
@@ -110,17 +116,17 @@ class _Layout:
         tokens, predict = self._sent(numbers, items, device)
         return self._batch(tokens, predict)
 
-    def fill_from(self, board: Board, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
-        """As `fill`, with the tokens that stand on the `board` once it has got what the host has changed."""
-        device, branches = board.values.device, [branch for branch, _ in items]
+    def fill_from(self, token_buffer: TokenBuffer, items: Sequence[tuple[CanvasState, Plan]]) -> StepBatch:
+        """As `fill`, with the tokens that stand in the `token_buffer` once it has got what the host has changed."""
+        device, branches = token_buffer.values.device, [branch for branch, _ in items]
         if not self.entering:
             places = [branch.places[plan.spans[0].index] for branch, plan in items]
             self.entering.append(send(np.concatenate(places), device))
-        changed, predict = self._sent(board.outgoing(branches), items, device)
-        board.write(*changed.view(2, -1))
+        changed, predict = self._sent(token_buffer.outgoing(branches), items, device)
+        token_buffer.write(*changed.view(2, -1))
         for branch in branches:
             branch.sent()
-        return self._batch(board.tokens(self.entering[0]), predict)
+        return self._batch(token_buffer.tokens(self.entering[0]), predict)
 
     def _sent(
         self, numbers: Sequence[Index], items: Sequence[tuple[CanvasState, Plan]], device: torch.device
@@ -139,9 +145,7 @@ class _Layout:
         return [_places(*each) for each in zip(spans, rows, self.starts, strict=True)]
 
     def _batch(self, tokens: Tensor, predict: Tensor) -> StepBatch:
-        stages = self.stages
-        if any(stage.partial is not None and stage.partial.picks for stage in stages):
-            stages = tuple(map(_unchosen, stages))
+        stages = tuple(map(_unchosen, self.stages)) if self.picks else self.stages
         return StepBatch(tokens, stages, predict, self.row_layers)
 
 
@@ -182,6 +186,7 @@ def _lay_out(items: Sequence[tuple[CanvasState, Plan]], device: torch.device, fi
         sum(plan.cost for _, plan in items),
         tuple(_entering(branch.canvas.tokens, plan.spans[0].index) for branch, plan in items),
         np.array(offsets, dtype=np.int64) if len(offsets) == len(starts) else None,
+        any(stage.partial is not None and len(stage.partial.picks) > 0 for stage in stages),
     )
 
 

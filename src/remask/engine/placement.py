@@ -1,15 +1,35 @@
 """Where a request goes in memory, decided before anything is changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
 from remask.core.depth import Audits
 from remask.core.plan import PrefixHit
+from remask.engine.canvas_state import Move
+from remask.engine.sharing.publishing import PageSharing
 from remask.policies.base import CachePolicy
 from remask.store.chain import Page
 from remask.store.entry import PrefixEntry
 from remask.store.pages import PageRange
+from remask.store.prefix import Lease
+
+
+@dataclass(slots=True)
+class Claim:
+    """What a request holds in memory until it ends.
+
+    Attributes:
+        owned: pages that it holds references to, beside those of its leases.
+        leases: the stored parts that it reads, in the order of its canvas.
+        shares: the pages that it publishes, if its pages are shared.
+        moves: stored K/V that are still to be copied before its first pass, as it reads them at other positions.
+    """
+
+    owned: list[PageRange]
+    leases: tuple[Lease, ...] = ()
+    shares: PageSharing | None = None
+    moves: list[Move] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,22 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Self, TypeAlias
 
-from remask.core.canvas import Template
 from remask.core.plan import LastPass, Plan, StepFacts, View
-from remask.core.request import Usage
 from remask.core.spans import Mask
 from remask.engine.canvas_state import CanvasState
 from remask.engine.ending import ResponseEnd
 from remask.engine.pending import PendingRequest
+from remask.engine.placement import Claim
 from remask.engine.request import Request
-from remask.engine.sharing.publishing import PageSharing
 from remask.errors import PlanError
 from remask.policies.base import CachePolicy, Schedule
 from remask.readers.base import Reader, Start
 from remask.readers.own import readers_of
 from remask.sampling.choice import Candidates
 from remask.sampling.decoder import Decoder, Transfers
-from remask.store.pages import PageRange
-from remask.store.prefix import Lease
 
 Items: TypeAlias = tuple[tuple[CanvasState, Plan], ...]
 
@@ -56,6 +52,21 @@ class _Standing:
     block: range
 
 
+@dataclass(slots=True)
+class _Count:
+    """How far a request is between the steps that its decoder counts.
+
+    Attributes:
+        paired: steps in which the unconditional canvas took part.
+        passes: passes since the step began.
+        left_out: of these, fill passes in which the unconditional canvas took no part.
+    """
+
+    paired: int = 0
+    passes: int = 0
+    left_out: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class PlannedRequest:
     """A request with its place in memory, and the plan of its next pass.
@@ -63,15 +74,9 @@ class PlannedRequest:
     Attributes:
         pending: what it was before it began.
         policy: the cache policy that plans its passes.
-        layers: the model's layers.
-        vocab: its tokens.
         branches: the conditional canvas and, under guidance, the unconditional one.
-        owned: pages that it holds references to, beside those of its leases.
-        usage: work done so far.
-        leases: the stored parts that it reads, in the order of its canvas.
-        sharing: the pages that it publishes, if its pages are shared.
+        claim: what it holds in memory.
         closing: the result is reported, and one more pass completes a page for other requests.
-        request: the request as it was given.
         decoder: which positions are denoised next.
         end: what is known of the end of its response.
         readers: what is read of its predicted rows.
@@ -79,41 +84,41 @@ class PlannedRequest:
 
     pending: PendingRequest
     policy: CachePolicy
-    layers: int
-    vocab: int
     branches: tuple[CanvasState, ...]
-    owned: list[PageRange]
-    usage: Usage
-    leases: tuple[Lease, ...] = ()
-    sharing: PageSharing | None = None
-    closing: bool = False
-    request: Request = field(init=False)
+    claim: Claim
+    vocab: InitVar[int]
+    closing: bool = field(init=False, default=False)
     decoder: Decoder = field(init=False)
     end: ResponseEnd = field(init=False)
     readers: tuple[Reader, ...] = field(init=False)
-    _template: Template = field(init=False)  # of the response
-    _items: Items | None = None  # the next pass, once it is planned
-    _tally: Tally = field(init=False)  # of that pass
-    _standing: _Standing | None = None  # what the policy planned last, where it serves for more than one step
     _schedule: Schedule = field(init=False)
-    _clock: int = 0  # steps in which the unconditional canvas took part
     _foreseeable: bool = field(init=False)  # whether any of its passes can be planned before the last one is read
-    _pass_index: int = 0  # passes since the step began
-    _left_out: int = 0  # of these, fill passes in which the unconditional canvas took no part
-    _last_pass: LastPass = field(default_factory=LastPass)
+    _items: Items | None = field(init=False, default=None)  # the next pass, once it is planned
+    _tally: Tally = field(init=False)  # of that pass
+    _standing: _Standing | None = field(init=False, default=None)  # the last plan, where it serves for more steps
+    _count: _Count = field(init=False, default_factory=_Count)
+    _last_pass: LastPass = field(init=False, default_factory=LastPass)
 
-    def __post_init__(self) -> None:
-        canvas = self.branches[0].canvas
-        self.request = asked = self.pending.request
-        traits = self.policy.traits
+    def __post_init__(self, vocab: int) -> None:
+        """`vocab` is how many tokens the model has."""
+        canvas, asked, decoding = self.branches[0].canvas, self.request, self.pending.decoding
+        traits, response = self.policy.traits, asked.response
         self._schedule = traits.schedule
-        self.decoder = self.pending.decoding.decoder(canvas, self._schedule.idle_passes)
+        self.decoder = decoding.decoder(canvas, self._schedule.idle_passes)
         self._foreseeable = traits.by_clock and all(reader.foreseeable for reader in asked.readers)
-        self._template = asked.response
-        self.end = ResponseEnd(canvas, self._template, self.pending.stops, formed=asked.formed)
-        vocab, steps = self.vocab, self.pending.decoding.total_steps
-        start = Start(canvas, self._template, steps, vocab, asked.readers)
+        self.end = ResponseEnd(canvas, response, self.pending.stops, formed=asked.formed)
+        start = Start(canvas, response, decoding.total_steps, vocab, asked.readers)
         self.readers = readers_of(start, self.decoder, self.policy, asked.params.cfg_scale)
+
+    @property
+    def request(self) -> Request:
+        """The request as it was given."""
+        return self.pending.request
+
+    @property
+    def layers(self) -> int:
+        """The model's layers."""
+        return self.branches[0].ledger.layers
 
     def items(self) -> Items:
         """What the next pass computes: a plan for each canvas that takes part.
@@ -142,7 +147,7 @@ class PlannedRequest:
         if len(self.branches) == 1 or not self.policy.guides(decoder.step):
             return ((first, plan),)
         second = self.branches[1]
-        other = self._plan(second, self._clock)
+        other = self._plan(second, self._count.paired)
         if plan.fills and not other.fills:
             return ((first, plan),)  # what it has to fill alone: the other canvas has nothing to do until it predicts
         if other.fills and not plan.fills:
@@ -163,7 +168,7 @@ class PlannedRequest:
     def _counted(self, items: Items) -> Tally:
         cost = sum(plan.cost for _, plan in items)
         first, live = items[0][0], items[0][1].spans[-1].rows
-        lent = first.prefix.parts if self.leases and first.prefix is not None else ()
+        lent = first.prefix.parts if self.claim.leases and first.prefix is not None else ()
         return Tally(
             cost=cost,
             rows=sum(plan.widest for _, plan in items),
@@ -224,7 +229,7 @@ class PlannedRequest:
     def at(self, decoder: Decoder, plan: Plan | None = None) -> Self:
         """A copy in the later step of `decoder`, with one canvas and the plan of that step, where that is known."""
         other = copy(self)
-        other.decoder, other._pass_index = decoder, 0
+        other.decoder, other._count = decoder, replace(self._count, passes=0)
         other._items = None if plan is None else ((self.branches[0], plan),)
         return other
 
@@ -256,7 +261,8 @@ class PlannedRequest:
 
     def _closing_plan(self, branch: CanvasState) -> Plan:
         # After a stop token the decoder stands at the next block, so the last one is where the settled blocks end.
-        stop = 0 if self.sharing is None else self.sharing.ready()
+        shares = self.claim.shares
+        stop = 0 if shares is None else shares.ready()
         block = range(stop - self.pending.decoding.block, stop)
         view = replace(self._view(branch, self.decoder.step), block=block)
         plan = self.policy.closing(view)
@@ -275,7 +281,7 @@ class PlannedRequest:
             noisy=canvas.noisy,
             settled=canvas.settled,
             prefix=branch.prefix,
-            pass_index=self._pass_index - (0 if branch is self.branches[0] else self._left_out),
+            pass_index=self._count.passes - (0 if branch is self.branches[0] else self._count.left_out),
             shift=branch.shift,
             sees=decoder.sees,
             response=canvas.end,

@@ -6,9 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from remask.engine.board import Board
-from remask.engine.capacity import DRAWN, logit_rows
+from remask.engine.capacity import DRAWN
 from remask.engine.running import Reads, RunningRequest
+from remask.engine.token_buffer import TokenBuffer
 from remask.models.transformer import Transformer
 from remask.sampling.rows import RowGroup
 from remask.sampling.score import score
@@ -22,37 +22,38 @@ def read_rows(
     hidden: Tensor,
     requests: Sequence[RunningRequest],
     reads: Sequence[Reads],
-    board: Board | None = None,
+    most: int,
+    token_buffer: TokenBuffer | None = None,
 ) -> Arrival:
     """Token and confidence of every predicted position, float32 [2 + n, rows], in the order of `requests`.
 
-    The n rows below them are what the `reads` of each request measure (`sampling.score.score`). With a `board` there is
-    one row more, which is 1 where the device has transferred a position: the board has its token then. Rows
+    The n rows below them are what the `reads` of each request measure (`sampling.score.score`). With a `token_buffer`
+    there is one row more, which is 1 where the device has transferred a position: the buffer has its token then. Rows
     of unconditional canvases are folded into those of the conditional ones. `hidden` [M, D] holds the predicted rows of
-    `requests` in order. Logits exist for a few requests at a time, and of one that has many rows for a few of these.
+    `requests` in order. Logits exist for a few requests at a time, of `most` rows together at most, and of one that
+    has more for a part of these.
     """
     scores = []
-    more = max((sum(read.width for _, read in own) for own in reads), default=0)
-    most = logit_rows(model.config)
+    more = max(sum(read.width for _, read in own) for own in reads) if any(reads) else 0
     for rows, members in _chunks(requests, reads, most):
         groups = [group for _, group in members]
-        if board is not None:
+        if token_buffer is not None:
             for running, group in members:
-                _update(group, running, board, model.config.mask_id)
+                _update(group, running, token_buffer, model.config.mask_id)
         for part, pieces in _pieces(hidden[rows], groups, most):
             scores.append(model.ranks.everywhere(score_rows, model, part, pieces, more))
     # float32 holds token ids exactly: vocabularies are far below 2 ** 24.
     read = torch.cat(scores, dim=1) if scores else hidden.new_empty((2 + more, 0), dtype=torch.float32)
-    if board is not None:
-        read = board.transfer(read, [each.candidates for each in requests])
+    if token_buffer is not None:
+        read = token_buffer.transfer(read, [each.candidates for each in requests])
     return Arrival(read)
 
 
-def _update(group: RowGroup, running: RunningRequest, board: Board, mask_id: int) -> None:
-    """Put the tokens that stand on the board into `group`, where the host does not know them yet."""
+def _update(group: RowGroup, running: RunningRequest, token_buffer: TokenBuffer, mask_id: int) -> None:
+    """Put the tokens that stand in the token buffer into `group`, where the host does not know them yet."""
     if group.noisy is not None:
         places = running.branches[0].places[running.plan.predicted]
-        group.noisy = group.noisy.on(board.tokens(send(places, board.values.device)), mask_id)
+        group.noisy = group.noisy.on(token_buffer.tokens(send(places, token_buffer.values.device)), mask_id)
 
 
 @torch.inference_mode()

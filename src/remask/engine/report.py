@@ -122,7 +122,7 @@ def report(memory: Memory, requests: Iterable[RunningRequest], *, detail: bool =
         extents = [*running.owned, *(lease.extent for lease in running.leases)]
         name, tokens = running.request.id, sum(len(branch.canvas) for branch in running.branches)
         tables = tuple(_table(extent, counts) for extent in extents) if detail else ()
-        holders.append(_holder(name, tokens, extents, counts, filled, running.usage.cached_tokens, tables))
+        holders.append(_holder(name, tokens, extents, counts, filled, running.record.usage.cached_tokens, tables))
         if detail:
             held[name] = set().union(*map(_pairs, extents))
     for number, audit in enumerate(memory.audits.passes):

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from remask.core.plan import Plan
-from remask.engine.board import Board
 from remask.engine.canvas_state import CanvasState, Move
+from remask.engine.capacity import logit_rows
 from remask.engine.chunks import SidePass, keep_leaving_states
 from remask.engine.pack import Packer
 from remask.engine.read import read_rows
 from remask.engine.running import Reads, RunningRequest
+from remask.engine.token_buffer import TokenBuffer
 from remask.models.graphs import Graphs
 from remask.models.pool import Pool
 from remask.models.runs import send_run
@@ -35,8 +36,9 @@ class Runner:
         `graphs`, over `pool`, repeat what they can of the passes.
         """
         self.model, self.pool = model if graphs is None else model.with_graphs(graphs), pool
-        self.board = Board(pool.spare, model.device) if overlap else None
-        self._packer = Packer(model.device, model.arithmetic.invariant, self.board)
+        self.token_buffer = TokenBuffer(pool.spare, model.device) if overlap else None
+        self._logit_rows = logit_rows(model.config)
+        self._packer = Packer(model.device, model.arithmetic.invariant, self.token_buffer)
 
     @torch.inference_mode()
     def run(self, items: Items, passes: Sequence[SidePass]) -> tuple[Tensor, Items]:
@@ -56,7 +58,7 @@ class Runner:
         try:
             batch = self.pack(items, passes)
             begun += batch.stages
-            if any(plan.hook is not None and plan.hook.layered for _, plan in items):
+            if hooks and any(plan.hook is not None and plan.hook.layered for _, plan in items):
                 hidden, ran = self._run_layers(batch, items, passes, hooks, begun, revised)
             else:
                 hidden, ran = self.model.ranks.everywhere(_forward, self.model, batch, self.pool), items
@@ -76,6 +78,8 @@ class Runner:
         for number, (branch, plan) in enumerate(items):
             if plan.hook is not None:
                 kinds.setdefault(plan.hook.on_device, []).append(Hooked(number, branch, plan))
+        if not kinds:
+            return []
         return [resolve_name(kind)(self.model, self.pool, canvases) for kind, canvases in kinds.items()]
 
     def _run_layers(
@@ -170,7 +174,7 @@ class Runner:
 
     def read(self, hidden: Tensor, requests: Sequence[RunningRequest], reads: Sequence[Reads]) -> Arrival:
         """What `read_rows` reads of every predicted position, float32 [2 + n, rows], in the order of `requests`."""
-        return read_rows(self.model, hidden, requests, reads, self.board)
+        return read_rows(self.model, hidden, requests, reads, self._logit_rows, self.token_buffer)
 
 
 # What every rank does in a pass. On a model of one rank they are calls like any other.

@@ -1,6 +1,6 @@
 """A request that runs: how it takes part in passes, what its passes transfer, and what they have cost so far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, TypeVarTuple
 
@@ -8,15 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remask.core.plan import LastPass, Plan
-from remask.core.request import FinishReason, Result, Transfer
+from remask.core.request import FinishReason, Result, Transfer, Usage
 from remask.core.spans import rows_of
 from remask.core.work import LayerWork, layer_work
-from remask.engine.canvas_state import Move
 from remask.engine.planned import Items, PlannedRequest
 from remask.engine.request import Owner
 from remask.errors import PlanError
 from remask.readers.base import Predicted, Reader, ReadPass, Written
 from remask.sampling.rows import DeviceRead, RowGroup
+from remask.store.pages import PageRange
+from remask.store.prefix import Lease
 
 Reads: TypeAlias = tuple[tuple[Reader, DeviceRead], ...]
 """What the readers of a request do with its rows in one pass."""
@@ -81,41 +82,73 @@ class RequestList(Protocol):
     requests: list["RunningRequest"]
 
 
+@dataclass(slots=True)
+class Record:
+    """What a request has done so far.
+
+    Attributes:
+        usage: the work of its passes.
+        trace: tokens that it has transferred.
+        given: leading response tokens that were final from the start.
+        first_settled: seconds from its arrival to the first final response token beyond these.
+        reported: whether anything but its start has been reported.
+    """
+
+    usage: Usage
+    trace: list[Transfer] = field(default_factory=list)
+    given: int = 0
+    first_settled: float | None = None
+    reported: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class RunningRequest(PlannedRequest):
     """A request that runs: the `Member` of passes that denoises a canvas.
 
     Attributes:
-        moves: K/V that are still to be copied from the store before its first pass.
-        owner: whose turn it takes.
-        canvases: how many it has.
-        ids: its name, as `Lifecycle.at_work` tells it.
-        trace: tokens that it has transferred.
-        reported: whether anything but its start has been reported.
+        record: what it has done so far.
         released: it has ended, and owns nothing any more.
     """
 
-    moves: list[Move] = field(default_factory=list)
-    owner: Owner = field(init=False)
-    canvases: int = field(init=False)
-    ids: tuple[str, ...] = field(init=False)
-    trace: list[Transfer] = field(default_factory=list)
-    reported: bool = False
-    released: bool = False
-    _given: int = field(init=False)  # leading response tokens that were final from the start
-    _first_settled: float | None = None  # seconds from its arrival to the first final response token
+    record: Record
+    released: bool = field(init=False, default=False)
     _predicted: NDArray[np.int64] = field(init=False)  # [T], the token that was last predicted at each position
 
-    def __post_init__(self) -> None:
-        PlannedRequest.__post_init__(self)
-        canvas, asked = self.branches[0].canvas, self.request
-        self.owner, self.canvases, self.ids = asked.owner, self.pending.canvases, (asked.id,)
-        self._predicted, self._given = canvas.tokens.copy(), canvas.settled_lead
+    def __post_init__(self, vocab: int) -> None:
+        PlannedRequest.__post_init__(self, vocab)
+        canvas = self.branches[0].canvas
+        self._predicted, self.record.given = canvas.tokens.copy(), canvas.settled_lead
+
+    @property
+    def owner(self) -> Owner:
+        """Whose turn it takes."""
+        return self.request.owner
+
+    @property
+    def canvases(self) -> int:
+        """How many it has."""
+        return len(self.branches)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Its name, as `Lifecycle.at_work` tells it."""
+        return (self.request.id,)
+
+    @property
+    def owned(self) -> Sequence[PageRange]:
+        """Pages that it holds references to, beside those of its leases."""
+        return self.claim.owned
+
+    @property
+    def leases(self) -> Sequence[Lease]:
+        """The stored parts that it reads, in the order of its canvas."""
+        return self.claim.leases
 
     @property
     def ready(self) -> bool:
         """Whether it can run: the passes over the entries that it leases, if any, are done."""
-        return all(lease.entry.ready for lease in self.leases)
+        leases = self.claim.leases
+        return not leases or all(lease.entry.ready for lease in leases)
 
     def prepare(self, loop: RequestLoop) -> bool:
         """See `Member`: its policy plans the next pass."""
@@ -127,7 +160,9 @@ class RunningRequest(PlannedRequest):
 
     def enter(self, loop: RequestLoop, batch: RequestList) -> None:
         """See `Member`: its plan is entered into its ledgers, and what it reads at other positions is copied."""
-        if loop.guarded(self, POLICY, self.admit) and (not self.moves or loop.guarded(self, MOVING, loop.move, self)):
+        if loop.guarded(self, POLICY, self.admit) and (
+            not self.claim.moves or loop.guarded(self, MOVING, loop.move, self)
+        ):
             batch.requests.append(self)
 
     def join(self, batch: RequestList) -> None:
@@ -146,7 +181,7 @@ class RunningRequest(PlannedRequest):
         """Enter the next pass into the ledgers. Raises `PlanError` where a policy planned what cannot be run."""
         items = self.items()
         first = items[0][1]
-        if first.fills and self._pass_index > len(self.branches[0].canvas):
+        if first.fills and self._count.passes > len(self.branches[0].canvas):
             raise PlanError("a step has more fill passes than the canvas has positions, and would never end")
         if self.readers and self.predicted:
             step = self._read_pass(items)
@@ -171,7 +206,8 @@ class RunningRequest(PlannedRequest):
             return None
         # The group is the decoder's answer to this call, and nobody else's.
         group = self.decoder.group(slice(at, after), positions)
-        group.reads = tuple(read for _, read in reads)
+        if reads:
+            group.reads = tuple(read for _, read in reads)
         if len(self.items()) == 2:
             group.guide = slice(after, after + len(positions))
         return group
@@ -194,15 +230,16 @@ class RunningRequest(PlannedRequest):
             step = self._read_pass(items)
             for reader in self.readers:
                 reader.ended(step, None if plan.fills else found)
-        self.usage.forwards += len(items) if self._schedule.own_clocks else 1
-        self.usage.row_layers += self._tally.cost
+        record, claim = self.record, self.claim
+        record.usage.forwards += len(items) if self._schedule.own_clocks else 1
+        record.usage.row_layers += self._tally.cost
         self._items = None
-        if self.sharing is not None:
-            self.sharing.computed(plan, self.sharing.ready())
+        if claim.shares is not None:
+            claim.shares.computed(plan, claim.shares.ready())
         if plan.fills:
             self._filled(items)
             return None
-        self._clock += len(items) - 1
+        self._count.paired += len(items) - 1
         self._last_pass = LastPass(found.positions, found.tokens, found.confidence, found.entropies)
         if scores.chosen is None:
             transfer = self._write(*self._choose(plan, found))
@@ -210,22 +247,23 @@ class RunningRequest(PlannedRequest):
             self._predicted[found.positions] = found.tokens
             transfer = self._write(found.positions[scores.chosen], found.tokens[scores.chosen], told=False)
         self.end.note(transfer)
-        if self._first_settled is None and self.branches[0].canvas.settled_lead > self._given:
-            self._first_settled = self.pending.elapsed_s
-        self._pass_index = self._left_out = 0
+        if record.first_settled is None and self.branches[0].canvas.settled_lead > record.given:
+            record.first_settled = self.pending.elapsed_s
+        self._count.passes = self._count.left_out = 0
         self.decoder.advance()
         return transfer
 
     def _filled(self, items: Items) -> None:
         """Count a fill pass of `items`."""
-        self._pass_index += 1
-        self._left_out += len(self.branches) - len(items)
+        self._count.passes += 1
+        self._count.left_out += len(self.branches) - len(items)
 
     def close(self) -> bool:
         """Whether one more pass, over the last block, completes a page for other requests. That pass comes next."""
-        if self.sharing is None or self.closing:
+        shares = self.claim.shares
+        if shares is None or self.closing:
             return False
-        self.closing = self.sharing.would_complete(self.sharing.ready())
+        self.closing = shares.would_complete(shares.ready())
         return self.closing
 
     def result(self, reason: FinishReason, error: str | None = None) -> Result:
@@ -234,15 +272,17 @@ class RunningRequest(PlannedRequest):
         if reason in ("stop", "length") and all(reader.generates for reader in self.request.readers):
             canvas = self.branches[0].canvas
             tokens = tuple(canvas.response[: self.end.length(canvas.settled_lead)].tolist())
-        self.usage.completion_tokens = sum(min(h.stop, len(tokens)) - h.start for h in self._template.holes if tokens)
-        self.usage.steps, self.usage.correction_steps = self.decoder.step, self.decoder.corrections
+        record, usage = self.record, self.record.usage
+        holes = self.request.response.holes
+        usage.completion_tokens = sum(min(hole.stop, len(tokens)) - hole.start for hole in holes if tokens)
+        usage.steps, usage.correction_steps = self.decoder.step, self.decoder.corrections
         return Result(
             id=self.request.id,
             token_ids=tokens,
             finish_reason=reason,
-            usage=replace(self.usage),  # a closing pass may follow, and a reported result must not change
-            trace=tuple(self.trace),
-            first_settled_s=self._first_settled,
+            usage=replace(usage),  # a closing pass may follow, and a reported result must not change
+            trace=tuple(record.trace),
+            first_settled_s=record.first_settled,
             elapsed_s=self.pending.elapsed_s,
             error=error,
             reads={reader.name: read for reader in self.readers if (read := reader.result()) is not None},
@@ -281,7 +321,7 @@ class RunningRequest(PlannedRequest):
         transfer = Transfer(decoder.step, tuple(positions.tolist()), tuple(tokens.tolist()), edited)
         for reader in self.readers:
             reader.transferred(transfer)
-        self.trace.append(transfer)
+        self.record.trace.append(transfer)
         return transfer
 
     def _layer_work(self) -> tuple[LayerWork, ...]:

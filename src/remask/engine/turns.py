@@ -23,6 +23,9 @@ class Turns:
     the one whose request came first. Requests of one body begin in the order of their turns. `priority` goes before
     all this: among clients, and among the bodies of one. A client or body that holds nothing gains one number for each
     `PRIORITY_STEP_S` seconds that it waits, so none waits for ever.
+
+    Attributes:
+        count: requests that wait.
     """
 
     def __init__(self) -> None:
@@ -30,11 +33,11 @@ class Turns:
         self._held: Counter[Owner] = Counter()
         self._held_by_client: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # by client
-        self._count = 0
+        self.count = 0
         self._first: PendingRequest | None = None  # whose turn it is, until anything changes
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[PendingRequest]:
         return (pending for line in list(self._bodies.values()) for pending in list(line))
@@ -44,7 +47,7 @@ class Turns:
         owner = pending.request.owner
         insort(self._bodies.setdefault(owner, []), pending, key=lambda each: each.turn)
         self._waiting[owner.client] += 1
-        self._count += 1
+        self.count += 1
         self._first = None
 
     def remove(self, pending: PendingRequest) -> None:
@@ -55,7 +58,7 @@ class Turns:
         if not line:
             del self._bodies[owner]
         _less(self._waiting, owner.client, 1)
-        self._count -= 1
+        self.count -= 1
         self._first = None
 
     def hold(self, pending: PendingRequest) -> None:

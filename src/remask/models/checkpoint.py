@@ -20,7 +20,7 @@ CONVERTED = tuple(_BYTES)
 class TensorLocation:
     """The file that holds a tensor, with its shape and its dtype as safetensors headers spell it: F32, BF16, ...
 
-    Of a tensor that is kept in few bits these are the shape and the dtype of what it stands for, and `kind` says how.
+    Of a quantized tensor these are the shape and the dtype of what it stands for, and `kind` says how.
     A GGUF file's types have the names that it gives them, and `packed` is the bytes of one number.
     """
 

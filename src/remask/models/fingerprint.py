@@ -16,7 +16,7 @@ _CHUNKS, _CHUNK = 256, 4096
 def fingerprint(config: ModelConfig, source: Path | int, quantization: str | None = None) -> str:
     """Sixteen hexadecimal digits (xxhash64) that identify a model. They do not depend on its dtype and device.
 
-    Weights of few bits are another model: what was measured of one does not hold for the other. So `quantization`
+    Quantized weights are another model: what was measured of one does not hold for the other. So `quantization`
     follows, after a hyphen.
 
     `source` is a checkpoint (a folder or a GGUF file), or the seed of dummy weights. The hash of a folder covers the

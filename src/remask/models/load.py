@@ -130,7 +130,7 @@ def _size(slot: Slot, stored: Mapping[str, TensorLocation]) -> int:
 
 
 def _unpacked_parts(slot: Slot, place: TensorLocation) -> Iterator[Slot]:
-    """`slot`, in parts where the tensor is large, stays no matrix of few bits, and must be unpacked to be read."""
+    """`slot`, in parts where the tensor is large, does not stay quantized, and must be unpacked to be read."""
     large = slot.field in ("embed", "head") and place.packed is not None and place.dtype not in CONVERTED
     yield from slot.in_rows(max(1, _UNPACKED // slot.shape[1])) if large else (slot,)
 

@@ -1,4 +1,4 @@
-"""Matrices of few bits: what they hold, how they are made, and their products with rows.
+"""Quantized weights: what they hold, how they are made, and their products with rows.
 
 Attention's projections, dense feed-forwards and experts may be quantised. Embedding, output matrix, norms, biases and
 routers never are: they take little memory, or decide on what follows. K/V and hidden states stay as they are.
@@ -31,7 +31,7 @@ FP8_MULTIPLE = 16  # rows and columns of such a product
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Rows of numbers in few bits, as checkpoints keep them.
+    """Rows of quantized numbers, as checkpoints keep them.
 
     Attributes:
         values: [m, K], whole numbers (int8; int4: uint8 from 0 to 15) or fp8.

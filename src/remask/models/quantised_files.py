@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are kept in few bits: how they are written, and what their tensors are called.
+"""Checkpoints of quantized weights: how they are written, and what their tensors are called.
 
 A matrix `NAME` stands there as its codes, under its own name, beside `NAME_scale` and, of int4, `NAME_zero`; two codes
 of int4 share a byte, the first in the lower half. All other tensors, and all other files, are those of the checkpoint

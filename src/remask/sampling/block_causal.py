@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 from remask.core import select
 from remask.core.canvas import Canvas, Template
 from remask.core.plan import Reach
-from remask.core.remasking import EDIT_THRESHOLD, MAX_POST_STEPS, REMASKING, BlockStart, Remasking, Step, scheduled
+from remask.core.remasking import (
+    EDIT_THRESHOLD,
+    MAX_POST_STEPS,
+    RULES,
+    BlockStart,
+    Remasking,
+    Step,
+    check_progress,
+    scheduled,
+)
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
@@ -53,7 +62,7 @@ class BlockCausalDecoding:
         length = params.block_length or block
         if length is None:
             raise ConfigError("block_length is not in the model's config.json: give the one that it was trained with")
-        rule = REMASKING[params.remasking or defaults.remasking]
+        rule = RULES.get(params.remasking or defaults.remasking)
         if params.threshold is not None and not rule.thresholds:
             raise ConfigError(
                 f"threshold compares confidences, which remasking {rule.name!r} does not rank by; leave one of them out"
@@ -251,17 +260,16 @@ class BlockCausalDecoder(Uncorrected):
                 return sure
             if params.fallback == "leftmost":
                 return np.flatnonzero(positions < positions[0] + count)
-        return self._choose(
-            Step(
-                positions=positions,
-                confidence=confidence,
-                number=self.block_step,
-                count=count,
-                share=None,
-                order=None,
-                draw=self._draw,
-            )
+        step = Step(
+            positions=positions,
+            confidence=confidence,
+            number=self.block_step,
+            count=count,
+            share=None,
+            order=None,
+            draw=self._draw,
         )
+        return check_progress(self._decoding.rule, self._choose(step), step, self._steps)
 
     @property
     def _count(self) -> int:

@@ -22,7 +22,7 @@ class Candidates:
         chosen: how they are chosen; positions that are known must be among `positions`. None: by the host.
         positions: the predicted positions, ascending, int64 [rows].
         block: where positions may be transferred.
-        places: of each canvas that gets the tokens, where its positions stand on the board, int64 [T].
+        places: of each canvas that gets the tokens, where its positions stand in the token buffer, int64 [T].
     """
 
     chosen: Transfers | None
@@ -60,7 +60,7 @@ class Choice:
         known: rows that are chosen in any case, bool [R].
         ranked: rows that are ranked where they are noisy, bool [R].
         least, threshold, factor, changes: the fields of `Ranked`, int64, float64 and bool [N]; a factor of -1 is none.
-        place: where the position of each row stands on the board, int64 [R].
+        place: where the position of each row stands in the token buffer, int64 [R].
         rows: the row of each token that is put, int64 [W].
         targets: where it is put, int64 [W].
     """

@@ -2,7 +2,7 @@
 
 from remask.core.fields import declared
 from remask.core.kinds import ModelKind, in_words
-from remask.core.remasking import names_on
+from remask.core.remasking import RULES, names_on
 from remask.core.sampling import SamplingParams
 from remask.errors import ConfigError
 
@@ -17,8 +17,6 @@ def check_fields(params: SamplingParams, kind: ModelKind) -> None:
                 f"{name} is for {in_words(field.kinds)} models, and this one is {in_words((kind,))}; "
                 f"leave it out. Parameters of such models alone: {own}"
             )
-    rules = names_on(kind)
-    if params.remasking is not None and params.remasking not in rules:
-        raise ConfigError(
-            f"remasking {params.remasking!r} is not defined on {in_words((kind,))} models; use {', '.join(rules)}"
-        )
+    if params.remasking is not None and kind not in RULES.get(params.remasking).kinds:
+        fitting = ", ".join(names_on(kind))
+        raise ConfigError(f"remasking {params.remasking!r} is not defined on {in_words((kind,))} models; use {fitting}")

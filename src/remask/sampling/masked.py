@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from remask.core import select
 from remask.core.canvas import Canvas, Template
-from remask.core.remasking import BlockStart, Step, scheduled
+from remask.core.remasking import BlockStart, Step, check_progress, scheduled
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 from remask.policies.base import IdlePasses
@@ -16,7 +16,7 @@ from remask.sampling.blocks import Blocks, blocks_for
 from remask.sampling.decoder import Confidence, Positions, Tokens, Transfers, Uncorrected, moved
 from remask.sampling.rows import Basis, RowGroup
 from remask.sampling.rules import Rule, resolve
-from remask.sampling.schedule import TimeSchedule, even_count
+from remask.sampling.schedule import TimeSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class MaskedDecoder(Uncorrected):
     @property
     def finished(self) -> bool:
         """Whether every block is done."""
-        return self.block_index == self.blocks.count
+        return self.block_index == len(self.blocks.ranges)
 
     @property
     def order(self) -> Positions | None:
@@ -202,7 +202,7 @@ class MaskedDecoder(Uncorrected):
             order=self.order,
             draw=self._draw,
         )
-        return positions[self._choose(step)]
+        return positions[check_progress(self.rule.remasking, self._choose(step), step, self._steps)]
 
     def final(self, written: Positions) -> Positions:
         """Return `written`: what is transferred is final."""
@@ -227,7 +227,7 @@ class MaskedDecoder(Uncorrected):
         self._times = None if self.rule.eps is None else TimeSchedule(self._steps, self.rule.eps)
         self.block_step = 0
         masks = self._masks()
-        self._begun_with = masks
+        self._share, self._rest = divmod(masks, self._steps)  # as `even_count`
         self.cut = None
         begun = BlockStart(masks, self._steps, self.params, self._leave_out)
         self._choose = self.rule.remasking.begin(begun)
@@ -275,7 +275,7 @@ class MaskedDecoder(Uncorrected):
             return self._times.count(self.block_step, self._masks())
         if self.block_step >= self._steps - 1:
             return self._masks()
-        return even_count(self._begun_with, self._steps, self.block_step)
+        return self._share + (self.block_step < self._rest)
 
     def _draw(self, count: int) -> NDArray[np.float32]:
         """Draw `count` uniform numbers that depend on the request's seed and step alone."""

@@ -151,4 +151,4 @@ class RowGroup:
         """Whether the argmax and its plain probability suffice."""
         plain = self.temperature == 0 and self.measure == "probability" and self.noisy is None
         filtered = self.basis == "filtered" and (self.top_k is not None or self.top_p is not None)
-        return plain and not filtered and not any(each.bars for each in self.reads)
+        return plain and not filtered and not (self.reads and any(each.bars for each in self.reads))

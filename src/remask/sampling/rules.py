@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from remask.core.remasking import REMASKING, Remasking, names_on
+from remask.core.remasking import REMASKING, RULES, Remasking, names_on
 from remask.core.sampling import SamplingDefaults, SamplingParams
 from remask.errors import ConfigError
 
@@ -26,11 +26,11 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool 
     `blockwise` is that trait of the cache policy. Raises `ConfigError` where parameters contradict each other.
     """
     dynamic = params.threshold is not None or params.factor is not None
-    rule = REMASKING[params.remasking or defaults.remasking]
+    rule = RULES.get(params.remasking or defaults.remasking)
     if dynamic and not rule.thresholds:
         if params.remasking is not None:
             name = "threshold" if params.threshold is not None else "factor"
-            fitting = " or ".join(name for name in names_on("masked") if REMASKING[name].thresholds)
+            fitting = " or ".join(name for name in names_on("masked") if RULES.get(name).thresholds)
             raise ConfigError(f"{name} compares probabilities: use it with remasking {fitting}, not {rule.name}")
         rule = REMASKING["low_confidence"]
     if dynamic and params.eps is not None:
@@ -40,5 +40,5 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults, blockwise: bool 
     if params.eps is not None and not timed:
         raise ConfigError(f"eps shapes Dream's time schedule; remasking {rule.name!r} does not use one")
     if rule.blockwise is not None and blockwise:
-        return Rule(REMASKING[rule.blockwise], None)
+        return Rule(RULES.get(rule.blockwise), None)
     return Rule(rule, (EPS if params.eps is None else params.eps) if timed else None)

@@ -192,7 +192,7 @@ def _speed(
 ) -> Callable[[Setting], Iterator[Finding]]:
     """The work of a part that measures `cells`. A cell that is refused, or for which memory is short, is told.
 
-    With `quantised` the model's matrices are of few bits: fp8 on CUDA devices, and int8 on a CPU.
+    With `quantised` the model's weights are quantized: fp8 on CUDA devices, and int8 on a CPU.
     """
 
     def work(setting: Setting) -> Iterator[Finding]:
@@ -261,7 +261,7 @@ PARTS: Mapping[str, Part] = {
     "kernels": Part("Kernels against PyTorch's own operations", _tests("kernels", *KERNELS), 0.2),
     "goldens": Part("Recorded runs of the original codes, in float32", _tests("goldens", *GOLDENS), 0.4),
     "policies": Part("Speed of the policies", _speed(_policies), 0.6),
-    "quantised": Part("Speed with matrices of few bits", _speed(_quantised, quantised=True), 0.4),
+    "quantised": Part("Speed with quantized weights", _speed(_quantised, quantised=True), 0.4),
     "overlap": Part("Recorded runs where passes overlap", _tests("overlap", "--overlap", *GOLDENS), 0.5),
     "graphs": Part("The same where graphs repeat layers too", _tests("graphs", "--overlap", "--graphs", *GOLDENS), 1.0),
 }

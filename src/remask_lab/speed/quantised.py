@@ -1,4 +1,4 @@
-"""Matrices of few bits beside those of the model's dtype: bytes, time of a pass, and answers of the bundled model.
+"""Quantized weights beside those of the model's dtype: bytes, time of a pass, and answers of the bundled model.
 
     python -m remask_lab.speed.quantised [--model llada-100m] [--kinds int8,int4] [--rows 1,32,256] [--questions 40]
 

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from remask.core.plan import Plan, View
-from remask.core.spans import Span
 from remask.errors import ConfigError
 from remask.policies.base import CachePolicy
 
@@ -27,5 +24,5 @@ class LateRows(CachePolicy):
     def plan(self, view: View) -> Plan:
         """All rows on a refresh. Otherwise the response, and the row before it, which may predict its first token."""
         refresh = view.step % self.every == 0
-        rows = view.everything if refresh else np.arange(view.length) >= view.prompt - 1
-        return Plan((Span(range(view.layers), rows),), view.candidates, refreshes=refresh)
+        spans = view.over(0 if refresh else view.prompt - 1, view.length)
+        return Plan(spans, view.candidates, refreshes=refresh)

@@ -11,7 +11,7 @@ from remask.models.runs import Index
 from remask.sampling.choice import Candidates, Choice
 
 
-class Board:
+class TokenBuffer:
     """Tokens and noisy flags, addressed like K and V of the first layer: canvases that share a prefix share it here.
 
     What the host changes it sends with the next pass. What the device chooses it puts here itself, and the host learns
@@ -23,7 +23,7 @@ class Board:
         self.values = torch.full((slots,), -2, dtype=torch.int64, device=device)
 
     def outgoing(self, branches: Sequence[CanvasState]) -> tuple[Index, Index]:
-        """What the host has changed of `branches` since it was sent: places on the board and values, int64 [n]."""
+        """What the host has changed of `branches` since it was sent: places in the buffer and values, int64 [n]."""
         changed = [(branch, branch.unsent()) for branch in branches]
         changed = [(branch, positions) for branch, positions in changed if len(positions)]
         if not changed:
@@ -43,7 +43,7 @@ class Board:
 
     @torch.inference_mode()
     def transfer(self, scores: Tensor, requests: Sequence[Candidates]) -> Tensor:
-        """Choose of all predicted positions those that are transferred, and put their tokens on the board.
+        """Choose of all predicted positions those that are transferred, and put their tokens into the buffer.
 
         They are final then, but where a rule may change them again: of these the host says when they are.
 
