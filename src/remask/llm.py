@@ -36,7 +36,7 @@ from remask.errors import ConfigError, DecisionError
 from remask.infill import response_of
 from remask.models.invariant import check_ranks
 from remask.models.loaded import FoundModel, LoadedModel, find_model
-from remask.models.quantised import Quantization, check_quantization
+from remask.models.quantised import Quantization, check_quantization, described
 from remask.models.ranks import Ranks, Shard
 from remask.models.tokenizer import Tokenizer
 from remask.models.transformer import Transformer
@@ -199,7 +199,7 @@ class LLM:
             self.loaded.config.parameters,
             str(kind).removeprefix("torch."),
             why,
-            quantization,
+            described(quantization, place),
             place,
             used.number,
             used.why,

@@ -153,7 +153,7 @@ def test_other_types_are_unpacked(tmp_path: Path, kind: Type) -> None:
     given = loaded(FILES / "llada-f32.gguf")
     for tensor, other in zip(loaded(rewritten(tmp_path / "x.gguf", kind)).tensors(), given.tensors(), strict=True):
         assert float((tensor - other).abs().max()) <= float(other.abs().max()) / 7
-    assert loaded(tmp_path / "x.gguf", "int8").layers[0].down.nbytes == 160 * 64 + 64 * 4
+    assert 160 * 64 < loaded(tmp_path / "x.gguf", "int8").layers[0].down.nbytes <= (160 + 12) * 64
 
 
 DOWN = "blk.0.ffn_down.weight"

@@ -8,14 +8,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remask.errors import ConfigError, UnknownNameError
+from remask.models import int8_kernels
 from remask.models.config import ModelConfig
+from remask.models.int8_kernels import TINY, int8_kernel
 
 Quantization: TypeAlias = Literal["int8", "int4", "fp8"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -25,7 +27,6 @@ ROWS = 16  # the kernel for int4 takes rows in such blocks
 FP8 = torch.float8_e4m3fn
 FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with products of fp8
 FP8_MULTIPLE = 16  # rows and columns of such a product
-_TINY = 1e-12  # rows of zeros have a scale all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def encode(kind: Quantization, values: Tensor) -> Codes:
         grouped = values.view(len(values), -1, GROUP)
         low, high = grouped.aminmax(dim=-1)
         # The kernel keeps both in bfloat16, so codes are those of the rounded ones.
-        steps = ((high - low) / 15).clamp_min(_TINY).bfloat16().float()
+        steps = ((high - low) / 15).clamp_min(TINY).bfloat16().float()
         zeros = (low + 8 * steps).bfloat16().float()
         codes = ((grouped - zeros[..., None]) / steps[..., None] + 8).round().clamp(0, 15)
         return Codes(codes.to(torch.uint8).view_as(values), steps, zeros)
@@ -70,9 +71,12 @@ def encode(kind: Quantization, values: Tensor) -> Codes:
 def _scaled(x: Tensor, bits: torch.dtype, largest: float) -> Codes:
     """A scale for each row of `x` [n, K], and the rows in eight bits."""
     x = x.float()
-    scales = (x.abs().amax(dim=-1) / largest).clamp_min(_TINY)
+    scales = (x.abs().amax(dim=-1) / largest).clamp_min(TINY)
     scaled = x / scales[:, None]
     return Codes((scaled if bits.is_floating_point else scaled.round()).to(bits), scales)
+
+
+Piece = TypeVar("Piece")
 
 
 class QuantisedMatrix(Tensor):
@@ -193,8 +197,7 @@ class Int8Matrix(_Scaled):
 
     def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        rows = _scaled(x, self.bits, self.largest)
-        return (torch._int_mm(rows.values, self.numbers.t()) * rows.scales[:, None]).mul_(self.scales).to(x.dtype)
+        return int8_kernels.whole_product(x, self.numbers, self.scales)
 
 
 class Fp8Matrix(_Scaled):
@@ -210,13 +213,8 @@ class Fp8Matrix(_Scaled):
         return out.to(x.dtype)
 
 
-class Int4Matrix(QuantisedMatrix):
-    """Numbers of four bits, and a scale and a zero for each group of 32 columns, by PyTorch's kernel for CPUs.
-
-    The kernel keeps rows in an order of its own, so a matrix is made of pieces that can be cut from one another.
-    """
-
-    kind = "int4"
+class _Pieces(QuantisedMatrix, Generic[Piece]):
+    """A matrix whose kernel keeps rows in an order of its own: it is made of pieces, and cut between them."""
 
     def __init__(
         self,
@@ -224,18 +222,74 @@ class Int4Matrix(QuantisedMatrix):
         dtype: torch.dtype,  # noqa: ARG002 - of `__new__`
         device: torch.device,
         pieces: Sequence[int],
-        held: Sequence[tuple[Tensor, Tensor]] | None = None,
+        held: Sequence[Piece] | None = None,
     ) -> None:
         self.pieces, columns = tuple(pieces), shape[-1]
         experts = shape[0] if len(shape) == 3 else 1
-        self.held = held or [
-            (
-                torch.empty((count, columns // 2), dtype=torch.uint8, device=device),
-                torch.empty((columns // GROUP, count, 2), dtype=torch.bfloat16, device=device),
-            )
-            for _ in range(experts)
-            for count in self.pieces
-        ]
+        self.held = held or [self.empty(count, columns, device) for _ in range(experts) for count in self.pieces]
+
+    @staticmethod
+    @abstractmethod
+    def empty(rows: int, columns: int, device: torch.device) -> Piece:
+        """A piece that is to be written."""
+
+    @staticmethod
+    @abstractmethod
+    def fill(piece: Piece, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        """Write a piece."""
+
+    def rows(self, part: slice) -> QuantisedMatrix:
+        """See `QuantisedMatrix`. Cuts are between pieces only."""
+        chosen, count = self._within(part), self.shape[-1]
+        pieces = [self.pieces[number] for number in chosen]
+        held = [self.held[number] for number in chosen]
+        return type(self)((sum(pieces), count), self.dtype, self.device, pieces, held)
+
+    def expert(self, number: int) -> QuantisedMatrix:
+        """See `QuantisedMatrix`."""
+        count = len(self.pieces)
+        held = self.held[number * count : (number + 1) * count]
+        return type(self)(self.shape[1:], self.dtype, self.device, self.pieces, held)
+
+    def store(self, rows: slice, codes: Codes) -> None:
+        """See `QuantisedMatrix`. Whole pieces are written."""
+        chosen, at = self._within(rows), 0
+        for number in chosen:
+            own = slice(at, at + self.pieces[number])
+            at = own.stop
+            zeros = None if codes.zeros is None else codes.zeros[own]
+            self.fill(self.held[number], codes.values[own], codes.scales[own], zeros)
+
+    def _within(self, part: slice) -> range:
+        """The pieces that `part` of the rows is made of."""
+        edges = [0, *accumulate(self.pieces)]
+        start, stop, _ = part.indices(edges[-1])
+        try:
+            return range(edges.index(start), edges.index(stop))
+        except ValueError:
+            raise NotImplementedError(f"rows {start} to {stop} of an {self.kind} matrix cut at {edges}") from None
+
+
+class Int4Matrix(_Pieces[tuple[Tensor, Tensor]]):
+    """Numbers of four bits, and a scale and a zero for each group of 32 columns, by PyTorch's kernel for CPUs."""
+
+    kind = "int4"
+
+    @staticmethod
+    def empty(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """See `_Pieces`."""
+        return (
+            torch.empty((rows, columns // 2), dtype=torch.uint8, device=device),
+            torch.empty((columns // GROUP, rows, 2), dtype=torch.bfloat16, device=device),
+        )
+
+    @staticmethod
+    def fill(piece: tuple[Tensor, Tensor], values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        """See `_Pieces`."""
+        assert zeros is not None
+        packed, kept = piece
+        packed.copy_(torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
+        kept.copy_(torch.stack((scales, zeros), dim=-1).transpose(0, 1))
 
     def parts(self) -> Mapping[str, Tensor]:
         """See `QuantisedMatrix`."""
@@ -251,38 +305,43 @@ class Int4Matrix(QuantisedMatrix):
         out = [torch._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales) for packed, scales in self.held]
         return (out[0] if len(out) == 1 else torch.cat(out, dim=1)).to(x.dtype)
 
-    def rows(self, part: slice) -> QuantisedMatrix:
-        """See `QuantisedMatrix`. Cuts are between pieces only."""
-        chosen, count = self._within(part), self.shape[-1]
-        pieces = [self.pieces[number] for number in chosen]
-        held = [self.held[number] for number in chosen]
-        return Int4Matrix((sum(pieces), count), self.dtype, self.device, pieces, held)
 
-    def expert(self, number: int) -> QuantisedMatrix:
+@dataclass(slots=True)
+class _Packed:
+    """A piece in the order of FBGEMM's kernel, once it is written."""
+
+    matrix: Any = None
+
+
+class PackedInt8Matrix(_Pieces[_Packed]):
+    """The numbers of an `Int8Matrix`, by FBGEMM's kernel."""
+
+    kind = "int8"
+
+    @staticmethod
+    def empty(rows: int, columns: int, device: torch.device) -> _Packed:  # noqa: ARG004 - of all pieces
+        """See `_Pieces`."""
+        return _Packed()
+
+    @staticmethod
+    def fill(piece: _Packed, values: Tensor, scales: Tensor, zeros: Tensor | None) -> None:  # noqa: ARG004
+        """See `_Pieces`."""
+        piece.matrix = int8_kernels.pack(values, scales)
+
+    def parts(self) -> Mapping[str, Tensor]:
+        """Copies of what it holds: the numbers are in the kernel's order in memory."""
+        pairs = [int8_kernels.unpack(piece.matrix) for piece in self.held]
+        values, scales = (torch.cat(each) for each in zip(*pairs, strict=True))
+        return {"values": values.view(self.shape), "scales": scales.view(self.shape[:-1])}
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes in memory. A row has a scale, a zero and a sum of its numbers."""
+        return self.numel() + 12 * sum(self.pieces) * (len(self.held) // len(self.pieces))
+
+    def product(self, x: Tensor) -> Tensor:
         """See `QuantisedMatrix`."""
-        count = len(self.pieces)
-        held = self.held[number * count : (number + 1) * count]
-        return Int4Matrix(self.shape[1:], self.dtype, self.device, self.pieces, held)
-
-    def store(self, rows: slice, codes: Codes) -> None:
-        """See `QuantisedMatrix`. Whole pieces are written."""
-        assert codes.zeros is not None
-        chosen = self._within(rows)
-        counts = [self.pieces[number] for number in chosen]
-        split = (torch.split(each, counts) for each in (codes.values, codes.scales, codes.zeros))
-        for number, values, scales, zeros in zip(chosen, *split, strict=True):
-            packed, kept = self.held[number]
-            packed.copy_(torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
-            kept.copy_(torch.stack((scales, zeros), dim=-1).transpose(0, 1))
-
-    def _within(self, part: slice) -> range:
-        """The pieces that `part` of the rows is made of."""
-        edges = [0, *accumulate(self.pieces)]
-        start, stop, _ = part.indices(edges[-1])
-        try:
-            return range(edges.index(start), edges.index(stop))
-        except ValueError:
-            raise NotImplementedError(f"rows {start} to {stop} of an int4 matrix cut at {edges}") from None
+        return int8_kernels.product(x, [piece.matrix for piece in self.held], int8_kernel().reduced)
 
 
 def check_quantization(kind: str | None, config: ModelConfig, device: torch.device) -> None:
@@ -349,7 +408,15 @@ def empty_matrix(
     """An unwritten matrix [M, K], or [E, M, K], whose rows are made of `pieces`."""
     if kind == "int4":
         return Int4Matrix(shape, dtype, device, pieces)
+    # FBGEMM's kernel needs two columns, one for each of the ends of the numbers.
+    if kind == "int8" and device.type == "cpu" and shape[-1] > 1 and int8_kernel().name == "fbgemm":
+        return PackedInt8Matrix(shape, dtype, device, pieces)
     return (Int8Matrix if kind == "int8" else Fp8Matrix)(shape, dtype, device)
+
+
+def described(kind: Quantization | None, device: torch.device) -> str:
+    """A kind for the log, with the kernel that was chosen for it."""
+    return f"int8 ({int8_kernel()})" if kind == "int8" and device.type == "cpu" else str(kind)
 
 
 def _linear(x: Tensor, matrix: QuantisedMatrix, bias: Tensor | None = None) -> Tensor:
